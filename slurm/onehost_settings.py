@@ -1,0 +1,156 @@
+"""Settings of `onehost`, and the configuration files written from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from onehost_processes import OnehostError
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+CLUSTER = "onehost"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller may choose; see the usage text."""
+
+    root: str = "/tmp/mrt-hpc-slurm"
+    port: int = 17800
+    nodes: int = 4
+    node_prefix: str = "node"
+    cpus: int = 8
+    memory_mib: int = 16000
+    gpus: int = 2
+    user: str = "researcher"
+    cred_expire: int = 10
+    grace: int = 15
+    preempt_signal: int = 1
+    max_array_size: int = 1001
+    cgroup: str = "auto"
+
+    @classmethod
+    def load(cls) -> Settings:
+        """The environment's settings, except that a folder made earlier keeps its own."""
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            text = os.environ.get(f"ONEHOST_{field.name.upper()}")
+            if text is not None:
+                values[field.name] = _number(field.name, text) if isinstance(field.default, int) else text
+        chosen = cls(**values)
+        kept = Path(chosen.root) / "settings.json"
+        return cls(**{**json.loads(kept.read_text()), "root": chosen.root}) if kept.exists() else chosen
+
+    @property
+    def node_names(self) -> list[str]:
+        return [f"{self.node_prefix}{k}" for k in range(1, self.nodes + 1)]
+
+    @property
+    def controller_port(self) -> int:
+        return self.port
+
+    @property
+    def accounting_port(self) -> int:
+        return self.port + 1
+
+    @property
+    def database_port(self) -> int:
+        return self.port + 2
+
+    def node_port(self, name: str) -> int:
+        return self.port + 3 + self.node_names.index(name)
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise OnehostError(f"ONEHOST_{name.upper()} must be a whole number, not {text!r}") from None
+
+
+def sql_password(root: Path) -> str:
+    """The database's password, made on the first call."""
+    kept = root / "etc/sql-password"
+    if not kept.exists():
+        kept.touch(0o600)
+        kept.write_text(secrets.token_hex(12))
+    return kept.read_text()
+
+
+def write_files(settings: Settings) -> None:
+    """The cluster's folder with all that Slurm's daemons read."""
+    root = Path(settings.root)
+    for folder in ("etc", "log", "run", "state", "sql", "dev", *(f"spool/{name}" for name in settings.node_names)):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for folder in ("log", "run", "state", "sql"):
+        shutil.chown(root / folder, "slurm", "slurm")
+    (root / "settings.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
+    _make_devices(settings)
+    values = _template_values(settings)
+    for name in ("slurm.conf", "slurmdbd.conf", "cgroup.conf"):
+        (root / "etc" / name).write_text(Template((TEMPLATES / name).read_text()).substitute(values))
+    (root / "etc/gres.conf").write_text("".join(f"{line}\n" for line in _gres_lines(settings)))
+    database_conf = root / "etc/slurmdbd.conf"  # slurmdbd insists on this owner and mode
+    shutil.chown(database_conf, "slurm", "slurm")
+    database_conf.chmod(0o600)
+
+
+def _template_values(settings: Settings) -> dict[str, object]:
+    cgroup = _uses_cgroup(settings)
+    return {
+        **asdict(settings),
+        "cluster": CLUSTER,
+        "host": _short_host_name(),
+        "ctld_port": settings.controller_port,
+        "dbd_port": settings.accounting_port,
+        "sql_port": settings.database_port,
+        "sql_password": sql_password(Path(settings.root)),
+        "proctrack": "proctrack/cgroup" if cgroup else "proctrack/linuxproc",
+        "task_plugin": "task/cgroup" if cgroup else "task/none",
+        "gather": "jobacct_gather/cgroup" if cgroup else "jobacct_gather/linux",
+        "preempt_signal": "SlurmctldParameters=preempt_send_user_signal" if settings.preempt_signal else "",
+        "node_lines": "\n".join(_node_lines(settings)),
+    }
+
+
+def _short_host_name() -> str:
+    return socket.gethostname().split(".")[0]
+
+
+def _node_lines(settings: Settings) -> Iterator[str]:
+    for name in settings.node_names:
+        yield (
+            f"NodeName={name} NodeHostname={_short_host_name()} NodeAddr=127.0.0.1 Port={settings.node_port(name)} "
+            f"CPUs={settings.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={settings.cpus} ThreadsPerCore=1 "
+            f"RealMemory={settings.memory_mib} Gres=gpu:{settings.gpus} State=UNKNOWN"
+        )
+
+
+def _gres_lines(settings: Settings) -> Iterator[str]:
+    for name in settings.node_names if settings.gpus else ():
+        devices = f"{settings.root}/dev/{name}-gpu[0-{settings.gpus - 1}]"
+        yield f"NodeName={name} Name=gpu Count={settings.gpus} File={devices}"
+
+
+def _make_devices(settings: Settings) -> None:
+    """Slurm wants a device file for each GPU; these are further names of /dev/null."""
+    for name in settings.node_names:
+        for k in range(settings.gpus):
+            device = Path(settings.root) / f"dev/{name}-gpu{k}"
+            if not device.exists():
+                os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+
+
+def _uses_cgroup(settings: Settings) -> bool:
+    if settings.cgroup != "auto":
+        return settings.cgroup == "1"
+    return all(os.access(f"/sys/fs/cgroup/{part}/cgroup.procs", os.W_OK) for part in ("freezer", "memory"))
