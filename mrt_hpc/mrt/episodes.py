@@ -1,0 +1,94 @@
+r"""Cutting a trace into episodes (paper, Section 4.1 and Appendix on segmentation).
+
+The rule: the thought is cut at blank lines into paragraphs; a new episode starts at a paragraph that begins with a reconsideration marker
+("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after the last boundary; at most ``max_cuts`` cuts; then
+every ``group_size`` consecutive steps merge into one episode, and whatever lies beyond ``max_episodes`` joins the last one.
+
+Progress is credited to tokens, so a boundary must be a token boundary. A cut that falls inside a token moves to that token's start: the
+marker stays whole, in the episode that it opens.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REFERENCE_MARKERS = (
+    "Wait",
+    "But wait",
+    "Alternatively",
+    "Is there another way",
+    "But let me double-check",
+    "But hold on",
+)
+"""The authors' markers of reconsideration."""
+
+_BLANK_LINES = re.compile(rb"\n[ \t]*\n\s*")
+
+
+@dataclass(frozen=True)
+class EpisodeRule:
+    """How a trace is cut. The defaults are the reference rule with MRT-online's cap of six episodes."""
+
+    markers: tuple[str, ...] = REFERENCE_MARKERS
+    min_paragraphs: int = 3
+    """Paragraphs that must lie between two cuts."""
+    max_cuts: int = 49
+    group_size: int = 1
+    """Consecutive steps that merge into one episode."""
+    max_episodes: int = 6
+    """k at most; what lies beyond joins the last episode."""
+
+
+def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
+    """Token boundaries of the episodes of a thought.
+
+    Args:
+        pieces: [T] the bytes of each token of the thought; joined they are its text.
+        rule: the segmentation rule.
+
+    Returns:
+        [k + 1] token offsets, strictly ascending from 0 to T, with 1 <= k <= ``rule.max_episodes``; ``[0]`` for an empty thought.
+    """
+    if not pieces:
+        return [0]
+    ends = list(accumulate(len(p) for p in pieces))
+    cuts = merge_steps(episode_starts(b"".join(pieces), rule), rule.group_size)
+    inner = sorted({bisect_right(ends, cut) for cut in cuts} - {0, len(pieces)})
+    return [0, *inner[: rule.max_episodes - 1], len(pieces)]
+
+
+def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
+    """Byte offsets at which a new step starts, the start of the text not among them.
+
+    Args:
+        text: the thought.
+        rule: ``markers``, ``min_paragraphs`` and ``max_cuts`` are obeyed here.
+    """
+    markers = tuple(m.encode() for m in rule.markers)
+    starts: list[int] = []
+    since_cut = 1  # paragraphs from the last boundary to the one looked at
+    for start in paragraph_starts(text):
+        if len(starts) == rule.max_cuts:
+            break
+        if since_cut >= rule.min_paragraphs and text.startswith(markers, start):
+            starts.append(start)
+            since_cut = 0
+        since_cut += 1
+    return starts
+
+
+def paragraph_starts(text: bytes) -> list[int]:
+    """Byte offsets of the paragraphs after the first: where text goes on after blank lines."""
+    return [m.end() for m in _BLANK_LINES.finditer(text) if m.end() < len(text)]
+
+
+def merge_steps(starts: list[int], group_size: int) -> list[int]:
+    """Keep every ``group_size``-th start, so that as many consecutive steps become one episode."""
+    return starts[group_size - 1 :: group_size]

@@ -1,0 +1,48 @@
+"""GRPO: the outcome reward, compared within the group of a problem.
+
+Left out: the clipped objective itself, which all algorithms share and which lives with the trainer. Here is only the advantage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+STD_FLOOR = 1e-6
+"""Added to a group's standard deviation, so that a group of equal rewards gives zero and not a division by zero."""
+
+
+def outcome_advantages(
+    rewards: NDArray[np.float64], groups: Sequence[Hashable], *, divide_by_std: bool
+) -> NDArray[np.float64]:
+    """A_i = r_i - mean of its group, optionally divided by the group's standard deviation.
+
+    Args:
+        rewards: [B] r(x, z) of each rollout.
+        groups: [B] the problem of each rollout.
+        divide_by_std: False is Dr. GRPO's form, which does not favour problems of little spread.
+
+    Returns:
+        [B] one advantage a rollout, for all of its tokens.
+    """
+    advantages = np.zeros_like(rewards, dtype=np.float64)
+    for members in group_members(groups):
+        group = rewards[members]
+        advantages[members] = group - group.mean()
+        if divide_by_std:
+            advantages[members] /= group.std() + STD_FLOOR
+    return advantages
+
+
+def group_members(groups: Sequence[Hashable]) -> list[list[int]]:
+    """The indices of each group, groups in order of first appearance."""
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    return list(members.values())

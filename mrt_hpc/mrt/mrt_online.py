@@ -1,0 +1,65 @@
+"""MRT-online: on-policy traces, the outcome advantage plus alpha times the progress of each episode (paper, Section 5).
+
+Every token of episode z_j gets A_outcome + alpha (V_{j+1} - V_j); the answer after the thought gets A_outcome only. A trace that the token limit
+cut has reward 0 and its last boundary is the cut; it needs no special case here. Left out: where the values come from (:mod:`values`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.mrt.grpo import outcome_advantages
+from mrt_hpc.mrt.progress import normalise, per_token, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class ScoredTrace:
+    """One rollout with all that its advantages depend on."""
+
+    group: Hashable
+    reward: float
+    tokens: int
+    """T."""
+    boundaries: Sequence[int]
+    """[k + 1] token offsets of the episodes."""
+    values: NDArray[np.float64]
+    """[k + 1] V_0 .. V_k; empty for an algorithm without progress."""
+
+
+def token_advantages(
+    traces: Sequence[ScoredTrace], *, alpha: float, divide_by_std: bool, normalise_progress: bool
+) -> list[NDArray[np.float64]]:
+    """Advantages of every sampled token of a batch.
+
+    Args:
+        traces: [B] the batch.
+        alpha: weight of progress against outcome.
+        divide_by_std: see :func:`mrt_hpc.mrt.grpo.outcome_advantages`.
+        normalise_progress: centre and scale progress over the batch before it is weighted.
+
+    Returns:
+        B arrays [T_i].
+    """
+    rewards = np.array([t.reward for t in traces], dtype=np.float64)
+    outcome = outcome_advantages(rewards, [t.group for t in traces], divide_by_std=divide_by_std)
+    gains = [progress(t.values) for t in traces]
+    if normalise_progress:
+        gains = normalise(gains)
+    return [
+        a + alpha * per_token(gain, t.boundaries, t.tokens) for a, gain, t in zip(outcome, gains, traces, strict=True)
+    ]
+
+
+def outcome_token_advantages(traces: Sequence[ScoredTrace], *, divide_by_std: bool) -> list[NDArray[np.float64]]:
+    """GRPO's advantages in the same form: B arrays [T_i], each constant over its trace."""
+    rewards = np.array([t.reward for t in traces], dtype=np.float64)
+    outcome = outcome_advantages(rewards, [t.group for t in traces], divide_by_std=divide_by_std)
+    return [np.full(t.tokens, a) for a, t in zip(outcome, traces, strict=True)]

@@ -1,0 +1,56 @@
+"""Progress: what each episode adds to the probability of success (paper, Definition of progress, Section 5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+def progress(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Progress of each episode: [k] V_{j+1} - V_j from the [k + 1] values of the boundaries."""
+    return np.diff(values)
+
+
+def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Centre and scale progress over all episodes of a batch to mean 0 and standard deviation 1.
+
+    Args:
+        progress_by_rollout: B arrays of [k_i] progress values.
+
+    Returns:
+        The same shapes. A batch without spread gives zeros: it tells nothing.
+    """
+    everything = np.concatenate(progress_by_rollout) if progress_by_rollout else np.zeros(0)
+    if everything.size == 0:
+        return [p.copy() for p in progress_by_rollout]
+    spread = everything.std()
+    if spread == 0.0:
+        return [np.zeros_like(p) for p in progress_by_rollout]
+    return [(p - everything.mean()) / spread for p in progress_by_rollout]
+
+
+def per_token(episode_values: NDArray[np.float64], boundaries: Sequence[int], tokens: int) -> NDArray[np.float64]:
+    """Spread one number an episode over that episode's tokens.
+
+    Args:
+        episode_values: [k].
+        boundaries: [k + 1] token offsets.
+        tokens: T, all sampled tokens; those after the last boundary (``</think>`` and the answer) get 0.
+
+    Returns:
+        [T].
+
+    Raises:
+        ValueError: the lengths do not fit.
+    """
+    if len(boundaries) != len(episode_values) + 1 or boundaries[-1] > tokens:
+        raise ValueError(f"{len(episode_values)} episodes and boundaries {list(boundaries)} do not fit {tokens} tokens")
+    spread = np.zeros(tokens, dtype=np.float64)
+    spread[: boundaries[-1]] = np.repeat(episode_values, np.diff(boundaries))
+    return spread

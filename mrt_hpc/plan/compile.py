@@ -1,0 +1,161 @@
+"""Compile a recipe and a site into a plan: pure, and the same for the same input.
+
+Segment s is an inference array and a trainer; both start when trainer s-1 has ended well (the first when ``prepare`` has). Evaluations of the
+weights versions that fall into the segment are queued behind its trainer, off the critical path; the report waits for everything, however it
+ended, and says what is missing.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from mrt_hpc.plan.limits import check_limits
+from mrt_hpc.plan.model import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
+from mrt_hpc.recipe.schema import Coupling, Recipe, RoleResources, TrainerResources
+from mrt_hpc.recipe.site import Site, SlurmSite
+
+PREPARE = "prepare"
+REPORT = "report"
+
+
+def compile_plan(recipe: Recipe, site: Site) -> Plan:
+    """The plan of a run on a site.
+
+    Raises:
+        UserError: the plan is beyond what the site lets a user submit.
+    """
+    plan = build_plan(recipe, max_array_size=_max_array_size(site))
+    check_limits(plan, recipe, site, rebuild=lambda r: build_plan(r, max_array_size=_max_array_size(site)))
+    return plan
+
+
+def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
+    """The plan without the site's limits on the number of jobs."""
+    schedule = recipe.schedule
+    segments = ceil(schedule.iterations / schedule.iterations_per_job)
+    jobs = [Job(name=PREPARE, role=Role.PREPARE, tasks=1, resources=_one_process(recipe.resources.prepare))]
+    for segment in range(segments):
+        jobs += _segment(recipe, segment, _evaluations(recipe, segment), max_array_size)
+    awaited = tuple(Dependency(job=job.name, kind=DependencyKind.AFTERANY) for job in jobs if _ends_last(job, segments))
+    report = _one_process(recipe.resources.report)
+    jobs.append(Job(name=REPORT, role=Role.REPORT, tasks=1, resources=report, after=awaited))
+    return Plan(name=recipe.name, iterations=schedule.iterations, segments=segments, jobs=tuple(jobs))
+
+
+def evaluated_versions(recipe: Recipe) -> list[int]:
+    """Weights versions that the schedule evaluates: the first, every so many, and the last."""
+    if not recipe.evaluation.benchmarks:
+        return []
+    last = recipe.schedule.iterations
+    every = recipe.evaluation.every or last
+    return sorted({*range(0, last + 1, every), last})
+
+
+def segment_iterations(recipe: Recipe, segment: int) -> tuple[int, int]:
+    """First iteration of a segment and one past its last."""
+    size = recipe.schedule.iterations_per_job
+    return segment * size, min((segment + 1) * size, recipe.schedule.iterations)
+
+
+def _segment(recipe: Recipe, segment: int, units: list[EvaluationUnit], max_array_size: int | None) -> list[Job]:
+    first, end = segment_iterations(recipe, segment)
+    resources = recipe.resources
+    previous = _name(segment - 1, Role.TRAINER) if segment else PREPARE
+    start = (Dependency(job=previous, kind=DependencyKind.AFTEROK),)
+    whole = Job(
+        name=_name(segment, Role.INFERENCE),
+        role=Role.INFERENCE,
+        tasks=resources.inference.tasks,
+        segment=segment,
+        first_iteration=first,
+        end_iteration=end,
+        resources=_one_process(resources.inference),
+        after=start,
+    )
+    inference = split_array(whole, max_array_size)
+    feeding = tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in inference)
+    trainer = whole.model_copy(
+        update={
+            "name": _name(segment, Role.TRAINER),
+            "role": Role.TRAINER,
+            "tasks": 1,
+            "resources": _trainer_resources(resources.trainer),
+            "after": feeding if recipe.schedule.coupling is Coupling.SEQUENTIAL else start,
+        }
+    )
+    if not units:
+        return [*inference, trainer]
+    evaluation = whole.model_copy(
+        update={
+            "name": _name(segment, Role.EVALUATION),
+            "role": Role.EVALUATION,
+            "tasks": len(units),
+            "evaluations": tuple(units),
+            "resources": _one_process(resources.evaluation),
+            "after": (Dependency(job=trainer.name, kind=DependencyKind.AFTEROK),),
+            "max_parallel": resources.evaluation.max_parallel,
+        }
+    )
+    return [*inference, trainer, *split_array(evaluation, max_array_size)]
+
+
+def _evaluations(recipe: Recipe, segment: int) -> list[EvaluationUnit]:
+    """Versions (first, end] belong to the segment that publishes them; version 0 to the first segment."""
+    first, end = segment_iterations(recipe, segment)
+    versions = [v for v in evaluated_versions(recipe) if first < v <= end or (v == 0 and segment == 0)]
+    return [
+        EvaluationUnit(version=version, benchmark=benchmark.name, shard=shard)
+        for version in versions
+        for benchmark in recipe.evaluation.benchmarks
+        for shard in range(recipe.evaluation.problem_shards)
+    ]
+
+
+def split_array(job: Job, max_array_size: int | None) -> list[Job]:
+    """Cut an array that is larger than MaxArraySize into several jobs.
+
+    Slurm's MaxArraySize is one more than the largest index, so an array of that many tasks (0 to size - 1) still fits.
+    """
+    if max_array_size is None or job.tasks <= max_array_size:
+        return [job]
+    parts = []
+    for number, start in enumerate(range(0, job.tasks, max_array_size)):
+        size = min(max_array_size, job.tasks - start)
+        update = {"name": f"{job.name}-{number}", "tasks": size, "first_task": start}
+        parts.append(job.model_copy(update={**update, "evaluations": job.evaluations[start : start + size]}))
+    return parts
+
+
+def _ends_last(job: Job, segments: int) -> bool:
+    """What the report waits for: all evaluations and the last trainer, which outlives everything before it."""
+    return job.role is Role.EVALUATION or (job.role is Role.TRAINER and job.segment == segments - 1)
+
+
+def _name(segment: int, role: Role) -> str:
+    return f"segment-{segment:03d}.{role.value}"
+
+
+def _one_process(resources: RoleResources) -> JobResources:
+    return JobResources(
+        nodes=1,
+        ranks_per_node=1,
+        gpus_per_rank=resources.gpus,
+        cpus_per_rank=resources.cpus,
+        memory_gib_per_node=resources.memory_gib,
+        time_limit_minutes=resources.time_limit_minutes,
+    )
+
+
+def _trainer_resources(resources: TrainerResources) -> JobResources:
+    per_node = resources.ranks_per_node or resources.ranks
+    return _one_process(resources).model_copy(
+        update={
+            "nodes": resources.ranks // per_node,
+            "ranks_per_node": per_node,
+            "memory_gib_per_node": resources.memory_gib * per_node,
+        }
+    )
+
+
+def _max_array_size(site: Site) -> int | None:
+    return site.max_array_size if isinstance(site, SlurmSite) else None

@@ -1,0 +1,73 @@
+"""Whether a plan is within what a site lets one user submit, and what would be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.schema import Coupling
+from mrt_hpc.recipe.site import SlurmSite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.site import Site
+
+
+def check_limits(plan: Plan, recipe: Recipe, site: Site, *, rebuild: Callable[[Recipe], Plan]) -> None:
+    """Refuse a plan beyond the site's limits.
+
+    Args:
+        plan: the plan to check.
+        recipe: what it was made from.
+        site: whose limits count.
+        rebuild: makes a plan from a changed recipe, to look for one that fits.
+
+    Raises:
+        UserError: too many tasks (with the number of iterations a job that would fit), or a time limit too long.
+    """
+    if not isinstance(site, SlurmSite):
+        return
+    for job in plan.jobs:
+        _check_time(job, site)
+    if site.max_submit_jobs is not None and plan.tasks > site.max_submit_jobs:
+        raise _too_many_tasks(plan, recipe, site.max_submit_jobs, rebuild)
+
+
+def _check_time(job: Job, site: SlurmSite) -> None:
+    limit = site.max_time_minutes
+    if limit is not None and job.resources.time_limit_minutes > limit:
+        raise UserError(
+            f"resources.{job.role}.time_limit_minutes is more than site {site.name} allows",
+            value=job.resources.time_limit_minutes,
+            where=f"job {job.name}",
+            expected=f"{limit} minutes or less",
+            advice="lower it, and schedule.iterations_per_job with it",
+        )
+
+
+def _too_many_tasks(plan: Plan, recipe: Recipe, limit: int, rebuild: Callable[[Recipe], Plan]) -> UserError:
+    fitting = fitting_iterations_per_job(recipe, limit, rebuild)
+    advice = f"--set schedule.iterations_per_job={fitting}" if fitting else "evaluate less often, or on fewer benchmarks"
+    return UserError(
+        f"the plan has {plan.tasks} array tasks, more than the site lets you submit",
+        value=recipe.schedule.iterations_per_job,
+        where="schedule.iterations_per_job",
+        expected=f"at most {limit} tasks (site max_submit_jobs)",
+        advice=advice,
+    )
+
+
+def fitting_iterations_per_job(recipe: Recipe, limit: int, rebuild: Callable[[Recipe], Plan]) -> int | None:
+    """The least number of iterations a job with at most ``limit`` tasks in all; None where no number helps."""
+    schedule = recipe.schedule
+    most = schedule.iterations
+    if schedule.coupling is Coupling.SEQUENTIAL:
+        most = min(most, schedule.max_staleness + 1)
+    for size in range(schedule.iterations_per_job + 1, most + 1):
+        update = {"schedule": schedule.model_copy(update={"iterations_per_job": size})}
+        if rebuild(recipe.model_copy(update=update)).tasks <= limit:
+            return size
+    return None

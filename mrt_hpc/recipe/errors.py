@@ -1,0 +1,79 @@
+"""The one error a user is meant to read, and the exit codes that tell what to do after it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class ExitCode(IntEnum):
+    """How a command or an array task ended, for scripts and for the backend that may start it again."""
+
+    OK = 0
+    """Done: everything asked for is there."""
+    RETRYABLE = 1
+    """Failed in a way that running again may mend (a lost node, a full disk)."""
+    FATAL = 2
+    """Failed in a way that running again cannot mend (a wrong recipe, a model without a tokenizer)."""
+    INTERRUPTED = 130
+    """Stopped by the user; the same command goes on where it stopped."""
+
+
+class UserError(Exception):
+    """Something the user can mend.
+
+    Args:
+        what: what went wrong, one sentence without the final stop.
+        value: the value that was refused, shown with ``repr``.
+        where: file, line or field path.
+        expected: what would have been right.
+        advice: the next command to type, or the next thing to do.
+        exit_code: whether running again may help.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        value: object = None,
+        where: object = None,
+        expected: str | None = None,
+        advice: str | None = None,
+        exit_code: ExitCode = ExitCode.FATAL,
+    ) -> None:
+        self.what, self.value, self.where = what, value, where
+        self.expected, self.advice, self.exit_code = expected, advice, exit_code
+        super().__init__(self.message())
+
+    def message(self) -> str:
+        """The whole error, one fact a line."""
+        lines = [self.what]
+        if self.where is not None:
+            lines.append(f"  where:    {self.where}")
+        if self.value is not None:
+            lines.append(f"  value:    {self.value!r}")
+        if self.expected is not None:
+            lines.append(f"  expected: {self.expected}")
+        if self.advice is not None:
+            lines.append(f"  next:     {self.advice}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive the way through a process pool, keyword arguments included."""
+        return _rebuild, (self.what, self.value, self.where, self.expected, self.advice, int(self.exit_code))
+
+
+def _rebuild(
+    what: str, value: object, where: object, expected: str | None, advice: str | None, code: int
+) -> UserError:
+    return UserError(what, value=value, where=where, expected=expected, advice=advice, exit_code=ExitCode(code))
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name most like ``name``, or None when nothing is close."""
+    matches = get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return matches[0] if matches else None

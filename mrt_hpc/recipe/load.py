@@ -1,0 +1,260 @@
+"""From a YAML file and overrides to a checked model; every refusal names file, line, field, value, what was expected and the nearest name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from mrt_hpc.recipe.errors import UserError, nearest
+from mrt_hpc.recipe.fields import field_names_at
+from mrt_hpc.recipe.schema import HuggingFaceModel, JsonlProblems, Recipe
+from mrt_hpc.recipe.site import LocalSite, Site, SiteFile
+
+Location = tuple[int | str, ...]
+Model = TypeVar("Model", bound=BaseModel)
+
+REFUSED = {
+    "sampling.top_p": "top-p would make the log-probabilities those of another distribution: it is refused in training",
+    "sampling.top_k": "top-k would make the log-probabilities those of another distribution: it is refused in training",
+}
+"""Fields that users look for, and why they are not there."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed YAML file: its data, and where each field stands."""
+
+    path: Path
+    data: dict[str, Any]
+    lines: dict[Location, int]
+    """Line numbers, from 1, of fields and list items."""
+    overrides: dict[Location, str]
+    """Fields set on the command line, with the text they came from."""
+
+    def where(self, location: Location) -> str:
+        """Where a field stands, for an error: file and line, or the command-line option."""
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.overrides:
+                return f"--set {self.overrides[location[:length]]}"
+            if location[:length] in self.lines:
+                return f"{self.path}, line {self.lines[location[:length]]}"
+        return str(self.path)
+
+
+def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
+    """Read, override and check a recipe; its relative paths are made absolute.
+
+    Args:
+        path: the YAML file.
+        overrides: texts of the form ``training.learning_rate=2e-6``; the value is YAML.
+
+    Raises:
+        UserError: the first thing wrong, and how many more there are.
+    """
+    source = read_source(path, overrides, advice=f"mrt-hpc plan {path}")
+    return with_absolute_paths(validate(source, Recipe, source.data), path.parent.absolute())
+
+
+def load_site(path: Path) -> Site:
+    """Read and check a site profile.
+
+    Raises:
+        UserError: the first thing wrong with it.
+    """
+    source = read_source(path, (), advice=f"mrt-hpc plan RECIPE --site {path}")
+    return validate(source, SiteFile, {"site": source.data}, prefix=("site",)).site
+
+
+def default_site() -> LocalSite:
+    """This machine."""
+    return LocalSite()
+
+
+def read_source(path: Path, overrides: tuple[str, ...], *, advice: str) -> Source:
+    """Parse a YAML file (1.2) and lay the overrides over it."""
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        guess = nearest(path.name, siblings)
+        hint = f"a YAML file; the nearest name there is {path.parent / guess}" if guess else "a YAML file"
+        raise UserError("no such file", value=str(path), where=path.parent.absolute(), expected=hint, advice=advice)
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = YAML(typ="safe", pure=True).compose(text)
+        data = YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise UserError(f"not YAML: {error.problem or error.context}", where=where, advice=advice) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text: {error}", where=path, advice=advice) from error
+    if not isinstance(data, dict):
+        raise UserError("the file holds no fields", value=data, where=path, expected="lines such as `name: quickstart`")
+    source = Source(path, data, dict(_lines(node, ())), {})
+    for override in overrides:
+        _apply(source, override)
+    return source
+
+
+def _lines(node: Node, at: Location) -> list[tuple[Location, int]]:
+    found: list[tuple[Location, int]] = []
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            found.append(((*at, key.value), key.start_mark.line + 1))
+            found += _lines(value, (*at, key.value))
+    elif isinstance(node, SequenceNode):
+        for index, item in enumerate(node.value):
+            found.append(((*at, index), item.start_mark.line + 1))
+            found += _lines(item, (*at, index))
+    return found
+
+
+def _apply(source: Source, override: str) -> None:
+    """Set one field from ``dotted.path=value``; list items are named by their number."""
+    path, equals, value = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise UserError("not an override", value=override, expected="--set FIELD.PATH=VALUE, as in training.learning_rate=2e-6")
+    try:
+        parsed = YAML(typ="safe", pure=True).load(value)
+    except MarkedYAMLError as error:
+        raise UserError(f"the value is not YAML: {error.problem}", value=value, where=f"--set {override}") from error
+    target: Any = source.data
+    location: list[int | str] = []
+    for key in keys[:-1]:
+        target, step = _descend(target, key, override)
+        location.append(step)
+    if isinstance(target, list):
+        index = _index(target, keys[-1], override)
+        target[index] = parsed
+        location.append(index)
+    else:
+        target[keys[-1]] = parsed
+        location.append(keys[-1])
+    source.overrides[tuple(location)] = override
+
+
+def _descend(target: Any, key: str, override: str) -> tuple[Any, int | str]:
+    if isinstance(target, list):
+        index = _index(target, key, override)
+        return target[index], index
+    if target.get(key) is None:
+        target[key] = {}
+    if not isinstance(target[key], dict | list):
+        raise UserError(f"{key} holds a single value, so nothing can be set below it", value=target[key], where=f"--set {override}")
+    return target[key], key
+
+
+def _index(items: list[Any], key: str, override: str) -> int:
+    if not key.isdecimal() or int(key) >= len(items):
+        raise UserError("no such list item", value=key, where=f"--set {override}", expected=f"a number from 0 to {len(items) - 1}")
+    return int(key)
+
+
+def validate(source: Source, model: type[Model], data: dict[str, Any], prefix: Location = ()) -> Model:
+    """Check ``data`` strictly against ``model``; JSON is the way in, so that lists may fill tuples and texts enums."""
+    try:
+        return model.model_validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        raise _explain(error, source, model, prefix) from None
+
+
+def _explain(error: ValidationError, source: Source, model: type[BaseModel], prefix: Location) -> UserError:
+    problems = error.errors(include_url=False)
+    first = min(problems, key=lambda p: _line_of(source, _file_location(p["loc"], source.data, prefix)))
+    location = _file_location(first["loc"], source.data, prefix)
+    value, expected = first["input"], first["msg"]
+    match first["type"]:
+        case "extra_forbidden":
+            value, expected = str(location[-1]), _expected_name(location, first["loc"], model)
+        case "missing":
+            value = None
+        case "misfit":
+            location = (*location, *first["ctx"]["field"].split("."))
+            value = _value_at(source.data, location)
+        case "union_tag_invalid" | "union_tag_not_found":
+            location = (*location, "type")
+            value, expected = _value_at(source.data, location), _expected_tag(first["ctx"])
+    dotted = ".".join(map(str, location)) or "the file as a whole"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return UserError(
+        f"{dotted}: {_kind(first['type'])}{more}",
+        value=value,
+        where=source.where(location),
+        expected=expected,
+        advice=f"edit {source.path}",
+    )
+
+
+def _kind(error_type: str) -> str:
+    names = {"extra_forbidden": "no such field", "missing": "field is missing", "misfit": "does not fit the other fields"}
+    return names.get(error_type, "wrong value")
+
+
+def _expected_tag(context: dict[str, Any]) -> str:
+    tags = [t.strip(" '") for t in context.get("expected_tags", "").split(",")]
+    guess = nearest(str(context.get("tag", "")), tags)
+    listing = "one of " + ", ".join(tags) if tags != [""] else "a field `type`"
+    return f"{guess} is the nearest; {listing}" if guess else listing
+
+
+def _expected_name(in_file: Location, location: Location, model: type[BaseModel]) -> str:
+    if (dotted := ".".join(map(str, in_file))) in REFUSED:
+        return REFUSED[dotted]
+    valid = field_names_at(model, location[:-1])
+    guess = nearest(str(location[-1]), valid)
+    listing = "one of " + ", ".join(sorted(valid))
+    return f"{guess} is the nearest; {listing}" if guess else listing
+
+
+def _file_location(location: Location, data: Any, prefix: Location) -> Location:
+    """Drop from pydantic's location what is not in the file: the prefix and the tags of unions."""
+    steps: list[int | str] = []
+    for step in location[len(prefix) :]:
+        if isinstance(data, dict) and step not in data and data.get("type") == step:
+            continue
+        steps.append(step)
+        data = _child(data, step)
+    return tuple(steps)
+
+
+def _value_at(data: Any, location: Location) -> Any:
+    for step in location:
+        data = _child(data, step)
+    return data
+
+
+def _child(data: Any, step: int | str) -> Any:
+    try:
+        return data[step]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _line_of(source: Source, location: Location) -> int:
+    lines = [source.lines[location[:n]] for n in range(len(location), 0, -1) if location[:n] in source.lines]
+    return lines[0] if lines else 0
+
+
+def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
+    """Resolve the recipe's relative paths against its folder, so that the lock holds whatever the working directory."""
+    updates: dict[str, Any] = {"data": _absolute(recipe.data, base)}
+    if isinstance(recipe.model, HuggingFaceModel):
+        updates["model"] = recipe.model.model_copy(update={"path": str(base / Path(recipe.model.path).expanduser())})
+    benchmarks = tuple(
+        b.model_copy(update={"problems": _absolute(b.problems, base)}) for b in recipe.evaluation.benchmarks
+    )
+    updates["evaluation"] = recipe.evaluation.model_copy(update={"benchmarks": benchmarks})
+    return recipe.model_copy(update=updates)
+
+
+def _absolute(problems: Any, base: Path) -> Any:
+    if not isinstance(problems, JsonlProblems):
+        return problems
+    return problems.model_copy(update={"path": str(base / Path(problems.path).expanduser())})

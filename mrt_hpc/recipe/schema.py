@@ -1,0 +1,455 @@
+"""The recipe: everything that decides a run's result, strictly checked, every field with its unit.
+
+What decides only where and how fast it runs (partitions, accounts, modules) is the site's, see :mod:`mrt_hpc.recipe.site`. Unknown fields and
+wrong types are errors; combinations that make no sense are refused here with the reason, before anything is submitted.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT, DEFAULT_INSTRUCTION
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+"""Names become parts of paths and job names, hence no spaces and no slashes."""
+
+
+def misfit(field: str, reason: str) -> PydanticCustomError:
+    """The refusal of a combination: the field to change first, and the reason."""
+    return PydanticCustomError("misfit", "{reason}", {"field": field, "reason": reason})
+
+
+class Section(BaseModel):
+    """A part of a recipe: immutable, with no unknown fields, each field documented by the text under it."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+# -- model ------------------------------------------------------------------------------------------------------------
+
+
+class HuggingFaceModel(Section):
+    """A model directory in Hugging Face format, with its tokenizer."""
+
+    type: Literal["hugging_face"] = "hugging_face"
+    path: str
+    """Directory with config.json, tokenizer and safetensors; relative paths start at the recipe's folder. Nothing is downloaded."""
+
+
+class SmallWorldModel(Section):
+    """The embedded small model, made and warm-started by the run's first job; needs neither network nor GPU."""
+
+    type: Literal["small_world"] = "small_world"
+    warm_start_steps: Positive | None = None
+    """Optimiser steps of the supervised warm start; null takes the small world's own number."""
+
+
+Model = Annotated[HuggingFaceModel | SmallWorldModel, Field(discriminator="type")]
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+class JsonlProblems(Section):
+    """Problems from a file of JSON lines, each with "id", "problem" and "answer"."""
+
+    type: Literal["jsonl"] = "jsonl"
+    path: str
+    """The file; relative paths start at the recipe's folder."""
+    limit: Positive | None = None
+    """Use only the first so many problems; null uses all."""
+
+
+class SmallWorldProblems(Section):
+    """Problems of the embedded small world."""
+
+    type: Literal["small_world"] = "small_world"
+    split: Literal["train", "held_out"] = "train"
+    """The two splits share no problem."""
+    problems: Positive = 2000
+    """How many."""
+
+
+Problems = Annotated[JsonlProblems | SmallWorldProblems, Field(discriminator="type")]
+
+
+class Prompt(Section):
+    """How a problem becomes a prompt, and where its thought ends."""
+
+    instruction: str = DEFAULT_INSTRUCTION
+    """Appended to the problem before the model's chat template is applied."""
+    thought_start: str = "<think>\n"
+    """Opens the thought; added after the chat template unless the template has written it."""
+    thought_end: str = "</think>"
+    """Closes the thought; what follows is the answer."""
+
+
+# -- method -----------------------------------------------------------------------------------------------------------
+
+
+class Episodes(Section):
+    """How a thought is cut into episodes (method: reference rule)."""
+
+    markers: tuple[str, ...] = (
+        "Wait",
+        "But wait",
+        "Alternatively",
+        "Is there another way",
+        "But let me double-check",
+        "But hold on",
+    )
+    """A paragraph that begins with one of these may open an episode."""
+    min_paragraphs: Positive = 3
+    """Paragraphs, at least, between two cuts."""
+    max_cuts: NotNegative = 49
+    """Cuts a trace, at most."""
+    group_size: Positive = 1
+    """Consecutive steps that merge into one episode."""
+    max_episodes: Positive = 6
+    """Episodes a trace, at most; what lies beyond joins the last."""
+
+
+class Grpo(Section):
+    """Outcome reward only, compared within the group of a problem."""
+
+    type: Literal["grpo"] = "grpo"
+    divide_by_std: bool = True
+    """Divide by the group's standard deviation; false is Dr. GRPO's form."""
+
+
+class MrtOnline(Section):
+    """On-policy traces; each episode's tokens get the outcome advantage plus alpha times the episode's progress."""
+
+    type: Literal["mrt_online"] = "mrt_online"
+    alpha: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of progress against outcome."""
+    divide_by_std: bool = True
+    """Divide the outcome advantage by the group's standard deviation."""
+    normalise_progress: bool = False
+    """Centre and scale progress over the batch before it is weighted."""
+
+
+Algorithm = Annotated[Grpo | MrtOnline, Field(discriminator="type")]
+
+
+class ForcedAnswer(Section):
+    """The prover mu stops the thought with a short text and samples an answer; V is the mean reward of the branches."""
+
+    type: Literal["forced_answer"] = "forced_answer"
+    branches: Positive = 4
+    """G, branches at each boundary."""
+    forced_text: str = DEFAULT_FORCED_TEXT
+    """Written after the prefix: it closes the thought and starts the answer."""
+    max_tokens: Positive = 512
+    """Tokens of a branch, at most."""
+    temperature: PositiveFloat = 0.9
+    """mu's sampling temperature."""
+
+
+Prover = Annotated[ForcedAnswer, Field(discriminator="type")] | None
+
+
+# -- sampling, serving, grading -----------------------------------------------------------------------------------------
+
+
+class Sampling(Section):
+    """The rollouts of an iteration. There is no top-p and no top-k: log-probabilities must be of the distribution sampled from."""
+
+    problems_per_iteration: Positive
+    """Problems drawn for each iteration, without repetition until all have been used."""
+    rollouts_per_problem: Positive = 4
+    """n, the size of a group."""
+    temperature: PositiveFloat = 0.9
+    """Sampling temperature; the trainer's log-probabilities use the same."""
+    max_prompt_tokens: Positive = 4096
+    """Longer prompts are refused before sampling starts."""
+    max_tokens: Positive
+    """Tokens of a trace, at most; a trace cut here has reward 0."""
+
+
+class Serving(Section):
+    """The vLLM servers of inference and evaluation tasks."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Number format of weights and activations."""
+    kv_cache_gib: PositiveFloat = 1.0
+    """Size of the key-value cache on CPU, GiB."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Share of the GPU's memory that vLLM takes."""
+    max_concurrent_sequences: Positive = 256
+    """Sequences in one batch of the server."""
+    enforce_eager: bool = False
+    """Skip compilation and CUDA graphs: slower on GPU, faster to start."""
+    start_limit_s: PositiveFloat = 900.0
+    """Seconds for a server to become healthy."""
+
+
+class Grading(Section):
+    """The pool that compares answers with the gold answer."""
+
+    processes: Positive = 1
+    """Grader processes an array task."""
+    time_limit_s: PositiveFloat = 2.0
+    """Seconds for one answer; a slower one is killed and scores 0."""
+    memory_limit_gib: PositiveFloat = 2.0
+    """Memory of a grader process, GiB; an answer that needs more scores 0."""
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+class Precision(StrEnum):
+    """Number formats of the trainer."""
+
+    FP32 = "fp32"
+    """Weights, gradients and activations in 32 bits."""
+    BF16 = "bf16"
+    """Weights and activations in bfloat16, master weights and optimiser in 32 bits."""
+    BF16_AUTOCAST = "bf16_autocast"
+    """Weights in 32 bits, matrix products in bfloat16."""
+
+
+class Training(Section):
+    """The DeepSpeed update of an iteration."""
+
+    learning_rate: PositiveFloat
+    """Peak learning rate of AdamW."""
+    warmup_ratio: Share = 0.1
+    """Share of all optimiser steps over which the learning rate rises from 0."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Course of the learning rate after the warm-up."""
+    minimum_ratio: Share = 0.0
+    """Where the cosine ends, as a share of the peak."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW's decoupled weight decay."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """AdamW's betas."""
+    gradient_clip: PositiveFloat = 1.0
+    """Gradients are scaled down to this global norm."""
+    clip_low: Share = 0.2
+    """The importance ratio is clipped below 1 less this."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """The importance ratio is clipped above 1 plus this."""
+    importance_cap: Annotated[float, Field(ge=1)] = 2.0
+    """Truncation of the importance weight between the trainer's and vLLM's distributions."""
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL divergence to weights version 0; 0 loads no reference model."""
+    optimizer_steps_per_iteration: Positive = 1
+    """The batch is split into so many mini-batches, one optimiser step each."""
+    precision: Precision = Precision.BF16
+    """Number format."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
+    """DeepSpeed ZeRO stage: what is split over the ranks (1 optimiser, 2 and gradients, 3 and weights)."""
+    max_tokens_per_micro_batch: Positive = 16384
+    """Padded tokens of a micro-batch; a longer sequence gets one of its own."""
+    weights_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Number format of the published weights versions."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass to save memory."""
+    checkpoint_every: Positive = 1
+    """Iterations between two checkpoints: what a lost trainer may have to compute again."""
+    keep_checkpoints: Positive = 2
+    """Checkpoints that stay on disk."""
+    keep_weights: Annotated[int, Field(ge=2)] = 3
+    """Newest weights versions that stay on disk; versions to be evaluated stay in any case."""
+
+
+# -- schedule, evaluation, resources ------------------------------------------------------------------------------------
+
+
+class Coupling(StrEnum):
+    """How inference and trainer of a segment are queued."""
+
+    CONCURRENT = "concurrent"
+    """Both start together and work hand in hand."""
+    SEQUENTIAL = "sequential"
+    """The trainer starts when inference has ended: small jobs for queues where only short jobs start."""
+
+
+class Schedule(Section):
+    """How many iterations, and how they are cut into jobs."""
+
+    iterations: Positive
+    """N: updates, and weights versions after version 0."""
+    iterations_per_job: Positive
+    """Iterations of a segment, that is of one pair of jobs."""
+    coupling: Coupling = Coupling.CONCURRENT
+    """Whether a segment's two jobs run together or one after the other."""
+    max_staleness: NotNegative = 0
+    """Weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy."""
+    wait_limit_minutes: PositiveFloat = 720.0
+    """Minutes that a role waits for another before it gives up."""
+
+
+class Benchmark(Section):
+    """One set of problems to evaluate on."""
+
+    name: Name
+    """Name in reports and paths."""
+    problems: Problems
+    """Where the problems come from."""
+    samples: Positive = 1
+    """Completions a problem; pass@1 is their mean reward."""
+
+
+class Evaluation(Section):
+    """The evaluations, queued behind the training."""
+
+    benchmarks: tuple[Benchmark, ...] = ()
+    """What to evaluate on; empty turns evaluation off."""
+    every: Positive | None = None
+    """Iterations between evaluated weights versions; null evaluates the first and the last only."""
+    temperature: Annotated[float, Field(ge=0)] = 0.6
+    """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Nucleus of the sampling distribution."""
+    max_tokens: Positive = 16384
+    """Tokens of a completion, at most."""
+    problem_shards: Positive = 1
+    """Array tasks that share one version and benchmark."""
+
+
+class RoleResources(Section):
+    """What one process of a role needs."""
+
+    gpus: NotNegative = 0
+    """GPUs a process."""
+    cpus: Positive = 2
+    """CPU cores a process."""
+    memory_gib: PositiveFloat = 8.0
+    """Memory a process, GiB."""
+    time_limit_minutes: Positive = 60
+    """Wall-clock limit of the job, minutes."""
+
+
+class InferenceResources(RoleResources):
+    """The inference array of a segment."""
+
+    tasks: Positive = 1
+    """Array tasks, each with its own server; an iteration's problems are shared among them."""
+
+
+class TrainerResources(RoleResources):
+    """The trainer of a segment."""
+
+    ranks: Positive = 1
+    """Processes, one a GPU where there are GPUs."""
+    ranks_per_node: Positive | None = None
+    """Processes a node; null puts all on one node."""
+
+
+class EvaluationResources(RoleResources):
+    """The evaluation array of a segment."""
+
+    max_parallel: Positive | None = None
+    """Tasks of the array that run at the same time, at most; null leaves it to the queue."""
+
+
+class Resources(Section):
+    """What each role needs."""
+
+    prepare: RoleResources = RoleResources()
+    """The first job: makes or copies weights version 0."""
+    inference: InferenceResources = InferenceResources()
+    """vLLM servers for rollouts and branches."""
+    trainer: TrainerResources = TrainerResources()
+    """DeepSpeed updates."""
+    evaluation: EvaluationResources = EvaluationResources()
+    """Benchmarks."""
+    report: RoleResources = RoleResources(cpus=1, memory_gib=4.0, time_limit_minutes=30)
+    """Report and plots."""
+
+
+class Tracking(Section):
+    """Metrics beyond the plain files."""
+
+    wandb: bool = False
+    """Write an offline W&B run, under one run id over all attempts."""
+    project: Name = "mrt-hpc"
+    """W&B project."""
+
+
+class Recipe(Section):
+    """One experiment."""
+
+    name: Name
+    """Name of the experiment, and of its run directory unless another is given."""
+    seed: NotNegative = 0
+    """The one seed from which all others follow."""
+    model: Model
+    """The starting policy."""
+    data: Problems
+    """Training problems."""
+    prompt: Prompt = Prompt()
+    """From problem to prompt."""
+    episodes: Episodes = Episodes()
+    """Segmentation of thoughts."""
+    algorithm: Algorithm
+    """What the advantages are made of."""
+    prover: Prover = None
+    """How prefixes get their values; needed by mrt_online."""
+    sampling: Sampling
+    """Rollouts."""
+    serving: Serving = Serving()
+    """vLLM servers."""
+    grading: Grading = Grading()
+    """Graders."""
+    training: Training
+    """Updates."""
+    schedule: Schedule
+    """Iterations and jobs."""
+    evaluation: Evaluation = Evaluation()
+    """Benchmarks."""
+    resources: Resources = Resources()
+    """What each role needs."""
+    tracking: Tracking = Tracking()
+    """W&B."""
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> Recipe:
+        if isinstance(self.algorithm, MrtOnline) and self.prover is None:
+            raise misfit("prover", "algorithm mrt_online needs a prover: add `prover: {type: forced_answer}`")
+        if isinstance(self.algorithm, Grpo) and self.prover is not None:
+            raise misfit("prover", "algorithm grpo makes no use of a prover, whose branches would cost tokens: remove `prover`")
+        if self.sampling.rollouts_per_problem < 2:
+            raise misfit(
+                "sampling.rollouts_per_problem", "at least 2: the outcome advantage compares the rollouts of a group"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Recipe:
+        ahead = self.schedule.max_staleness + 1
+        if self.schedule.coupling is Coupling.SEQUENTIAL and self.schedule.iterations_per_job > ahead:
+            raise misfit(
+                "schedule.iterations_per_job",
+                f"{ahead} or less: with coupling: sequential, inference ends before the trainer starts and can run {ahead} "
+                "iteration(s) ahead (max_staleness + 1)",
+            )
+        if self.sampling.problems_per_iteration < self.resources.inference.tasks:
+            raise misfit(
+                "resources.inference.tasks",
+                "no more than sampling.problems_per_iteration: some tasks would have nothing to do",
+            )
+        if self.training.keep_weights < self.schedule.max_staleness + 2:
+            raise misfit(
+                "training.keep_weights", "at least schedule.max_staleness + 2: servers still load these versions"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Recipe:
+        names = [b.name for b in self.evaluation.benchmarks]
+        if len(set(names)) < len(names):
+            raise misfit("evaluation.benchmarks", f"each name once; they are {names}")
+        return self

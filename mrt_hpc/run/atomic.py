@@ -1,0 +1,133 @@
+"""Writing files that others read: whole or not at all.
+
+Every write goes to a temporary name in the same directory, is synced to the disk and then takes its place in one step. Nothing here
+locks: a shared filesystem gives no lock that survives a lost node, but rename and link are atomic on all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TEMPORARY_MARK = ".tmp-"
+"""In the name of every unfinished file or directory: readers pass over such names."""
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether ``path`` is the unfinished work of a writer."""
+    return TEMPORARY_MARK in path.name
+
+
+def temporary_sibling(path: Path) -> Path:
+    """A fresh name beside ``path``, so that the final rename stays within one filesystem."""
+    return path.with_name(f".{path.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:12]}")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` in one step; a reader sees the old content or the new, never a part."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` (UTF-8) in one step."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` by ``value`` as readable JSON in one step."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary file to write; on leaving without an error it is synced and takes the place of ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_sibling(path)
+    try:
+        yield temporary
+        sync_file(temporary)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def creating(path: Path) -> Iterator[Commit]:
+    """Give a temporary file to write; on leaving it becomes ``path`` unless another writer was first.
+
+    The first commit wins (``link`` fails when the name exists); the outcome stands in ``Commit.won`` afterwards.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    commit = Commit(temporary_sibling(path))
+    try:
+        yield commit
+        sync_file(commit.temporary)
+        commit.won = _link_if_absent(commit.temporary, path)
+        sync_directory(path.parent)
+    finally:
+        commit.temporary.unlink(missing_ok=True)
+
+
+class Commit:
+    """An exclusive write under way: write to ``temporary``; ``won`` tells afterwards whether it was the first."""
+
+    def __init__(self, temporary: Path) -> None:
+        self.temporary = temporary
+        self.won = False
+
+
+def _link_if_absent(temporary: Path, path: Path) -> bool:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    return True
+
+
+def commit_directory(temporary: Path, path: Path) -> bool:
+    """Make the finished directory ``temporary`` appear as ``path``; False (and it is removed) when another was first."""
+    for file in sorted(temporary.rglob("*")):
+        if file.is_file():
+            sync_file(file)
+    for directory in [*(d for d in temporary.rglob("*") if d.is_dir()), temporary]:
+        sync_directory(directory)
+    try:
+        os.rename(temporary, path)  # fails when path is a directory that is not empty
+    except OSError:
+        if not path.exists():
+            raise
+        shutil.rmtree(temporary)
+        return False
+    sync_directory(path.parent)
+    return True
+
+
+def sync_file(path: Path) -> None:
+    """Force the content of ``path`` to the disk: a rename may otherwise outlive the data it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Force the names in ``path`` to the disk."""
+    sync_file(path)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

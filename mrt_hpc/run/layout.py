@@ -1,0 +1,158 @@
+"""Where everything is in a run directory: every path one property or method."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WEIGHTS = re.compile(r"v(\d{6})")
+_CHECKPOINT = re.compile(r"step(\d{6})")
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """The paths of one run directory."""
+
+    root: Path
+
+    # -- identity and plan
+    @property
+    def recipe_lock(self) -> Path:
+        """The resolved recipe with versions: the run's identity."""
+        return self.root / "recipe.lock.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """The compiled plan."""
+        return self.root / "plan.json"
+
+    @property
+    def jobs(self) -> Path:
+        """The ledger of submissions, one file each."""
+        return self.root / "jobs"
+
+    @property
+    def secrets(self) -> Path:
+        """Keys of the run, readable by its owner only."""
+        return self.root / "secrets"
+
+    # -- data
+    @property
+    def train_data(self) -> Path:
+        """The training problems of this run."""
+        return self.root / "data" / "train.jsonl"
+
+    def benchmark_data(self, name: str) -> Path:
+        """The problems of one benchmark."""
+        return self.root / "data" / "benchmarks" / f"{name}.jsonl"
+
+    # -- weights and checkpoints
+    @property
+    def weights(self) -> Path:
+        """Parent of the weights versions."""
+        return self.root / "weights"
+
+    def weights_version(self, version: int) -> Path:
+        """One published weights version, a Hugging Face directory."""
+        return self.weights / f"v{version:06d}"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Parent of the trainer's checkpoints."""
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """The resumable trainer state after ``step`` iterations."""
+        return self.checkpoints / f"step{step:06d}"
+
+    @staticmethod
+    def version_of(path: Path) -> int | None:
+        """The number of a weights version directory, None for any other name."""
+        match = _WEIGHTS.fullmatch(path.name)
+        return int(match[1]) if match else None
+
+    @staticmethod
+    def step_of(path: Path) -> int | None:
+        """The number of a checkpoint directory, None for any other name."""
+        match = _CHECKPOINT.fullmatch(path.name)
+        return int(match[1]) if match else None
+
+    # -- iterations
+    def iteration(self, number: int) -> Path:
+        """All that belongs to one iteration."""
+        return self.root / "iterations" / f"{number:06d}"
+
+    def rollout_shard(self, iteration: int, shard: int) -> Path:
+        """One shard of rollouts; its presence says that its branches are there too."""
+        return self.iteration(iteration) / "rollouts" / f"shard-{shard:05d}.parquet"
+
+    def branch_shard(self, iteration: int, shard: int) -> Path:
+        """The branches of one shard of rollouts."""
+        return self.iteration(iteration) / "branches" / f"shard-{shard:05d}.parquet"
+
+    def shard_statistics(self, iteration: int, shard: int) -> Path:
+        """Timings and token counts of one shard."""
+        return self.iteration(iteration) / "rollouts" / f"shard-{shard:05d}.json"
+
+    def metrics(self, iteration: int) -> Path:
+        """What the trainer measured in one iteration."""
+        return self.iteration(iteration) / "metrics.json"
+
+    # -- evaluations
+    def evaluation(self, version: int, benchmark: str) -> Path:
+        """The evaluation of one weights version on one benchmark."""
+        return self.root / "evals" / f"v{version:06d}" / benchmark
+
+    def evaluation_shard(self, version: int, benchmark: str, shard: int) -> Path:
+        """One shard of an evaluation's samples."""
+        return self.evaluation(version, benchmark) / f"shard-{shard:05d}.parquet"
+
+    def evaluation_summary(self, version: int, benchmark: str) -> Path:
+        """The evaluation's result."""
+        return self.evaluation(version, benchmark) / "summary.json"
+
+    # -- life
+    @property
+    def servers(self) -> Path:
+        """Who serves which weights version."""
+        return self.root / "servers"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where the ranks of a trainer find each other, a file an attempt."""
+        return self.root / "rendezvous"
+
+    @property
+    def events(self) -> Path:
+        """The event logs, a file a process."""
+        return self.root / "events"
+
+    @property
+    def logs(self) -> Path:
+        """Output of tasks and servers."""
+        return self.root / "logs"
+
+    @property
+    def set_aside(self) -> Path:
+        """What lay after a checkpoint resumed from, kept with its reason."""
+        return self.root / "set_aside"
+
+    @property
+    def wandb(self) -> Path:
+        """Offline W&B runs."""
+        return self.root / "wandb"
+
+    # -- result
+    @property
+    def report(self) -> Path:
+        """The report."""
+        return self.root / "report.md"
+
+    @property
+    def plots(self) -> Path:
+        """The report's figures."""
+        return self.root / "plots"

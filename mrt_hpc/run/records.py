@@ -1,0 +1,84 @@
+"""The records that pass through the run directory: problems, rollouts and branches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    """The model wrote its stop token, which is the last of the token ids."""
+    LENGTH = "length"
+    """The token limit cut it off."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem x with its gold answer."""
+
+    id: str
+    problem: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One trace sampled by the policy, with all that the trainer needs to learn from it.
+
+    Lengths: T sampled tokens; k episodes, k + 1 boundaries. Episode z_j is ``token_ids[boundaries[j]:boundaries[j + 1]]``.
+    """
+
+    iteration: int
+    problem_id: str
+    sample: int
+    """Index within the group of the problem."""
+    seed: int
+    weights_version: int
+    prompt_ids: list[int]
+    token_ids: list[int]
+    """[T], with the stop token last where ``finish_reason`` is STOP."""
+    logprobs: list[float]
+    """[T], natural logarithm, of the distribution sampled from (temperature applied)."""
+    finish_reason: FinishReason
+    text: str
+    answer: str | None
+    """The final answer found in the text, None when there is none."""
+    reward: float
+    """r(x, z): 1 when the answer is right, else 0."""
+    boundaries: list[int]
+    """[k + 1] token offsets, from 0 to the end of the thought (of the trace, where the limit cut the thought)."""
+    started: float
+    """Seconds since the epoch, by the clock of the node that sampled."""
+    seconds: float
+    """From sending the request to its last token."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One completion of the prover mu from the prefix c_j of a rollout."""
+
+    iteration: int
+    problem_id: str
+    sample: int
+    """The rollout's index within its group."""
+    boundary: int
+    """j: the prefix is the first j episodes."""
+    branch: int
+    """Index within the G branches of this prefix."""
+    seed: int
+    weights_version: int
+    token_ids: list[int]
+    """What mu sampled after the forced tokens."""
+    logprobs: list[float]
+    finish_reason: FinishReason
+    text: str
+    """The forced answer start with what mu sampled after it: the text that is graded."""
+    answer: str | None
+    reward: float
+    prompt_tokens: int
+    """Length of problem, prefix and forced tokens together."""
+    cached_tokens: int | None
+    """How many of these the server had in its prefix cache; None when it did not say."""

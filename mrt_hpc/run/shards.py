@@ -1,0 +1,109 @@
+"""Parquet shards of records: written whole, committed once, read back strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.atomic import creating, is_temporary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+Record = TypeVar("Record")
+
+_ARROW_TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+
+
+@cache
+def arrow_schema(record_type: type) -> pa.Schema:
+    """The columns of a record dataclass; optional fields may hold nulls, all others may not."""
+    hints = typing.get_type_hints(record_type)
+    return pa.schema([_arrow_field(f.name, hints[f.name]) for f in dataclasses.fields(record_type)])
+
+
+def _arrow_field(name: str, hint: Any) -> pa.Field:
+    if typing.get_origin(hint) is types.UnionType:
+        (inner,) = [t for t in typing.get_args(hint) if t is not types.NoneType]
+        return pa.field(name, _arrow_type(inner), nullable=True)
+    return pa.field(name, _arrow_type(hint), nullable=False)
+
+
+def _arrow_type(hint: Any) -> pa.DataType:
+    if typing.get_origin(hint) is list:
+        return pa.list_(_arrow_type(typing.get_args(hint)[0]))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return pa.string()
+    return _ARROW_TYPES[hint]
+
+
+def commit_shard(path: Path, records: Sequence[Any], record_type: type) -> bool:
+    """Write ``records`` to ``path`` unless a shard is there already.
+
+    Returns:
+        True when this shard is now the one; False when another was committed first (this one is dropped).
+    """
+    schema = arrow_schema(record_type)
+    columns = [pa.array([getattr(r, f.name) for r in records], type=f.type) for f in schema]
+    with creating(path) as commit:
+        pq.write_table(pa.Table.from_arrays(columns, schema=schema), commit.temporary, compression="zstd")
+    return commit.won
+
+
+def read_shard(path: Path, record_type: type[Record]) -> list[Record]:
+    """All records of one shard.
+
+    Raises:
+        UserError: the file is damaged, or its columns are not those of ``record_type``.
+    """
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"cannot read shard: {error}",
+            where=path,
+            advice="move the file away and run the same submit command again: the shard is sampled anew",
+            exit_code=ExitCode.FATAL,
+        ) from error
+    expected = arrow_schema(record_type)
+    if table.schema.names != expected.names:
+        raise UserError(
+            "shard has other columns than this version writes",
+            where=path,
+            value=table.schema.names,
+            expected=str(expected.names),
+        )
+    return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
+
+
+def read_shards(paths: Iterable[Path], record_type: type[Record]) -> list[Record]:
+    """All records of several shards, in the order of the paths."""
+    return [record for path in paths for record in read_shard(path, record_type)]
+
+
+def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
+    for name, enum in _enum_fields(record_type).items():
+        row[name] = enum(row[name])
+    return row
+
+
+@cache
+def _enum_fields(record_type: type[Any]) -> dict[str, type[StrEnum]]:
+    hints = typing.get_type_hints(record_type)
+    return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, StrEnum)}
+
+
+def list_shards(directory: Path) -> list[Path]:
+    """The complete shards of a directory, in order; none when it does not exist yet."""
+    if not directory.is_dir():
+        return []
+    return sorted(p for p in directory.iterdir() if p.suffix == ".parquet" and not is_temporary(p))

@@ -1,0 +1,54 @@
+"""Waiting for a condition: with a deadline and a reason, never for a fixed time."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from mrt_hpc.recipe.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 1.0
+"""Pauses grow by half up to this, so that a wait of hours costs a shared filesystem one look a second."""
+
+
+def wait_until(
+    condition: Callable[[], T | None],
+    *,
+    reason: str,
+    deadline_s: float,
+    check: Callable[[], None] | None = None,
+    advice: str | None = None,
+    longest_pause_s: float = LONGEST_PAUSE_S,
+) -> T:
+    """Return the first true value that ``condition`` gives.
+
+    Args:
+        condition: asked again and again; anything true ends the wait.
+        reason: what is being waited for, as in "weights version 12".
+        deadline_s: seconds after which the wait is given up.
+        check: called at each look; raises when the wait has become hopeless (the producer has died).
+        advice: the next command to type, told in the error.
+        longest_pause_s: the longest time between two looks, seconds.
+
+    Raises:
+        UserError: nothing came within ``deadline_s``.
+    """
+    end = time.monotonic() + deadline_s
+    pause = FIRST_PAUSE_S
+    while not (value := condition()):
+        if check is not None:
+            check()
+        remaining = end - time.monotonic()
+        if remaining <= 0:
+            raise UserError(
+                f"gave up waiting for {reason} after {deadline_s:.0f} s", advice=advice, exit_code=ExitCode.RETRYABLE
+            )
+        time.sleep(min(pause, remaining))
+        pause = min(pause * 1.5, longest_pause_s)
+    return value
