@@ -1,0 +1,215 @@
+"""Asynchronous sampling through a server's socket: prompts as token ids in, token ids with log-probabilities out.
+
+Samples are yielded one by one as they finish, whatever order that is. A connection that breaks is tried again, for the samples that have
+not arrived yet; what the server refuses is not.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from mrt_hpc.inference.wire import GENERATE_PATH, Batch, Request, Sample, Settings
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.records import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    from tenacity import RetryCallState
+
+__all__ = ["Completion", "GenerationClient", "Request", "Settings", "connect"]
+
+ATTEMPTS = 5
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_decode_sample = msgspec.json.Decoder(Sample).decode
+
+
+class ServerGone(Exception):
+    """The connection broke before every sample had arrived."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sample of one request."""
+
+    request: int
+    """Index of the request among those given together."""
+    sample: int
+    """Index of its seed within the request."""
+    seed: int
+    token_ids: list[int]
+    """[T], with the stop token last where ``finish_reason`` is STOP."""
+    logprobs: list[float]
+    """[T], of the distribution sampled from."""
+    finish_reason: FinishReason
+    weights_version: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    """How many tokens of the prompt the server had in its prefix cache."""
+    scores: list[float]
+    """Log-probabilities of the request's ``score_ids`` at the first position."""
+    started: float
+    """Seconds since the epoch, when the request was sent."""
+    seconds: float
+    """From then to the last token."""
+
+
+@dataclass
+class GenerationClient:
+    """Samples through one server. Made by `connect`."""
+
+    http: aiohttp.ClientSession
+    revive: Callable[[], Awaitable[object]] | None = None
+    """Awaited before a broken request is tried again, to restart a server that died."""
+    attempts: int = ATTEMPTS
+    generated_tokens: int = field(default=0, init=False)
+
+    async def complete(self, prompt_ids: list[int], seeds: list[int], settings: Settings) -> list[Completion]:
+        """All samples of one prompt, in the order of their seeds."""
+        found = [c async for c in self.stream([Request(prompt_ids, seeds, settings)])]
+        return sorted(found, key=lambda c: c.sample)
+
+    async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Samples of all requests, each as soon as it is finished.
+
+        Raises:
+            UserError: the server refused a request, or stayed unreachable.
+        """
+        waiting = {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(ServerGone),
+            stop=stop_after_attempt(self.attempts),
+            wait=wait_exponential(multiplier=0.1, max=5),
+            before_sleep=self._before_retry,
+            retry_error_callback=_give_up,
+        )
+        async for attempt in retrying:
+            with attempt:
+                async for completion in self._attempt(requests, waiting):
+                    waiting.discard((completion.request, completion.sample))
+                    self.generated_tokens += len(completion.token_ids)
+                    yield completion
+
+    async def score(self, prompt_ids: list[int], continuations: Sequence[Sequence[int]], temperature: float) -> list[float]:
+        """Log-probability, at this temperature, of each token sequence as the continuation of the prompt.
+
+        One request of one token for each distinct prefix of the continuations: the prompt is in the prefix cache, and a temperature
+        applies to next-token probabilities only, not to the log-probabilities vLLM gives for a prompt.
+        """
+        nexts: dict[tuple[int, ...], set[int]] = {}
+        for ids in continuations:
+            for position, token in enumerate(ids):
+                nexts.setdefault(tuple(ids[:position]), set()).add(token)
+        prefixes, settings = list(nexts), Settings(max_tokens=1, temperature=temperature)
+        requests = [Request([*prompt_ids, *p], [0], settings, score_ids=sorted(nexts[p])) for p in prefixes]
+        logprob: dict[tuple[int, ...], float] = {}
+        async for completion in self.stream(requests):
+            prefix = prefixes[completion.request]
+            for token, value in zip(requests[completion.request].score_ids, completion.scores, strict=True):
+                logprob[(*prefix, token)] = value
+        return [sum(logprob[tuple(ids[: n + 1])] for n in range(len(ids))) for ids in continuations]
+
+    async def _before_retry(self, _: RetryCallState) -> None:
+        if self.revive is not None:
+            await self.revive()
+
+    async def _attempt(self, requests: Sequence[Request], waiting: set[tuple[int, int]]) -> AsyncIterator[Completion]:
+        """Send what is still waited for, and yield what arrives."""
+        places = _by_request(waiting)
+        kept = [(i, [requests[i].seeds[j] for j in js]) for i, js in places.items()]
+        batch = Batch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
+        started = time.time()
+        count = 0
+        async for sample in self._samples(batch):
+            i = kept[sample.request][0]
+            j = places[i][sample.sample]
+            yield _completion(sample, requests[i], i, j, started)
+            count += 1
+        if count < len(waiting) + count:
+            raise ServerGone("the response ended early")
+
+    async def _samples(self, batch: Batch) -> AsyncIterator[Sample]:
+        try:
+            async with self.http.post(GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
+                if response.status >= 500:
+                    raise ServerGone(f"status {response.status}: {await response.text()}")
+                if response.status != 200:
+                    raise UserError(f"the vLLM server refused: {(await response.text()).strip()}")
+                async for line in _lines(response.content):
+                    yield _decode_sample(line)
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerGone(repr(error)) from error
+
+
+@asynccontextmanager
+async def connect(
+    socket: Path, key: str, *, revive: Callable[[], Awaitable[object]] | None = None, attempts: int = ATTEMPTS
+) -> AsyncIterator[GenerationClient]:
+    """A client of the server that listens on ``socket``, for the length of the block."""
+    async with aiohttp.ClientSession(
+        "http://vllm",
+        connector=aiohttp.UnixConnector(str(socket), limit=0),
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+    ) as http:
+        yield GenerationClient(http, revive, attempts)
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of any length (the reader's own stop at 128 KiB; a long trace is longer)."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+
+
+def _by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
+    places: dict[int, list[int]] = {}
+    for i, j in sorted(waiting):
+        places.setdefault(i, []).append(j)
+    return places
+
+
+def _completion(sample: Sample, request: Request, i: int, j: int, started: float) -> Completion:
+    if sample.error is not None or sample.finish_reason not in _FINISH_REASONS:
+        raise _refusal(sample, request)
+    return Completion(
+        request=i,
+        sample=j,
+        seed=request.seeds[j],
+        token_ids=sample.token_ids,
+        logprobs=sample.logprobs,
+        finish_reason=_FINISH_REASONS[sample.finish_reason],
+        weights_version=int(sample.weights_versions[0]),
+        prompt_tokens=len(request.prompt_ids),
+        cached_tokens=sample.cached_tokens,
+        scores=sample.scores,
+        started=started,
+        seconds=time.time() - started,
+    )
+
+
+def _refusal(sample: Sample, request: Request) -> Exception:
+    """What to raise for a sample that is none: the server's fault is tried again, the request's is told."""
+    reason = sample.error or f"finished by {sample.finish_reason!r}"
+    if sample.error is None or sample.error.startswith("EngineDeadError"):
+        return ServerGone(reason)
+    return UserError(f"the vLLM server refused a request: {reason}", value=f"a prompt of {len(request.prompt_ids)} tokens")
+
+
+def _give_up(state: RetryCallState) -> None:
+    cause = state.outcome.exception() if state.outcome else None
+    raise UserError(
+        f"the vLLM server broke off {state.attempt_number} times: {cause}",
+        advice="look at the end of the server's log in the run's logs directory",
+        exit_code=ExitCode.RETRYABLE,
+    ) from cause

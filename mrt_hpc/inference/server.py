@@ -1,0 +1,297 @@
+"""A vLLM server process of our own: started, watched, given new weights in place, restarted when it dies, and gone when we are.
+
+It listens on a Unix socket in a directory that only this user may enter, so that no port is guessed and neither its sampling nor its
+control routes can be reached by anybody else on the node; the run's key, handed over in the environment, is asked for besides.
+Sampling goes through `mrt_hpc.inference.client`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import torch
+
+from mrt_hpc.inference.serve import OWNER_VARIABLE
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+START_DEADLINE_S = 900.0
+"""A large model is read from a busy shared filesystem within this."""
+STOP_DEADLINE_S = 20.0
+CONTROL_TIMEOUT_S = 600.0
+"""A reload waits for the samples under way, and then reads the weights."""
+_LONGEST_SOCKET_PATH = 100
+_LOG_TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a server is started with."""
+
+    model_dir: Path
+    """Hugging Face directory with configuration, tokenizer and weights."""
+    max_model_len: int
+    dtype: str = "auto"
+    """``auto`` follows the configuration, but fp32 becomes bf16."""
+    max_num_seqs: int = 256
+    """Samples generated at once."""
+    tensor_parallel: int = 1
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gib: float | None = None
+    """Memory of the key-value cache; needed on CPU, else found from ``gpu_memory_utilization``."""
+    block_size: int | None = None
+    """Tokens a block of the prefix cache; None for vLLM's own, and for 32 on CPU, where its own of 128 misses most prefixes."""
+    cpu_threads: str | None = None
+    """On CPU, the cores to bind to, as in ``0-3``; None for all that this process may use."""
+    seed: int = 0
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of vLLM's API server."""
+
+
+def on_cpu() -> bool:
+    """Whether vLLM will run without an accelerator here."""
+    return not torch.cuda.is_available()
+
+
+@dataclass
+class VllmServer:
+    """The server process. Use as a context manager; safe to use from any thread, but from one at a time."""
+
+    settings: ServerSettings
+    log: Path
+    """Its standard output and error, appended to at every start."""
+    weights_version: int = 0
+    """The version that ``settings.model_dir`` holds; afterwards the one loaded last."""
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    starts: int = 0
+    """How often it was started."""
+    _model_dir: Path = field(init=False, repr=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    _directory: Path = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._model_dir = self.settings.model_dir
+        self._directory = _private_directory()
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens; the same through restarts."""
+        return self._directory / "vllm.sock"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the API server while there is one."""
+        return self._process.pid if self._process else None
+
+    def __enter__(self) -> VllmServer:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the process and wait until it answers.
+
+        Raises:
+            UserError: it died or did not answer in time; with the end of its log.
+        """
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.socket.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mrt_hpc.inference.serve", *self._arguments()],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.starts += 1
+        wait_until(
+            self.healthy,
+            reason=f"the vLLM server (log: {self.log})",
+            deadline_s=START_DEADLINE_S,
+            check=self._raise_if_dead,
+            longest_pause_s=0.2,
+        )
+        self._name_weights_version()
+
+    def healthy(self) -> bool:
+        """Whether it answers and its engine is alive."""
+        if not self.socket.exists():
+            return False
+        try:
+            return self._call("GET", "/health", timeout=10.0).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    def restart_if_dead(self) -> bool:
+        """Start it again, with the weights loaded last, if it died or does not answer; True when it was restarted."""
+        if self._running() and self.healthy():
+            return False
+        self._end_process()
+        self.start()
+        return True
+
+    def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
+        """Put new weights into the running model, and forget the cached prefixes of the old ones.
+
+        Samples under way are finished first, with the old weights. Every worker compares its embedding with the directory and its
+        output head with its weights before this returns.
+
+        Returns:
+            What the first worker reports: ``seconds``.
+
+        Raises:
+            UserError: the server refused or is gone; its weights are then unknown, so restart it before sampling.
+        """
+        self._control("/pause", params={"mode": "wait"})
+        try:
+            arguments = {"method": "reload_and_verify", "args": [str(directory)]}
+            report = self._control("/collective_rpc", json=arguments).json()["results"][0]
+            self._control("/reset_prefix_cache")
+            self._model_dir, self.weights_version = directory, version
+            self._name_weights_version()
+        finally:
+            self._control("/resume")
+        return dict(report)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix."""
+        self._control("/reset_prefix_cache")
+
+    def metrics(self) -> dict[str, float]:
+        """vLLM's counters and gauges, summed over their labels."""
+        totals: dict[str, float] = {}
+        for line in self._control("/metrics", method="GET").text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.split("{")[0].split(" ")[0], line.rsplit(" ", 1)[1]
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def close(self) -> None:
+        """End the process and all its children, and remove the socket."""
+        self._end_process()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _raise_if_dead(self) -> None:
+        if not self._running():
+            code = self._process.returncode if self._process else None
+            raise UserError(
+                f"the vLLM server ended with status {code} before it answered:\n{self._log_tail()}",
+                where=self.log,
+                exit_code=ExitCode.RETRYABLE,
+            )
+
+    def _log_tail(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def _end_process(self) -> None:
+        """Ask, then force. The process leads a group of its own, in which all its children are."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # nobody left, as it should be
+        self._process = None
+
+    def _name_weights_version(self) -> None:
+        self._control("/update_weight_version", json={"new_version": str(self.weights_version)})
+
+    def _control(self, path: str, *, method: str = "POST", **arguments: Any) -> httpx.Response:
+        try:
+            response = self._call(method, path, timeout=CONTROL_TIMEOUT_S, **arguments)
+        except httpx.TransportError as error:
+            raise UserError(
+                f"the vLLM server does not answer: {error!r}", value=path, where=self.log, exit_code=ExitCode.RETRYABLE
+            ) from error
+        if response.is_error:
+            raise UserError(f"the vLLM server refused: {response.text.strip()}", value=path, where=self.log)
+        return response
+
+    def _call(self, method: str, path: str, *, timeout: float, **arguments: Any) -> httpx.Response:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), timeout=timeout) as http:
+            headers = {"Authorization": f"Bearer {self.key}"}
+            return http.request(method, f"http://vllm{path}", headers=headers, **arguments)
+
+    def _environment(self) -> dict[str, str]:
+        package_parent = str(Path(__file__).resolve().parents[2])
+        given = os.environ.get("PYTHONPATH")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([package_parent, given] if given else [package_parent]),
+            OWNER_VARIABLE: str(os.getpid()),
+            "VLLM_API_KEY": self.key,
+            "VLLM_SERVER_DEV_MODE": "1",  # the control routes
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # what `serve` relies on
+            "HF_HUB_OFFLINE": "1",
+        }
+        return environment | (self._cpu_environment() if on_cpu() else {})
+
+    def _cpu_environment(self) -> dict[str, str]:
+        cores = self.settings.cpu_threads or ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+        return {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+
+    def _arguments(self) -> list[str]:
+        settings = self.settings
+        options: dict[str, object] = {
+            "model": self._model_dir,
+            "uds": self.socket,
+            "dtype": settings.dtype,
+            "max-model-len": settings.max_model_len,
+            "max-num-seqs": settings.max_num_seqs,
+            "tensor-parallel-size": settings.tensor_parallel,
+            "gpu-memory-utilization": settings.gpu_memory_utilization,
+            "seed": settings.seed,
+            "logprobs-mode": "processed_logprobs",  # of the distribution sampled from, temperature applied
+            "generation-config": "vllm",  # a model's generation_config.json must not change the sampling
+            "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
+            "middleware": "mrt_hpc.inference.routes.RunRoutes",
+            "uvicorn-log-level": "warning",
+        }
+        if settings.kv_cache_gib is not None:
+            options["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
+        if block_size := settings.block_size or (32 if on_cpu() else None):
+            options["block-size"] = block_size
+        flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(["--enforce-eager"] if on_cpu() else [])]
+        return [*(text for name, value in options.items() for text in (f"--{name}", str(value))), *flags, *settings.extra_args]
+
+
+def _private_directory() -> Path:
+    """A fresh directory that only this user may enter, on this node, with a path short enough for a socket."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_SOCKET_PATH - len("/mrt-hpc-12345678/vllm.sock"):
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="mrt-hpc-", dir=parent))

@@ -1,0 +1,94 @@
+"""What runs inside vLLM's workers: new weights in place, with proof that they arrived.
+
+Mixed into vLLM's worker class by ``--worker-extension-cls``; called through ``/collective_rpc``.
+
+On CPU, vLLM multiplies by a packed copy of a weight. Its own reload makes the copy anew for linear layers, but not for the output head
+of a model with tied embeddings, which then goes on with the old weights and says nothing. `reload_and_verify` makes that copy anew, and
+then compares, for the embedding, memory with disk, and, for every output head, what it computes with what its weights say.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.platforms import current_platform
+
+_PROBE_ROWS = 4
+
+
+class ReloadExtension:
+    """Mixed into the worker; ``self.model_runner`` is the worker's."""
+
+    model_runner: Any
+
+    def reload_and_verify(self, directory: str) -> dict[str, Any]:
+        """Load a Hugging Face directory into the running model.
+
+        Returns:
+            ``seconds`` taken and ``fingerprint``, the sum over all parameters of their absolute values.
+
+        Raises:
+            RuntimeError: the model does not compute with the directory's weights afterwards.
+        """
+        start = time.monotonic()
+        self.model_runner.reload_weights(weights_path=directory)
+        model = self.model_runner.get_model()
+        embeddings = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
+        for embedding in embeddings:
+            _repack(embedding)
+            _verify_product(embedding)
+        _verify_rows(embeddings[0], Path(directory))
+        return {"seconds": time.monotonic() - start, "fingerprint": _fingerprint(model)}
+
+
+def _repack(embedding: VocabParallelEmbedding) -> None:
+    if current_platform.is_cpu() and hasattr(embedding, "cpu_linear"):
+        dispatch_cpu_unquantized_gemm(embedding, remove_weight=False)
+
+
+def _verify_product(embedding: VocabParallelEmbedding) -> None:
+    """The product the model computes is the product with the weights it shows."""
+    weight = embedding.weight
+    probe = torch.linspace(-1, 1, _PROBE_ROWS * weight.shape[1], device=weight.device, dtype=weight.dtype).view(_PROBE_ROWS, -1)
+    computed = embedding.quant_method.apply(embedding, probe).float()
+    expected = probe.float() @ weight.float().T
+    error = ((computed - expected).norm() / expected.norm().clamp_min(1e-12)).item()
+    if error > (1e-4 if weight.dtype == torch.float32 else 2e-2):
+        raise RuntimeError(f"after the reload an output head computes with other weights than it shows: relative error {error:.3g}")
+
+
+def _verify_rows(embedding: VocabParallelEmbedding, directory: Path) -> None:
+    """This worker's rows of the embedding are those of the directory."""
+    shard = embedding.shard_indices
+    start, end = shard.org_vocab_start_index, shard.org_vocab_end_index
+    on_disk = _read_embedding(directory, start, end).to(embedding.weight.dtype)
+    in_memory = embedding.weight[: on_disk.shape[0]].cpu()
+    if not torch.equal(on_disk, in_memory):
+        raise RuntimeError(f"after the reload the embedding is not that of {directory}")
+
+
+def _read_embedding(directory: Path, start: int, end: int) -> torch.Tensor:
+    for path in _weight_files(directory):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():
+                if name.endswith("embed_tokens.weight"):
+                    return file.get_slice(name)[start:end]
+    raise RuntimeError(f"no embed_tokens.weight in {directory}")
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
+    return sorted(directory.glob("*.safetensors"))
+
+
+def _fingerprint(model: torch.nn.Module) -> float:
+    return float(sum(p.detach().float().abs().sum(dtype=torch.float64).item() for p in model.parameters()))
