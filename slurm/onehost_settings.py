@@ -8,13 +8,15 @@ import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onehost_processes import OnehostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 CLUSTER = "onehost"

@@ -1,0 +1,203 @@
+"""The Slurm backend: a plan's jobs as submitit arrays, printed or submitted.
+
+One sbatch call a job of the plan, however many tasks it has. What `plan --sbatch` prints and what is submitted come
+from the same function; only the ids of other jobs differ, which stand as ``{job name}`` until they are known. This
+module and slurm_call are the only ones that import submitit.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.slurm.slurm import SlurmExecutor
+
+from mrt_hpc.launch.slurm_call import RUN_TASK, TaskCall
+from mrt_hpc.launch.slurm_commands import SlurmRefusedError, run_slurm
+from mrt_hpc.launch.slurm_parameters import (
+    dependency_tokens,
+    fill_in_ids,
+    python_command,
+    require_plain_path,
+    sbatch_parameters,
+)
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run import atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.recipe.site import SlurmSite
+    from mrt_hpc.run.layout import RunLayout
+
+MAX_TIMEOUTS = 8
+"""How often a task that reaches its time limit is queued again before it counts as stuck. Preemptions do not count."""
+
+Record = Callable[[str, str], None]
+"""``record(job name, Slurm job id)``, called as soon as the id is known."""
+
+
+class ArrayExecutor(SlurmExecutor):
+    """submitit's executor for one job of the plan: one sbatch, one pickle for all its tasks.
+
+    submitit writes a pickle a task and learns the id late; here the tasks' names are links to one pickle, and the id
+    is handed out before anything else can go wrong.
+    """
+
+    def __init__(self, job: Job, site: SlurmSite, layout: RunLayout) -> None:
+        folder = layout.logs / job.name
+        super().__init__(folder, max_num_timeout=MAX_TIMEOUTS, python=python_command(job, site, layout))
+        self.job = job
+        parameters = sbatch_parameters(job, site, layout)
+        self.update_parameters(**parameters, dependency=dependency_tokens(job))
+        if job.tasks > 1:
+            self.parameters["map_count"] = job.tasks  # submitit's own word for the size of an array
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Always available: sbatch texts are made where Slurm is not installed, too."""
+        return 2
+
+    def text(self, ids: Mapping[str, str]) -> str:
+        """The sbatch script; jobs that it waits for appear by their id, or as ``{name}`` where it is unknown."""
+        text = self._make_submission_file_text(self._submitit_command_str, uid="")
+        return fill_in_ids(text, self.job, ids)
+
+    def submit_call(self, call: TaskCall, ids: Mapping[str, str]) -> str:
+        """Run sbatch and return the job's id; :meth:`give_pickle` has to follow within a minute.
+
+        Raises:
+            UserError: sbatch is missing, did not answer, or refused; the script stays where the error says.
+        """
+        script = self.folder / "submission.sh"
+        atomic.write_text(script, self.text(ids))
+        self._write_pickle(call)
+        try:
+            job_id = run_slurm(["sbatch", "--parsable", str(script)]).strip().split(";")[0]
+        except SlurmRefusedError as refusal:
+            raise _explained(refusal, self.job, script) from None
+        script.replace(JobPaths(self.folder, job_id).submission_file)
+        return job_id
+
+    def _write_pickle(self, call: TaskCall) -> None:
+        delayed = DelayedSubmission(call)
+        delayed.set_timeout(self.job.resources.time_limit_minutes, self.max_num_timeout)
+        with atomic.replacing(self._pickle) as temporary:
+            delayed.dump(temporary)
+
+    @property
+    def _pickle(self) -> Path:
+        return self.folder / "call.pkl"
+
+    def give_pickle(self, call: TaskCall, job_id: str) -> None:
+        """Put the pickle where each task of ``job_id`` looks for it; what is there already stays."""
+        if not self._pickle.exists():
+            self._write_pickle(call)
+        tasks = [job_id] if self.job.tasks == 1 else [f"{job_id}_{k}" for k in range(self.job.tasks)]
+        for task in tasks:
+            try:
+                os.link(self._pickle, JobPaths(self.folder, task).submitted_pickle)
+            except FileExistsError:
+                continue
+
+
+def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[str, str]]:
+    """Name and sbatch text of each job, in the order of submission, with ``{job name}`` in place of job ids.
+
+    Needs no Slurm and writes nothing.
+
+    Raises:
+        UserError: the run directory has a path that Slurm would misread.
+    """
+    layout = require_plain_path(layout)
+    placeholders = {job.name: f"{{{job.name}}}" for job in plan.jobs}
+    return [(job.name, ArrayExecutor(job, site, layout).text(placeholders)) for job in plan.jobs]
+
+
+def submit(
+    jobs: Sequence[Job],
+    site: SlurmSite,
+    layout: RunLayout,
+    *,
+    known_ids: Mapping[str, str],
+    record: Record,
+    satisfied: Collection[str] = (),
+    function: str = RUN_TASK,
+) -> list[tuple[str, str]]:
+    """Submit the jobs of a plan that have no id yet, each with one sbatch, in the given order.
+
+    An interrupted submission goes on when it is called again: ids that were recorded come back in ``known_ids``, and a
+    job whose id was lost between sbatch and ``record`` is found in the queue by this run's directory and its name.
+
+    Args:
+        jobs: jobs to submit; those in ``known_ids`` are passed over.
+        known_ids: Slurm job ids by job name, from earlier calls.
+        record: called with each name and id as soon as sbatch has printed it.
+        satisfied: jobs that ended well earlier, which nothing needs to wait for any more.
+        function: what each task calls, as ``module:name``, with run directory, job name and index in its array.
+
+    Returns:
+        Name and id of each job submitted or found by this call.
+
+    Raises:
+        UserError: sbatch is missing, does not answer, or refuses; or a job waits for one that was never submitted.
+    """
+    todo = [job for job in jobs if job.name not in known_ids]
+    if not todo:
+        return []
+    layout = require_plain_path(layout)
+    ids = dict(known_ids)
+    lost = _lost_jobs(layout, set(ids.values()))
+    submitted = []
+    for job in todo:
+        executor = ArrayExecutor(_without(job, satisfied), site, layout)
+        call = TaskCall(function, str(layout.root), job.name)
+        _require_known(executor.job, ids)
+        job_id = lost.get(job.name) or executor.submit_call(call, ids)
+        record(job.name, job_id)
+        executor.give_pickle(call, job_id)
+        ids[job.name] = job_id
+        submitted.append((job.name, job_id))
+    return submitted
+
+
+def _without(job: Job, satisfied: Collection[str]) -> Job:
+    return job.model_copy(update={"after": tuple(wait for wait in job.after if wait.job not in satisfied)})
+
+
+def _require_known(job: Job, ids: Mapping[str, str]) -> None:
+    for wait in job.after:
+        if wait.job not in ids:
+            raise UserError(
+                f"job {job.name} waits for a job that was never submitted",
+                value=wait.job,
+                expected="one of " + (", ".join(ids) or "(no job has been submitted)"),
+                advice="submit the plan's jobs in order",
+            )
+
+
+def _lost_jobs(layout: RunLayout, recorded: set[str]) -> dict[str, str]:
+    """Ids of this run's jobs that are queued or running but were never recorded, by job name."""
+    marker = str(layout.root)
+    lines = run_slurm(["squeue", "--me", "--noheader", "--format=%F|%j|%k"]).splitlines()
+    found = {}
+    for line in lines:
+        job_id, name, comment = line.strip().split("|", 2)
+        if comment == marker and job_id not in recorded:
+            found[name.removeprefix(f"{layout.root.name}.")] = job_id
+    return found
+
+
+def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
+    return UserError(
+        f"Slurm refused to queue job {job.name}",
+        value=refusal.reason,
+        where=str(script),
+        expected="a request that the site's partitions, account and limits allow",
+        advice=f"try `sbatch --test-only {shlex.quote(str(script))}`, mend the site profile, and submit again",
+        exit_code=ExitCode.FATAL,
+    )

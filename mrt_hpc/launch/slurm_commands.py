@@ -1,0 +1,53 @@
+"""Running Slurm's commands: argument lists, deadlines, and errors that say what to do."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TIMEOUT_S = 120.0
+"""A controller under load answers in tens of seconds; more means that it is down."""
+
+
+class SlurmRefusedError(UserError):
+    """Slurm was reached and said no. ``reason`` holds its own words."""
+
+    def __init__(self, command: Sequence[str], reason: str) -> None:
+        super().__init__(f"{command[0]} refused", value=reason, where=shlex.join(command), exit_code=ExitCode.RETRYABLE)
+        self.reason = reason
+
+
+def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
+    """Run one of Slurm's commands and return what it printed.
+
+    Raises:
+        SlurmRefusedError: it ended with an error.
+        UserError: it is not installed here, or did not answer in time.
+    """
+    try:
+        done = subprocess.run(
+            list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except FileNotFoundError:
+        raise UserError(
+            f"{command[0]} was not found",
+            where=shlex.join(command),
+            expected="a machine with Slurm's commands",
+            advice="log in to the cluster and try again; `mrt-hpc plan` works anywhere",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{command[0]} did not answer within {timeout_s:.0f} s",
+            where=shlex.join(command),
+            advice="look at `scontrol ping`; try again when the controller is up",
+            exit_code=ExitCode.RETRYABLE,
+        ) from None
+    if done.returncode:
+        raise SlurmRefusedError(command, (done.stderr.strip() or done.stdout.strip()) or f"exit code {done.returncode}")
+    return done.stdout

@@ -1,0 +1,85 @@
+"""What a task can know about itself from Slurm's environment variables.
+
+Standard library only: roles read it before anything heavy is imported. Nothing here runs a Slurm command.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class SlurmTask:
+    """One process of one array task."""
+
+    job_id: str
+    """Slurm's own id of this task; for an array task it differs from the id that sbatch printed."""
+    array_job_id: str | None
+    """Id that sbatch printed, for a task of an array."""
+    array_index: int
+    """Index in the array; 0 for a job without one."""
+    rank: int
+    """Number of this process among all of the task."""
+    world_size: int
+    """Processes of the task."""
+    local_rank: int
+    """Number of this process among those on its node."""
+    node: str
+    """Name of the node, as Slurm knows it."""
+    restarts: int
+    """How often Slurm has started this task again."""
+
+    @property
+    def task_id(self) -> str:
+        """Id in the form that squeue, sacct and scontrol print and accept: ``1234`` or ``1234_5``."""
+        return self.job_id if self.array_job_id is None else f"{self.array_job_id}_{self.array_index}"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> SlurmTask | None:
+        """The task this process belongs to, or None outside Slurm.
+
+        Raises:
+            UserError: a variable that Slurm sets to a whole number holds something else.
+        """
+        variables = os.environ if environment is None else environment
+        job_id = variables.get("SLURM_JOB_ID")
+        if not job_id:
+            return None
+        return cls(
+            job_id=job_id,
+            array_job_id=variables.get("SLURM_ARRAY_JOB_ID"),
+            array_index=_whole(variables, "SLURM_ARRAY_TASK_ID", 0),
+            rank=_whole(variables, "SLURM_PROCID", 0),
+            world_size=_whole(variables, "SLURM_NTASKS", 1),
+            local_rank=_whole(variables, "SLURM_LOCALID", 0),
+            node=variables.get("SLURMD_NODENAME") or os.uname().nodename,
+            restarts=_whole(variables, "SLURM_RESTART_COUNT", 0),
+        )
+
+
+def slurm_ranks(environment: Mapping[str, str] | None = None) -> tuple[int, int, int]:
+    """Rank, world size and local rank of this process; (0, 1, 0) outside Slurm."""
+    task = SlurmTask.from_environment(environment)
+    return (0, 1, 0) if task is None else (task.rank, task.world_size, task.local_rank)
+
+
+def _whole(variables: Mapping[str, str], name: str, default: int) -> int:
+    text = variables.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(
+            "a variable of Slurm's environment is not a whole number",
+            value=text,
+            where=name,
+            advice="start tasks with `mrt-hpc submit`, without setting SLURM_* variables by hand",
+        ) from None

@@ -1,0 +1,124 @@
+"""From a job and a site profile to sbatch's parameters and the command line of a task. Pure; imports no submitit."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.site import GpuRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mrt_hpc.plan.model import Job, JobResources
+    from mrt_hpc.recipe.site import Container, SlurmSite
+    from mrt_hpc.run.layout import RunLayout
+
+MIB_PER_GIB = 1024
+SIGNAL_BEFORE_LIMIT_S = 90
+"""Seconds before the time limit at which a task is told to stop and be queued again."""
+
+# A name as it stands in submitit's text: characters that sbatch options need not quote, so that texts with placeholders
+# and texts with ids differ in nothing else.
+_TOKEN = re.compile(r"@([A-Za-z0-9._-]+)@")
+
+
+def require_plain_path(layout: RunLayout) -> RunLayout:
+    """The layout with an absolute root, as tasks start in another folder.
+
+    Raises:
+        UserError: the path holds a ``%``, which Slurm replaces in the names of log files.
+    """
+    root = layout.root.absolute()
+    if "%" in str(root):
+        raise UserError(
+            "the run directory's path holds a percent sign",
+            value=str(root),
+            expected="a path without %, which Slurm would replace in the names of log files",
+            advice="choose another run directory",
+        )
+    return replace(layout, root=root)
+
+
+def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout) -> dict[str, Any]:
+    """Keyword arguments for submitit's executor, dependencies excepted."""
+    resources = job.resources
+    parameters: dict[str, Any] = {
+        "job_name": f"{layout.root.name}.{job.name}",
+        "comment": str(layout.root),
+        "account": site.account,
+        "qos": site.qos,
+        "partition": site.partitions.gpu if resources.gpus else site.partitions.cpu,
+        "time": resources.time_limit_minutes,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.ranks_per_node,
+        "cpus_per_task": resources.cpus_per_rank,
+        "mem": f"{_mebibytes(resources)}M" if site.memory_request else None,
+        "signal_delay_s": SIGNAL_BEFORE_LIMIT_S,
+        "wckey": None,
+        "setup": _setup_lines(site) or None,
+        "srun_args": _srun_arguments(resources),
+        "array_parallelism": job.max_parallel or job.tasks,
+        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **site.sbatch},
+    }
+    return parameters | _gpu_parameters(resources, site)
+
+
+def _mebibytes(resources: JobResources) -> int:
+    return max(1, round(resources.memory_gib_per_node * MIB_PER_GIB))
+
+
+def _gpu_parameters(resources: JobResources, site: SlurmSite) -> dict[str, Any]:
+    per_node = resources.gpus_per_rank * resources.ranks_per_node
+    if not per_node or site.gpu_request is GpuRequest.NONE:
+        return {}
+    kind = f"{site.gpu_type}:" if site.gpu_type else ""
+    if site.gpu_request is GpuRequest.GRES:
+        return {"gres": f"gpu:{kind}{per_node}"}
+    return {"gpus_per_node": f"{kind}{per_node}"}
+
+
+def _setup_lines(site: SlurmSite) -> list[str]:
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
+    scratch = [f"export MRT_HPC_SCRATCH={shlex.quote(site.scratch)}"] if site.scratch else []
+    return [*site.setup, *scratch, *exports]
+
+
+def _srun_arguments(resources: JobResources) -> list[str]:
+    """srun takes its processors from its own options (since Slurm 22.05); one lost rank ends them all."""
+    return [f"--cpus-per-task={resources.cpus_per_rank}", "--cpu-bind=none", "--kill-on-bad-exit=1"]
+
+
+def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
+    """The shell words that start Python in a task, in the container where the site has one.
+
+    The signal that announces a time limit or a preemption kills a Python that is still importing. It is therefore
+    ignored until submitit listens; such a task is queued again by Slurm itself.
+    """
+    python = [site.python or sys.executable] if site.container is None else _in_container(site.container, job, layout)
+    return shlex.join(["bash", "-c", 'trap "" USR2; exec "$0" "$@"', *python])
+
+
+def _in_container(container: Container, job: Job, layout: RunLayout) -> list[str]:
+    binds = [f"{layout.root}:{layout.root}", *container.binds]
+    gpu = ["--nv"] if job.resources.gpus else []
+    options = [word for bind in binds for word in ("--bind", bind)]
+    return [container.executable, "exec", *gpu, *options, container.image, container.python]
+
+
+def dependency_tokens(job: Job) -> str | None:
+    """sbatch's dependency, the other jobs' names as tokens; None for a job that waits for nothing."""
+    return ",".join(f"{wait.kind}:@{wait.job}@" for wait in job.after) or None
+
+
+def fill_in_ids(text: str, job: Job, ids: Mapping[str, str]) -> str:
+    """Put ids (or ``{name}``) in place of the tokens, in the dependency line only."""
+    token = dependency_tokens(job)
+    if token is None:
+        return text
+    filled = _TOKEN.sub(lambda match: ids.get(match[1], f"{{{match[1]}}}"), token)
+    return text.replace(f"--dependency={token}\n", f"--dependency={filled}\n", 1)

@@ -1,0 +1,207 @@
+"""What the queue knows of submitted jobs, and how to take them out of it.
+
+The states of any number of jobs cost one squeue and one sacct. squeue is right about what is queued or running (also
+when accounting still shows the attempt before a requeue); sacct is right about what has ended.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from mrt_hpc.launch.slurm_commands import SlurmRefusedError, run_slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from mrt_hpc.launch.slurm_environment import SlurmTask
+
+_ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
+_ALREADY_OVER = re.compile(r"invalid job id|already compl|job has finished|has already finished", re.IGNORECASE)
+
+
+class QueueState(StrEnum):
+    """Where a task is. Slurm's two dozen states, reduced to what a reader acts on."""
+
+    PENDING = "pending"
+    """Queued, held, or waiting to be started again."""
+    RUNNING = "running"
+    """Running, starting or just ending."""
+    COMPLETED = "completed"
+    """Ended well."""
+    FAILED = "failed"
+    """Ended with an exit code other than 0."""
+    OUT_OF_MEMORY = "out of memory"
+    """Killed for using more memory than it asked for."""
+    TIMEOUT = "timeout"
+    """Killed at its time limit."""
+    CANCELLED = "cancelled"
+    """Taken out by its user, by the site, or because what it depended on failed."""
+    NODE_FAIL = "node failed"
+    """Lost with its node and not started again."""
+    PREEMPTED = "preempted"
+    """Pushed out by another job and not started again."""
+    UNKNOWN = "unknown"
+    """Neither queue nor accounting knows it."""
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One array task, or one job without an array."""
+
+    task_id: str
+    """``1234`` or ``1234_5``."""
+    state: QueueState
+    reason: str = ""
+    """Why it waits, in Slurm's words; for an ended task the exit code as ``code:signal``."""
+    nodes: str = ""
+    """Where it runs or ran, in Slurm's notation."""
+    elapsed_s: int = 0
+    """Seconds that the last attempt ran; 0 while it is queued or running."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will not run any more."""
+        return self.state not in {QueueState.PENDING, QueueState.RUNNING, QueueState.UNKNOWN}
+
+
+_SLURM_STATES = {
+    "COMPLETED": QueueState.COMPLETED,
+    "CANCELLED": QueueState.CANCELLED,
+    "REVOKED": QueueState.CANCELLED,
+    "TIMEOUT": QueueState.TIMEOUT,
+    "OUT_OF_MEMORY": QueueState.OUT_OF_MEMORY,
+    "NODE_FAIL": QueueState.NODE_FAIL,
+    "BOOT_FAIL": QueueState.NODE_FAIL,
+    "PREEMPTED": QueueState.PREEMPTED,
+    "FAILED": QueueState.FAILED,
+    "DEADLINE": QueueState.TIMEOUT,
+    "PENDING": QueueState.PENDING,
+    "REQUEUED": QueueState.PENDING,
+    "REQUEUE_FED": QueueState.PENDING,
+    "REQUEUE_HOLD": QueueState.PENDING,
+    "SPECIAL_EXIT": QueueState.PENDING,
+    "RESV_DEL_HOLD": QueueState.PENDING,
+    "RUNNING": QueueState.RUNNING,
+    "CONFIGURING": QueueState.RUNNING,
+    "COMPLETING": QueueState.RUNNING,
+    "STAGE_OUT": QueueState.RUNNING,
+    "SIGNALING": QueueState.RUNNING,
+    "RESIZING": QueueState.RUNNING,
+    "SUSPENDED": QueueState.RUNNING,
+    "STOPPED": QueueState.RUNNING,
+}
+
+
+def queue_states(job_ids: Iterable[str]) -> dict[str, TaskState]:
+    """The state of every task of these jobs, by task id, from one squeue and one sacct.
+
+    Args:
+        job_ids: ids as sbatch printed them. An array gives one entry a task (``1234_5``). A job that neither command
+            knows gives one entry under its own id, ``UNKNOWN``: right after submission accounting may lag by seconds.
+
+    Raises:
+        UserError: a command is missing, did not answer, or refused.
+    """
+    wanted = list(dict.fromkeys(job_ids))
+    if not wanted:
+        return {}
+    queued = _queued(wanted)  # first: a task that ends between the two calls is then found in one of them
+    states = _accounted(wanted) | queued
+    found = {task_id.split("_")[0] for task_id in states}
+    return states | {job: TaskState(job, QueueState.UNKNOWN) for job in wanted if job not in found}
+
+
+def cancel(job_ids: Iterable[str]) -> None:
+    """Take jobs out of the queue for good; those that have ended already are passed over.
+
+    First the permission to start again is taken away: a task that answers the signal by asking to be run again, or
+    whose node fails in that moment, would come back otherwise.
+
+    Raises:
+        UserError: a command is missing, did not answer, or refused.
+    """
+    wanted = list(dict.fromkeys(job_ids))
+    if not wanted:
+        return
+    for job in wanted:  # one at a time: scontrol takes a list, but stops at the first job that has ended
+        _unless_over(["scontrol", "update", f"JobId={job}", "Requeue=0"])
+    _unless_over(["scancel", *wanted])
+
+
+def requeue(task: SlurmTask) -> None:
+    """Give this task's nodes back and queue it again under the same id: jobs that wait for it keep waiting.
+
+    Called from within the task, by one of its ranks; Slurm then ends all of them.
+
+    Raises:
+        UserError: scontrol is missing, did not answer, or refused.
+    """
+    run_slurm(["scontrol", "requeue", task.task_id])
+
+
+def _unless_over(command: list[str]) -> None:
+    try:
+        run_slurm(command)
+    except SlurmRefusedError as refusal:
+        if not all(_ALREADY_OVER.search(line) for line in refusal.reason.splitlines()):
+            raise
+
+
+def _queued(job_ids: list[str]) -> dict[str, TaskState]:
+    command = ["squeue", "--noheader", "--array", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r|%N"]
+    try:
+        lines = run_slurm(command).splitlines()
+    except SlurmRefusedError as refusal:
+        if _ALREADY_OVER.search(refusal.reason):
+            return {}  # squeue forgets ended jobs after minutes, and then calls their ids invalid
+        raise
+    states = {}
+    for line in lines:
+        task_id, word, reason, nodes = line.strip().split("|", 3)
+        states[task_id] = TaskState(task_id, _state(word), "" if reason == "None" else reason, nodes)
+    return states
+
+
+def _accounted(job_ids: list[str]) -> dict[str, TaskState]:
+    fields = "JobID,State,ExitCode,NodeList,ElapsedRaw"
+    lines = run_slurm(
+        ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}", f"--format={fields}"]
+    ).splitlines()
+    states: dict[str, TaskState] = {}
+    for line in lines:
+        name, word, exit_code, nodes, elapsed = line.split("|")
+        task, _, step = name.partition(".")
+        if step:
+            _learn_from_step(states, task, word)
+            continue
+        for task_id in _expand(task):
+            nodes = "" if nodes == "None assigned" else nodes
+            states[task_id] = TaskState(task_id, _state(word), exit_code, nodes, int(elapsed or 0))
+    return states
+
+
+def _learn_from_step(states: dict[str, TaskState], task_id: str, word: str) -> None:
+    """A task that lacked memory is FAILED in accounting; only its step says why."""
+    known = states.get(task_id)
+    if known and known.state is QueueState.FAILED and _state(word) is QueueState.OUT_OF_MEMORY:
+        states[task_id] = TaskState(task_id, QueueState.OUT_OF_MEMORY, known.reason, known.nodes, known.elapsed_s)
+
+
+def _state(word: str) -> QueueState:
+    """``CANCELLED by 1001`` and ``CANCELLED+`` count as ``CANCELLED``."""
+    return _SLURM_STATES.get(re.split(r"[ +]", word, maxsplit=1)[0], QueueState.UNKNOWN)
+
+
+def _expand(task: str) -> Iterator[str]:
+    """Task ids of one accounting line: tasks that never started share one, as in ``12_[0-3,7%2]``."""
+    match = _ARRAY_RANGE.fullmatch(task)
+    if match is None:
+        yield task
+        return
+    for part in match["ranges"].split(","):
+        first, _, last = part.partition("-")
+        for index in range(int(first), int(last or first) + 1):
+            yield f"{match['job']}_{index}"
