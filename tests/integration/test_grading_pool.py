@@ -1,0 +1,191 @@
+"""The grader pool with real processes and real math-verify: hostile answers score 0 and hold nothing up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.grading import worker
+from mrt_hpc.grading.pool import GraderPool, Pair, Verdict, VerdictStatus
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONGEST_HOLD_S = 3.0
+TOWER = "9^9^9^9"
+NESTED = "(" * 300 + "1" + ")" * 300
+UNBALANCED = ["\\frac{1}{", "\\left( 3", "\\sqrt{", "}{", "\\begin{pmatrix} 1 \\\\", "{" * 1000, "\\"]
+HANGS = ["10^{10^{10}}", "(10^9)!", "\\sum_{n=1}^{10^{9}} \\frac{1}{n^2}"]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(processes=1) as started:
+        yield started
+
+
+def grade_with_times(pool: GraderPool, pairs: list[Pair]) -> list[tuple[Verdict, float]]:
+    """Each verdict with the seconds from the submission of all pairs to its arrival."""
+
+    async def timed(pair: Pair, started: float) -> tuple[Verdict, float]:
+        verdict = (await pool.grade([pair]))[0]
+        return verdict, time.monotonic() - started
+
+    async def all_at_once() -> list[tuple[Verdict, float]]:
+        started = time.monotonic()
+        return await asyncio.gather(*(timed(pair, started) for pair in pairs))
+
+    return asyncio.run(all_at_once())
+
+
+def test_right_and_wrong_answers(pool: GraderPool) -> None:
+    pairs = [("\\frac{1}{2}", "0.5"), ("0.5", "\\frac{2}{3}"), ("42", "42"), ("41", "42"), (None, "1"), ("  ", "1")]
+    verdicts = pool.grade_all(pairs)
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    assert [verdict.status for verdict in verdicts[-2:]] == [VerdictStatus.NO_ANSWER] * 2
+
+
+@pytest.mark.parametrize("hostile", [TOWER, NESTED, *UNBALANCED, *HANGS])
+def test_a_hostile_answer_scores_zero_and_holds_up_the_others_for_less_than_three_seconds(
+    pool: GraderPool, hostile: str
+) -> None:
+    others: list[Pair] = [(f"\\frac{{{numerator}}}{{{len(hostile) + 7}}}", "2") for numerator in range(20)]
+    (verdict, _), *rest = grade_with_times(pool, [(hostile, "7"), *others])
+    assert verdict.reward == 0.0
+    assert max(seconds for _, seconds in rest) < LONGEST_HOLD_S
+    assert {other.status for other, _ in rest} == {VerdictStatus.GRADED}
+
+
+def test_hangs_together_step_aside_for_the_others(pool: GraderPool) -> None:
+    """Three hangs and one process: the others wait for three short first attempts, not for three whole time limits."""
+    hangs: list[Pair] = [(f"{10 + number}^{{10^{{10}}}}", "7") for number in range(3)]
+    others: list[Pair] = [(f"\\frac{{{numerator}}}{{101}}", "2") for numerator in range(20)]
+    timed = grade_with_times(pool, hangs + others)
+    assert [verdict.status for verdict, _ in timed[:3]] == [VerdictStatus.TIMED_OUT] * 3
+    assert max(seconds for _, seconds in timed[3:]) < LONGEST_HOLD_S
+
+
+def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
+    pool: GraderPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    hung, malformed = "(10^9+1)!" + "+x" * 50, "\\frac{1}{" + "y" * 100
+    with caplog.at_level(logging.WARNING, logger="mrt_hpc.grading.pool"):
+        verdicts = pool.grade_all([(hung, "7"), (malformed, "7"), (hung, "7")])
+        again = pool.grade_all([(hung, "7")])
+    assert [v.status for v in verdicts] == [VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED, VerdictStatus.TIMED_OUT]
+    assert again == verdicts[:1]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    for answer in (hung, malformed):
+        assert sum(repr(answer[:80]) in message for message in messages) == 1
+    assert not any("y" * 80 in message for message in messages)
+
+
+def test_equal_pairs_are_graded_once_and_remembered_within_bounds() -> None:
+    with GraderPool(processes=1, cache_size=2) as small:
+        small.grade_all([("1/2", "0.5")] * 3 + [("1/4", "0.25"), ("1/5", "0.2")])
+        assert list(small._cache) == [("1/4", "0.25"), ("1/5", "0.2")]
+        assert small.grade_all([("1/2", "0.5")])[0].reward == 1.0
+
+
+def test_the_pool_goes_on_when_its_processes_are_killed_from_outside(pool: GraderPool) -> None:
+    for child in multiprocessing.active_children():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+    assert pool.grade_all([("\\frac{3}{6}", "\\frac{1}{2}")])[0].reward == 1.0
+
+
+def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> None:
+    async def kill_while_grading() -> list[Verdict]:
+        grading = asyncio.ensure_future(pool.grade([(NESTED + "+0", "7"), ("\\frac{5}{10}", "0.5")]))
+        await asyncio.to_thread(wait_until, lambda: pool._underway, reason="a task", deadline_s=5)
+        for child in multiprocessing.active_children():
+            child.kill()
+        return await grading
+
+    slow, easy = asyncio.run(kill_while_grading())
+    assert slow.reward == 0.0
+    assert easy.reward == 1.0
+
+
+def test_memory_is_limited_and_the_process_goes_on() -> None:
+    with GraderPool(processes=1, memory_limit_gib=0.05) as tight:
+        assert tight._pool is not None
+        with pytest.raises(MemoryError):
+            tight._pool.schedule(bytearray, args=(200 * 2**20,)).result()
+        assert tight.grade_all([("\\frac{1}{2}", "0.5")])[0].reward == 1.0
+
+
+def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrt_hpc.grading.pool.TASKS_PER_PROCESS", 5)
+    with GraderPool(processes=1) as pool:
+        pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
+        assert all(verdict.reward == 1.0 for verdict in pool.grade_all(pairs))
+
+
+def test_leaving_the_pool_ends_its_processes() -> None:
+    before = {child.pid for child in multiprocessing.active_children()}
+    with GraderPool(processes=2) as pool:
+        pool.grade_all([("1/2", "0.5")])
+        assert {child.pid for child in multiprocessing.active_children()} - before
+    assert not {child.pid for child in multiprocessing.active_children()} - before
+
+
+PARENT = """
+import sys
+from mrt_hpc.grading.pool import GraderPool
+
+if __name__ == "__main__":
+    with GraderPool(processes=2, time_limit_s=300) as pool:
+        print("started", flush=True)
+        pool.grade_all([(sys.argv[1], "7")])
+"""
+
+
+def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """One process idle, one deep inside a multiplication that holds the interpreter lock."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    root = Path(worker.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    parent = subprocess.Popen(
+        [sys.executable, str(script), HANGS[0]], env=environment, stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"started\n"
+        before = _members(parent.pid)
+        wait_until(
+            lambda: any(ticks - before.get(pid, 0) > 100 for pid, ticks in _members(parent.pid).items()),
+            reason="a process that has spent a second on the hang",
+            deadline_s=60,
+        )
+        assert len(_members(parent.pid)) >= 4  # parent, fork server, two workers
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not _members(parent.pid), reason="the end of all grader processes", deadline_s=5)
+
+
+def _members(session: int) -> dict[int, int]:
+    """The processes of a session and the processor time each has used, clock ticks."""
+    found: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found[int(path.parent.name)] = int(fields[11])
+    return found

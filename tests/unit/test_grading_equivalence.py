@@ -1,0 +1,103 @@
+"""Verdicts on single pairs, and that the short cut around math-verify never differs from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mrt_hpc.grading.equivalence import MAX_ANSWER_CHARS, certain_verdict, is_correct, judge
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+BENCHMARKS = ["aime24", "aime25", "amc23", "math500", "minerva_math"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "correct"),
+    [
+        ("42", "42", True),
+        (" 042 ", "42", True),
+        ("-0", "0", True),
+        ("+5", "5", True),
+        ("5", "-5", False),
+        ("41", "42", False),
+        ("1,234", "1234", True),
+        ("\\frac{2}{4}", "\\frac{1}{2}", True),
+        ("0.5", "\\frac{1}{2}", True),
+        ("1/2", "\\dfrac12", True),
+        ("0.333", "\\frac{1}{3}", False),
+        ("50\\%", "50", True),
+        ("2\\sqrt{3}", "\\sqrt{12}", True),
+        ("\\pi/2", "\\frac{\\pi}{2}", True),
+        ("x = 7", "7", True),
+        ("7\\text{ cm}", "7", True),
+        ("$7$", "7", True),
+        ("(3, \\frac{\\pi}{2})", "\\left( 3, \\frac{\\pi}{2} \\right)", True),
+        ("\\{2, 1\\}", "\\{1, 2\\}", True),
+        ("[1, 2)", "(1, 2]", False),
+        ("\\text{Evelyn}", "Evelyn", True),
+        ("\\text{Alice}", "Evelyn", False),
+        ("7 or 8", "7", False),
+        ("\\frac{1}{ = 7", "7", False),
+        ("\\frac{1}{2", "\\frac{1}{2}", False),
+        ("", "7", False),
+    ],
+)
+def test_a_table_of_verdicts(answer: str, gold: str, correct: bool) -> None:
+    assert is_correct(answer, gold) is correct
+
+
+MALFORMED = ["\\frac{1}{", "3}", "\\left( 3", "))((", "\\frac", "{" * 1000, "1" * (MAX_ANSWER_CHARS + 1)]
+
+
+@pytest.mark.parametrize("malformed", MALFORMED)
+def test_what_cannot_be_read_is_said_to_be_unreadable(malformed: str) -> None:
+    judgement = judge(malformed, "7")
+    assert not judgement.correct
+    assert not judgement.readable
+
+
+INTEGERS = st.from_regex(r"\A\s{0,2}[+-]?[0-9]{1,18}\s{0,2}\Z").map(lambda text: text.replace("\x1c", " "))
+SHORT_LATEX = st.lists(
+    st.sampled_from("017x/,().=+ ") | st.sampled_from(["\\pi", "\\frac{1}{2}", "\\frac{1}{0}", "^2", "cm", "\\$"]),
+    min_size=1,
+    max_size=5,
+).map("".join)
+
+
+@settings(deadline=None)
+@given(INTEGERS, INTEGERS)
+def test_the_short_cut_for_integers_gives_math_verifys_verdict(answer: str, gold: str) -> None:
+    assert certain_verdict(answer, gold) == judge(answer, gold).correct
+    assert certain_verdict(answer, answer) is True
+    assert judge(answer, answer).correct
+
+
+@settings(deadline=None)
+@given(SHORT_LATEX)
+def test_the_short_cut_for_identical_text_gives_math_verifys_verdict(text: str) -> None:
+    certain = certain_verdict(text, text)
+    if certain is not None:
+        assert certain == judge(text, text).correct
+
+
+UNCERTAIN = [("\\text{cm}^2", "\\text{cm}^2"), ("\\$", "\\$"), ("1/2", "0.5"), ("5", "5.0"), ("e", "e")]
+
+
+@pytest.mark.parametrize(("answer", "gold"), UNCERTAIN)
+def test_no_short_cut_where_it_would_be_a_guess(answer: str, gold: str) -> None:
+    assert certain_verdict(answer, gold) is None
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no benchmark data beside the repository")
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_every_gold_answer_equals_itself_and_not_its_neighbour(benchmark: str) -> None:
+    golds = [json.loads(line)["answer"] for line in (DATA / f"{benchmark}.jsonl").read_text().splitlines()]
+    for gold, other in zip(golds, golds[1:] + golds[:1], strict=True):
+        assert judge(gold, gold).correct, gold
+        assert certain_verdict(gold, gold) in (True, None)
+        certain = certain_verdict(other, gold)
+        assert certain is None or certain == judge(other, gold).correct, (other, gold)
