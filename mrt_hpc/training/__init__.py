@@ -1,0 +1,1 @@
+"""The trainer's parts: packing, losses, the DeepSpeed engine, checkpoints and published weights."""

@@ -1,0 +1,315 @@
+"""The trainer: one DeepSpeed engine on any number of ranks, ZeRO stage 0 to 3.
+
+Every rank is given the same whole batch and takes its share of it. The loss is divided by the batch's token count,
+never by a count of micro-batches or ranks, so the result depends on neither. Reads no shards and writes no files: see
+``checkpoint`` and ``export``.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils import deterministic
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.training.accelerator import deepspeed, device
+from mrt_hpc.training.batch import MicroBatch, TrainingSequence, collate
+from mrt_hpc.training.learning_rate import learning_rate
+from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
+from mrt_hpc.training.packing import pack, padded_tokens, split_by_group
+from mrt_hpc.training.policy import Policy, load_policy, logit_chunks
+from mrt_hpc.training.settings import Objective, Precision, TrainerSettings
+from mrt_hpc.training.statistics import Stopwatch, Tally, UpdateStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.training.rendezvous import Ranks
+
+LARGEST_BUCKET = 500_000_000
+"""Elements that ZeRO sends at once; a small model needs no buffer larger than itself."""
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """This rank's part of one forward and backward pass."""
+
+    batch: MicroBatch
+    chunks: int
+    """Pieces for the vocabulary projection, the same on every rank."""
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What one optimiser step learns from, as this rank sees it."""
+
+    micro_steps: list[MicroStep]
+    trained_tokens: int
+    """Of the whole mini-batch on all ranks: the loss's divisor."""
+    positions: int
+    padding: int
+
+
+class TrainerEngine:
+    """A policy under training. Make one with ``build``; all methods are collective."""
+
+    def __init__(
+        self, engine: Any, settings: TrainerSettings, source_dir: Path, ranks: Ranks, reference: Policy | None
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.source_dir = source_dir
+        self.ranks = ranks
+        self.reference = reference
+        self.step = 0
+        """Optimiser steps taken since the start of the run."""
+        self._loss_settings = LossSettings(
+            settings.clip_low, settings.clip_high, settings.importance_cap, settings.kl_coefficient
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The module inside the engine; under ZeRO-3 its parameters are partitioned."""
+        return self.engine.module  # type: ignore[no-any-return]
+
+    def update(self, batch: Sequence[TrainingSequence]) -> UpdateStats:
+        """Take one iteration's optimiser steps on ``batch``, which is the same on every rank.
+
+        A batch without a trained token takes no step.
+        """
+        started = time.perf_counter()
+        clock, tally = Stopwatch(), Tally(device())
+        mini_batches = self._mini_batches(batch)
+        with clock.phase("forward"):
+            old_logprobs = [None, *(self._old_logprobs(m) for m in mini_batches[1:])]
+        norms = []
+        for mini_batch, old in zip(mini_batches, old_logprobs, strict=False):
+            self.accumulate(mini_batch, old, clock, tally)
+            with clock.phase("step"):
+                norms.append(self.apply())
+        return self._stats(batch, mini_batches, norms, clock, tally, started)
+
+    def prepare(self, sequences: Sequence[TrainingSequence]) -> MiniBatch:
+        """Pack one mini-batch and lay out this rank's share of it.
+
+        Sequences without any advantage count in the divisor but are not computed, unless the KL term gives them a
+        gradient.
+        """
+        computed = [s for s in sequences if s.trained_tokens and (s.has_signal or self.settings.kl_coefficient > 0)]
+        widths = [s.width for s in computed]
+        plan = pack(widths, self.ranks.world_size, self.settings.max_tokens_per_micro_batch)
+        plan = plan or [((),) * self.ranks.world_size]
+        positions = sum(padded_tokens(widths, indices) for step in plan for indices in step)
+        return MiniBatch(
+            [self._micro_step(computed, step) for step in plan],
+            sum(s.trained_tokens for s in sequences),
+            positions,
+            positions - sum(widths),
+        )
+
+    def accumulate(
+        self,
+        mini_batch: MiniBatch,
+        old_logprobs: list[torch.Tensor] | None = None,
+        clock: Stopwatch | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        """Compute the gradient of a mini-batch; afterwards it is complete on all ranks.
+
+        Args:
+            mini_batch: of ``prepare``.
+            old_logprobs: log-probabilities before the iteration, a tensor a micro-step; None before its first step,
+                where they are those of the forward pass itself.
+            clock: takes the seconds of forward and backward.
+            tally: takes the token sums.
+        """
+        clock, tally = clock or Stopwatch(), tally or Tally(device())
+        last = len(mini_batch.micro_steps) - 1
+        for number, micro_step in enumerate(mini_batch.micro_steps):
+            self.engine.set_gradient_accumulation_boundary(number == last)
+            with clock.phase("forward"):
+                loss = self._loss(micro_step, old_logprobs[number] if old_logprobs else None)
+            with clock.phase("backward"):
+                # DeepSpeed takes the mean over ranks; the sum is wanted
+                scale = self.ranks.world_size / mini_batch.trained_tokens
+                self.engine.backward(loss.total * scale, scale_wrt_gas=False)
+            tally.add(loss, mini_batch.trained_tokens)
+
+    def apply(self) -> float:
+        """Clip the accumulated gradient, take one optimiser step, return the global norm before clipping."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.learning_rate(self.step)
+        plain_norm = self._plain_gradient_norm()
+        self.engine.step()
+        self.step += 1
+        return plain_norm if plain_norm is not None else float(self.engine.get_global_grad_norm())
+
+    def learning_rate(self, step: int) -> float:
+        """The schedule at one optimiser step."""
+        s = self.settings
+        return learning_rate(step, s.total_steps, s.learning_rate, s.warmup_ratio, s.schedule, s.minimum_ratio)
+
+    def _mini_batches(self, batch: Sequence[TrainingSequence]) -> list[MiniBatch]:
+        parts = split_by_group(
+            [s.group for s in batch], [s.width for s in batch], self.settings.optimizer_steps_per_iteration
+        )
+        prepared = (self.prepare([batch[i] for i in part]) for part in parts)
+        return [m for m in prepared if m.trained_tokens]
+
+    def _micro_step(self, sequences: Sequence[TrainingSequence], step: Iterable[tuple[int, ...]]) -> MicroStep:
+        shares = [[sequences[i] for i in indices] for indices in step]
+        largest = max(sum(s.trained_tokens for s in share) for share in shares)
+        chunks = logit_chunks(largest, self.policy.vocabulary)
+        return MicroStep(collate(shares[self.ranks.rank]).to(device()), chunks)
+
+    def _loss(self, micro_step: MicroStep, old_logprobs: torch.Tensor | None) -> TokenLoss:
+        batch = micro_step.batch
+        logprobs, entropy = self.engine(batch, micro_step.chunks)
+        if self.settings.objective is Objective.LIKELIHOOD:
+            return likelihood_loss(logprobs, batch.advantages, entropy)
+        return policy_loss(
+            logprobs,
+            logprobs.detach() if old_logprobs is None else old_logprobs,
+            batch.behaviour_logprobs,
+            batch.advantages,
+            entropy,
+            self._loss_settings,
+            self._reference_logprobs(micro_step),
+        )
+
+    @torch.no_grad()
+    def _reference_logprobs(self, micro_step: MicroStep) -> torch.Tensor | None:
+        return self.reference(micro_step.batch, micro_step.chunks)[0] if self.reference is not None else None
+
+    @torch.no_grad()
+    def _old_logprobs(self, mini_batch: MiniBatch) -> list[torch.Tensor]:
+        return [self.engine(m.batch, m.chunks)[0] for m in mini_batch.micro_steps]
+
+    def _plain_gradient_norm(self) -> float | None:
+        """The norm where DeepSpeed wraps no optimiser (stage 0 in 32 bits) and so tells none."""
+        if self.engine.zero_optimization():
+            return None
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    def _stats(
+        self,
+        batch: Sequence[TrainingSequence],
+        mini_batches: Sequence[MiniBatch],
+        norms: Sequence[float],
+        clock: Stopwatch,
+        tally: Tally,
+        started: float,
+    ) -> UpdateStats:
+        loss, sums, mismatch_max = tally.gathered()
+        computed, steps = max(1.0, sums["tokens"]), max(1, len(norms))
+        positions = sum(m.positions for m in mini_batches)
+        return UpdateStats(
+            loss=loss / steps,
+            grad_norm=sum(norms) / steps,
+            learning_rate=self.learning_rate(max(0, self.step - 1)),
+            nll=sums["nll"] / computed,
+            entropy=sums["entropy"] / computed,
+            kl_reference=sums["kl_reference"] / computed,
+            kl_old=sums["kl_old"] / computed,
+            clip_fraction=sums["clipped"] / computed,
+            mismatch_mean=sums["mismatch"] / computed,
+            mismatch_max=mismatch_max,
+            mismatch_kl=sums["mismatch_kl"] / computed,
+            truncated_share=sums["truncated"] / computed,
+            tokens=sum(m.trained_tokens for m in mini_batches),
+            computed_tokens=int(sums["tokens"]),
+            positions=positions,
+            padding_share=sum(m.padding for m in mini_batches) / max(1, positions),
+            sequences=len(batch),
+            micro_steps=sum(len(m.micro_steps) for m in mini_batches),
+            optimizer_steps=len(norms),
+            step=self.step,
+            seconds_forward=clock.seconds["forward"],
+            seconds_backward=clock.seconds["backward"],
+            seconds_step=clock.seconds["step"],
+            seconds=time.perf_counter() - started,
+        )
+
+
+def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_dir: Path | None = None) -> TrainerEngine:
+    """Start a trainer from a Hugging Face directory; collective, after ``rendezvous.join``.
+
+    Args:
+        settings: of the run.
+        model_dir: weights to start from; also the source of configuration and tokenizer files of what is published.
+        ranks: who this process is.
+        reference_dir: the frozen reference of the KL term; kept whole on every rank.
+
+    Raises:
+        UserError: no usable model, or a KL term without a reference.
+    """
+    if settings.kl_coefficient > 0 and reference_dir is None:
+        raise UserError(
+            "a KL term needs a reference model", value=settings.kl_coefficient, where="training.kl_coefficient"
+        )
+    _seed(settings, ranks)
+    policy = load_policy(model_dir, settings.temperature, settings.precision, settings.gradient_checkpointing)
+    engine, *_ = deepspeed.initialize(
+        model=policy,
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True),
+        model_parameters=_parameter_groups(policy, settings.weight_decay),
+        config=deepspeed_config(settings, sum(p.numel() for p in policy.parameters())),
+        dist_init_required=False,
+    )
+    engine.train()
+    reference = _reference(settings, reference_dir) if settings.kl_coefficient > 0 and reference_dir else None
+    return TrainerEngine(engine, settings, model_dir, ranks, reference)
+
+
+def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, Any]:
+    """DeepSpeed's configuration for a model of so many parameters; how many micro-batches a step has is left open."""
+    bf16 = settings.precision is Precision.BF16
+    bucket = min(LARGEST_BUCKET, parameters)
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": settings.gradient_clip,
+        "bf16": {"enabled": bf16},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": max(1, settings.zero_stage) if bf16 else settings.zero_stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": min(50_000_000, bucket),
+        },
+        "steps_per_print": None,
+    }
+
+
+def _seed(settings: TrainerSettings, ranks: Ranks) -> None:
+    """Seed every generator of this rank, and choose deterministic kernels where there are any."""
+    seed = derive_seed(settings.seed, "trainer", ranks.rank)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, and nothing here reads such memory
+
+
+def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any]]:
+    """Decay matrices only: norms and biases are left alone."""
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _reference(settings: TrainerSettings, directory: Path) -> Policy:
+    policy = load_policy(directory, settings.temperature, settings.precision)
+    return policy.requires_grad_(False).eval().to(device())

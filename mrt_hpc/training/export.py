@@ -1,0 +1,82 @@
+"""Weights for serving: from any ZeRO stage to a Hugging Face directory, with the files the model came with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.weights import MANIFEST
+from mrt_hpc.training.accelerator import deepspeed
+from mrt_hpc.training.rendezvous import on_rank_zero
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mrt_hpc.training.engine import TrainerEngine
+
+T = TypeVar("T")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COMPANIONS = {".json", ".jinja", ".txt", ".model", ".py"}
+"""Suffixes of the small files that belong to a model: tokenizer, chat template, generation defaults, own code."""
+SHARD_SIZE = "5GB"
+
+
+def publish(trainer: TrainerEngine, commit: Callable[[Callable[[Path], None]], T], dtype: str) -> T:
+    """Hand the trainer's weights to ``commit`` on rank 0; collective.
+
+    Args:
+        trainer: between two updates.
+        commit: called on rank 0 with ``write``; ``write(directory)`` fills an existing directory. As in
+            ``lambda write: weights.publish(layout, version, write)``.
+        dtype: number format of the published weights: float32, bfloat16 or float16.
+
+    Returns:
+        What ``commit`` returned, on every rank.
+    """
+    weights = gather(trainer, _dtype(dtype))
+    return on_rank_zero(lambda: commit(lambda directory: write(trainer, weights, dtype, directory)))
+
+
+def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """All weights by name, on the CPU of rank 0; empty elsewhere. One parameter at a time is whole on a device."""
+    model = trainer.policy.model
+    partitioned = trainer.engine.zero_optimization_partition_weights()
+    saved_buffers = model.state_dict().keys() & dict(model.named_buffers()).keys()
+    tensors = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in saved_buffers)]
+    weights = {}
+    for name, tensor in tensors:
+        with deepspeed.zero.GatheredParameters([tensor], enabled=partitioned and hasattr(tensor, "ds_id")):
+            if trainer.ranks.rank == 0:
+                kind = dtype if tensor.is_floating_point() else tensor.dtype
+                weights[name] = tensor.detach().to("cpu", kind, copy=True)
+    return weights
+
+
+def write(trainer: TrainerEngine, weights: dict[str, torch.Tensor], dtype: str, directory: Path) -> None:
+    """Fill ``directory`` with a complete Hugging Face model."""
+    trainer.policy.model.save_pretrained(directory, state_dict=weights, max_shard_size=SHARD_SIZE)
+    source = trainer.source_dir
+    for file in source.iterdir():
+        if _is_companion(file):
+            shutil.copy(file, directory / file.name)
+    config = json.loads((source / "config.json").read_text())
+    for field in {"dtype", "torch_dtype"} & config.keys() or {"dtype"}:
+        config[field] = dtype
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _is_companion(file: Path) -> bool:
+    names_weights = file.name.endswith(".index.json") or file.name == MANIFEST
+    return file.is_file() and file.suffix in COMPANIONS and not names_weights
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise UserError("unknown number format for published weights", value=name, expected=" | ".join(DTYPES))
+    return DTYPES[name]

@@ -1,0 +1,109 @@
+"""The losses, as sums over tokens: the caller divides by the global token count, so no split of the batch changes the
+result.
+
+With pi the trained policy, pi_old the same before the first step of the iteration, and mu the engine that sampled
+with the weights it had:
+
+    w_t   = min(pi_old / mu, cap)          difference of engine, number format and staleness; no gradient
+    rho_t = pi / pi_old                    1 when an iteration takes one optimiser step
+    loss  = - sum_t w_t min(rho_t A_t, clip(rho_t, 1 - low, 1 + high) A_t) + kl_coefficient * sum_t KL_t
+
+Untruncated, w_t rho_t is the ratio to the behaviour policy. KL_t is the k3 estimator, exp(d) - d - 1 with d = log
+pi_ref - log pi: never negative, and unbiased for tokens sampled from pi.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+SUMS = (
+    "tokens", "objective", "nll", "entropy", "kl_reference", "kl_old", "clipped", "mismatch", "mismatch_kl",
+    "truncated",
+)  # fmt: skip
+"""Names of the token sums kept beside the loss, in order."""
+
+
+LARGEST_LOG_WEIGHT = 20.0
+"""Beyond this a weight is told as e^20: far above any cap, yet finite in sums and logs."""
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """The part of the trainer's settings that the policy loss needs."""
+
+    clip_low: float
+    clip_high: float
+    importance_cap: float
+    kl_coefficient: float
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """The loss of some tokens."""
+
+    total: torch.Tensor
+    """Scalar with gradient: the sum over tokens."""
+    sums: torch.Tensor
+    """[len(SUMS)] float64, no gradient."""
+    largest_mismatch: torch.Tensor
+    """Scalar: the largest untruncated w_t; 0 without tokens."""
+
+
+def policy_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    behaviour_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    entropy: torch.Tensor,
+    settings: LossSettings,
+    reference_logprobs: torch.Tensor | None = None,
+) -> TokenLoss:
+    """The clipped, importance-weighted policy loss; all arguments [S] of the trained tokens, temperature applied."""
+    mismatch = (old_logprobs - behaviour_logprobs).clamp(max=LARGEST_LOG_WEIGHT).exp()
+    weight = mismatch.clamp(max=settings.importance_cap)
+    ratio = (logprobs - old_logprobs).exp()
+    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
+    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+    objective = -(weight * surrogate)
+    kl = k3(logprobs, reference_logprobs) if reference_logprobs is not None else torch.zeros_like(logprobs)
+    total = (objective + settings.kl_coefficient * kl).sum()
+    with torch.no_grad():
+        return TokenLoss(
+            total,
+            _sums(
+                tokens=torch.ones_like(logprobs),
+                objective=objective,
+                nll=-logprobs,
+                entropy=entropy,
+                kl_reference=kl,
+                kl_old=k3(old_logprobs, logprobs),
+                clipped=(clipped * advantages < ratio * advantages).float(),
+                mismatch=mismatch,
+                mismatch_kl=k3(behaviour_logprobs, old_logprobs),
+                truncated=(mismatch > settings.importance_cap).float(),
+            ),
+            mismatch.max() if mismatch.numel() else torch.zeros((), device=mismatch.device),
+        )
+
+
+def likelihood_loss(logprobs: torch.Tensor, advantages: torch.Tensor, entropy: torch.Tensor) -> TokenLoss:
+    """The advantage-weighted negative log-likelihood; all arguments [S]."""
+    objective = -(advantages * logprobs)
+    with torch.no_grad():
+        sums = _sums(tokens=torch.ones_like(logprobs), objective=objective, nll=-logprobs, entropy=entropy)
+    return TokenLoss(objective.sum(), sums, torch.zeros((), device=logprobs.device))
+
+
+def k3(logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> torch.Tensor:
+    """Per-token estimate of KL(p || q) for tokens sampled from p, given log p and log q (Schulman's k3)."""
+    difference = other_logprobs - logprobs
+    return difference.exp() - difference - 1.0
+
+
+def _sums(**terms: torch.Tensor) -> torch.Tensor:
+    """[len(SUMS)] the sum of each term in the order of SUMS, 0 for one that is not given."""
+    device = terms["tokens"].device
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack([terms[n].double().sum() if n in terms else zero for n in SUMS])

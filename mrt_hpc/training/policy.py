@@ -1,0 +1,102 @@
+"""The policy as a module: token ids in, log-probabilities of the trained tokens out.
+
+Leaves out the full logits: only trained positions reach the vocabulary projection, in chunks that are computed again
+in the backward pass when all of them would not fit. The softmax is of logits / temperature, the distribution that was
+sampled from.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.training.settings import Precision
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.training.batch import MicroBatch
+
+LOGIT_ELEMENTS = 1 << 28
+"""Most logits kept at once: 1 GiB in 32 bits."""
+
+LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Configuration fields of models whose logits are more than a projection; such models are refused."""
+
+
+class Policy(nn.Module):
+    """A causal language model that gives log-probabilities of chosen tokens."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float, autocast: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.autocast = autocast
+
+    @property
+    def vocabulary(self) -> int:
+        """Columns of the logits."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    def forward(self, batch: MicroBatch, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities [S], with gradient, and entropies [S], without, of the batch's trained tokens.
+
+        Args:
+            batch: B x W token ids with S trained tokens.
+            chunks: pieces in which the S rows pass the projection; under ZeRO-3 the same on every rank, as each piece
+                gathers it.
+        """
+        device_type = batch.input_ids.device.type
+        with torch.autocast(device_type, dtype=torch.bfloat16, enabled=self.autocast):
+            hidden = self.model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
+            pieces = zip(chosen.tensor_split(chunks), batch.targets.tensor_split(chunks), strict=True)
+            if chunks == 1 or not torch.is_grad_enabled():
+                parts = [self._score(rows, targets) for rows, targets in pieces]
+            else:
+                parts = [checkpoint(self._score, rows, targets, use_reentrant=False) for rows, targets in pieces]
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+    def _score(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.model.get_output_embeddings()(hidden).float() / self.temperature
+        logprobs = -F.cross_entropy(logits, targets, reduction="none")
+        return logprobs, _entropy(logits.detach())
+
+
+def _entropy(logits: torch.Tensor) -> torch.Tensor:
+    """[S] entropy of softmax(logits), in nats."""
+    logprobs = logits.log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def load_policy(
+    directory: Path, temperature: float, precision: Precision, gradient_checkpointing: bool = False
+) -> Policy:
+    """Read a Hugging Face directory.
+
+    Raises:
+        UserError: there is no such model, or its logits are not a plain projection.
+    """
+    if not (directory / "config.json").is_file():
+        raise UserError("no model here: config.json is missing", where=directory)
+    config = AutoConfig.from_pretrained(directory)
+    changes = [n for n in LOGIT_CHANGES if getattr(config, n, None) not in (None, 1, 1.0)]
+    if changes:
+        raise UserError("the trainer does not know how this model changes its logits", value=changes, where=directory)
+    dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
+    loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa")
+    model = cast("PreTrainedModel", loaded)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Policy(model, temperature, autocast=precision is Precision.BF16_AUTOCAST)
+
+
+def logit_chunks(trained_tokens: int, vocabulary: int) -> int:
+    """Pieces that keep the logits of one micro-batch within ``LOGIT_ELEMENTS``."""
+    return max(1, -(-trained_tokens * vocabulary // LOGIT_ELEMENTS))

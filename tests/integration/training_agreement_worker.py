@@ -1,0 +1,61 @@
+"""One rank of the agreement test: for each variant loss, gradients and the weights after two updates."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+from training_support import random_batch, settings
+
+from mrt_hpc.training.engine import TrainerEngine, build
+from mrt_hpc.training.rendezvous import Ranks, join, leave
+from mrt_hpc.training.settings import Precision
+from mrt_hpc.training.statistics import Tally
+
+
+def named(trainer: TrainerEngine) -> list[tuple[str, torch.nn.Parameter]]:
+    """Parameters under the names of the model itself."""
+    return [(n.removeprefix("model."), p) for n, p in trainer.policy.named_parameters()]
+
+
+def measure(trainer: TrainerEngine) -> dict[str, object]:
+    """Everything that is compared."""
+    tally = Tally(torch.device("cpu"))
+    trainer.accumulate(trainer.prepare(random_batch(0)), tally=tally)
+    loss, *_ = tally.gathered()
+    gradients = {n: safe_get_full_grad(p).clone() for n, p in named(trainer)}
+    norm = trainer.apply()
+    updates = [trainer.update(random_batch(seed)).as_dict() for seed in (1, 2)]
+    weights = {
+        n: (p.detach() if trainer.settings.zero_stage == 0 else safe_get_full_fp32_param(p)).float().clone()
+        for n, p in named(trainer)
+    }
+    return {"loss": loss, "gradients": gradients, "norm": norm, "updates": updates, "weights": weights}
+
+
+def main() -> None:
+    """Arguments: rank, world size, address file, model, output, then stage:tokens:precision:steps:checkpointing."""
+    rank, world_size = int(sys.argv[1]), int(sys.argv[2])
+    model, output, *variants = sys.argv[4:]
+    torch.set_num_threads(1)
+    ranks = Ranks(rank, world_size, rank)
+    join(ranks, Path(sys.argv[3]), timeout_s=120)
+    for variant in variants:
+        stage, tokens, precision, steps, checkpointing = variant.split(":")
+        chosen = settings(
+            zero_stage=int(stage),
+            max_tokens_per_micro_batch=int(tokens),
+            precision=Precision(precision),
+            optimizer_steps_per_iteration=int(steps),
+            gradient_checkpointing=checkpointing == "1",
+        )
+        result = measure(build(chosen, Path(model), ranks))
+        if rank == 0:
+            torch.save(result, Path(output) / f"{world_size}-{variant.replace(':', '-')}.pt")
+    leave()
+
+
+if __name__ == "__main__":
+    main()

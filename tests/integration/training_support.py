@@ -1,0 +1,166 @@
+"""What the trainer's integration tests share: a tiny model, batches, a plain trainer to compare with, processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from mrt_hpc.training.batch import TrainingSequence
+from mrt_hpc.training.settings import Objective, Precision, Schedule, TrainerSettings
+
+VOCABULARY = 48
+
+
+def tiny_model(directory: Path, seed: int = 0, tied: bool = True) -> Path:
+    """Write a Qwen3 model of two small layers with weights large enough to give uneven distributions."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    torch.manual_seed(seed)
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def random_batch(seed: int = 0, sequences: int = 13, behaviour_noise: float = 0.4) -> list[TrainingSequence]:
+    """Sequences of uneven lengths and masks; one in four has no advantage; behaviour log-probabilities are guesses."""
+    rng = np.random.default_rng(seed)
+    batch = []
+    for index in range(sequences):
+        count = int(rng.integers(1, 30))
+        advantages = rng.normal(size=count) if index % 4 else np.zeros(count)
+        batch.append(
+            TrainingSequence(
+                prompt_ids=rng.integers(2, VOCABULARY, int(rng.integers(1, 12))).tolist(),
+                token_ids=rng.integers(2, VOCABULARY, count).tolist(),
+                advantages=advantages.astype(np.float32),
+                behaviour_logprobs=(-4.0 + behaviour_noise * rng.normal(size=count)).astype(np.float32),
+                mask=rng.random(count) < 0.8,
+                group=str(index // 3),
+            )
+        )
+    return batch
+
+
+def settings(**changes: object) -> TrainerSettings:
+    """Settings of the tests: 32 bits, a rate that moves the weights, clips that bite."""
+    defaults: dict[str, object] = {
+        "total_steps": 10,
+        "temperature": 0.8,
+        "learning_rate": 1e-2,
+        "warmup_ratio": 0.0,
+        "schedule": Schedule.COSINE,
+        "gradient_clip": 0.5,
+        "importance_cap": 1.5,
+        "precision": Precision.FP32,
+        "zero_stage": 0,
+        "max_tokens_per_micro_batch": 128,
+        "objective": Objective.POLICY_GRADIENT,
+    }
+    return TrainerSettings(**(defaults | changes))  # type: ignore[arg-type]
+
+
+def plain_logprobs(model: torch.nn.Module, s: TrainingSequence, temperature: float) -> torch.Tensor:
+    """[T] log-probabilities from the whole logits of one sequence alone."""
+    ids = torch.tensor([[*s.prompt_ids, *s.token_ids]])
+    logits = model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / temperature
+    return logits.log_softmax(-1)[torch.arange(len(s.token_ids)), torch.tensor(s.token_ids)]
+
+
+def plain_loss(
+    model: torch.nn.Module, batch: list[TrainingSequence], old: list[torch.Tensor], chosen: TrainerSettings
+) -> torch.Tensor:
+    """The policy loss, token by token, as the formula is written."""
+    total, tokens = torch.zeros(()), 0
+    for s, old_logprobs in zip(batch, old, strict=True):
+        logprobs = plain_logprobs(model, s, chosen.temperature)
+        for t in np.flatnonzero(s.mask):
+            advantage = float(s.advantages[t])
+            weight = min(float((old_logprobs[t] - float(s.behaviour_logprobs[t])).exp()), chosen.importance_cap)
+            ratio = (logprobs[t] - old_logprobs[t]).exp()
+            clipped = ratio.clamp(1 - chosen.clip_low, 1 + chosen.clip_high)
+            total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
+            tokens += 1
+    return total / tokens
+
+
+class PlainTrainer:
+    """One process, no DeepSpeed: one sequence after the other, torch's own optimiser."""
+
+    def __init__(self, directory: Path, chosen: TrainerSettings) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self.settings = chosen
+        named = list(self.model.named_parameters())
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for _, p in named if p.ndim > 1], "weight_decay": chosen.weight_decay},
+                {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
+            ],
+            betas=chosen.betas,
+        )
+
+    def old_logprobs(self, batch: list[TrainingSequence]) -> list[torch.Tensor]:
+        """Log-probabilities of the weights as they are now."""
+        with torch.no_grad():
+            return [plain_logprobs(self.model, s, self.settings.temperature) for s in batch]
+
+    def gradients(
+        self, batch: list[TrainingSequence], old: list[torch.Tensor]
+    ) -> tuple[float, dict[str, torch.Tensor]]:
+        """Loss and gradients by parameter name."""
+        self.optimizer.zero_grad()
+        loss = plain_loss(self.model, batch, old, self.settings)
+        loss.backward()
+        return loss.item(), {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
+
+    def apply(self, rate: float) -> float:
+        """Clip, step, and give the norm before clipping."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
+        self.optimizer.step()
+        return float(norm)
+
+
+def run_ranks(script: str, arguments: list[str], world_size: int, directory: Path, timeout_s: float = 240) -> None:
+    """Run ``script`` of this folder on so many ranks; its first arguments are rank, world size and the address file.
+
+    Raises:
+        AssertionError: a rank failed; with the end of its output.
+    """
+    here = Path(__file__).parent
+    address = directory / f"address-{uuid.uuid4().hex[:8]}.json"
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    logs = [directory / f"{address.stem}-rank{rank}.log" for rank in range(world_size)]
+    processes = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, str(here / script), str(rank), str(world_size), str(address), *arguments]
+        with log.open("wb") as stream:
+            processes.append(subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT))
+    try:
+        codes = [p.wait(timeout_s) for p in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert codes == [0] * world_size, "\n".join(f"{log.name}:\n{log.read_text()[-4000:]}" for log in logs)
