@@ -14,14 +14,46 @@ from typing import cast
 
 from submitit.core.utils import DelayedSubmission
 
+from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm_environment import SlurmTask
+from mrt_hpc.launch.task import run_task
 from mrt_hpc.recipe.errors import UserError
 
-TaskFunction = Callable[[str, str, int], int | None]
-"""``run_task(run_dir, job_name, task_index) -> exit code``; None is success."""
+TaskFunction = Callable[[str, str, int], None]
+"""``function(run directory, job name, index in the job's array)``."""
 
-RUN_TASK = "mrt_hpc.launch.task:run_task"
+RUN_TASK = "mrt_hpc.launch.slurm_call:run_plan_task"
 """The function that every job of a plan runs."""
+
+
+def run_plan_task(run_dir: str, job_name: str, index: int) -> None:
+    """Run this process's part of a plan's task.
+
+    Raises:
+        SystemExit: the role failed in a way that it can explain; the exit code says whether running again may help.
+    """
+    try:
+        run_task(run_dir, job_name, index, slurm_placement())
+    except UserError as error:
+        print(error.message(), file=sys.stderr, flush=True)
+        sys.exit(int(error.exit_code))
+
+
+def slurm_placement() -> Placement:
+    """This process among the ranks of its task. An attempt is named by the task's id and its restarts.
+
+    Raises:
+        UserError: called outside Slurm.
+    """
+    task = _slurm_task()
+    return Placement(task.rank, task.world_size, task.local_rank, f"{task.task_id}.{task.restarts}")
+
+
+def _slurm_task() -> SlurmTask:
+    task = SlurmTask.from_environment()
+    if task is None:
+        raise UserError("a Slurm task was started outside Slurm", advice="use `mrt-hpc submit`")
+    return task
 
 
 @dataclass(frozen=True)
@@ -34,20 +66,12 @@ class TaskCall:
     job_name: str
 
     def __call__(self) -> None:
-        """Run the task; an exit code other than 0 ends the process with it, so that Slurm records it.
+        """Call the function in this task.
 
         Raises:
             UserError: called outside Slurm.
-            SystemExit: the function returned an exit code other than 0.
         """
-        task = SlurmTask.from_environment()
-        if task is None:
-            raise UserError(
-                "a Slurm task was started outside Slurm", value=self.job_name, advice="use `mrt-hpc submit`"
-            )
-        code = self.resolve()(self.run_dir, self.job_name, task.array_index)
-        if code:
-            sys.exit(int(code))
+        self.resolve()(self.run_dir, self.job_name, _slurm_task().array_index)
 
     def resolve(self) -> TaskFunction:
         """Import the function.

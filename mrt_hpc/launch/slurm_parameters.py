@@ -84,8 +84,13 @@ def _gpu_parameters(resources: JobResources, site: SlurmSite) -> dict[str, Any]:
 
 def _setup_lines(site: SlurmSite) -> list[str]:
     exports = [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
-    scratch = [f"export MRT_HPC_SCRATCH={shlex.quote(site.scratch)}"] if site.scratch else []
+    scratch = [f"export TMPDIR={_in_double_quotes(site.scratch)}"] if site.scratch else []
     return [*site.setup, *scratch, *exports]
+
+
+def _in_double_quotes(path: str) -> str:
+    """For the shell as it stands, except that ``$SLURM_JOB_ID`` and other variables get their values."""
+    return '"' + re.sub(r'(["`\\]|\$\()', r"\\\1", path) + '"'
 
 
 def _srun_arguments(resources: JobResources) -> list[str]:
@@ -97,10 +102,11 @@ def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     """The shell words that start Python in a task, in the container where the site has one.
 
     The signal that announces a time limit or a preemption kills a Python that is still importing. It is therefore
-    ignored until submitit listens; such a task is queued again by Slurm itself.
+    ignored until submitit listens; such a task is queued again by Slurm itself. The folder for temporary files is made
+    here, as each node of a task has its own.
     """
     python = [site.python or sys.executable] if site.container is None else _in_container(site.container, job, layout)
-    return shlex.join(["bash", "-c", 'trap "" USR2; exec "$0" "$@"', *python])
+    return shlex.join(["bash", "-c", 'trap "" USR2; mkdir -p "${TMPDIR:-/tmp}" && exec "$0" "$@"', *python])
 
 
 def _in_container(container: Container, job: Job, layout: RunLayout) -> list[str]:

@@ -1,0 +1,129 @@
+"""The cluster that tests submit to, and the means to use it as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.launch.slurm_queue import TaskState, queue_states
+from mrt_hpc.recipe.site import SlurmSite
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mrt_hpc.plan.model import Plan
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ONEHOST = REPOSITORY / "slurm" / "onehost"
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster, its ordinary user, and a Python that this user may run."""
+
+    settings: Mapping[str, str]
+    user: str
+    python: str
+    home: Path
+    """A folder of the user's for run directories."""
+
+    def onehost(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run_onehost(self.settings, *arguments)
+
+    def as_user(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a command as the ordinary user, from the user's own folder."""
+        return subprocess.run(
+            [sys.executable, str(ONEHOST), "run", *command],
+            env={**os.environ, **self.settings, "PYTHONPATH": f"{REPOSITORY}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def mrt_hpc(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run `mrt-hpc` as the ordinary user."""
+        return self.as_user(self.python, "-m", "mrt_hpc.cli.main", *arguments, timeout=timeout)
+
+    def site(self, **changes: object) -> SlurmSite:
+        """The site profile of this cluster."""
+        values: dict[str, object] = {
+            "name": "onehost",
+            "account": "lab",
+            "partitions": {"cpu": "cpu", "gpu": "gpu"},
+            "python": self.python,
+            "environment": {"PYTHONPATH": f"{REPOSITORY}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1"},
+        }
+        return SlurmSite.model_validate_json(json.dumps({**values, **changes}))
+
+    def run_dir(self, name: str) -> Path:
+        """A fresh run directory that belongs to the user."""
+        path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.home))
+        account = pwd.getpwnam(self.user)
+        os.chown(path, account.pw_uid, account.pw_gid)
+        return path
+
+    def submit(self, plan: Plan, run_dir: Path, function: str, **options: object) -> subprocess.CompletedProcess[str]:
+        """Submit a plan of trivial tasks as the user."""
+        site = options.pop("site", None) or self.site()
+        assert isinstance(site, SlurmSite)
+        request = {
+            "plan": plan.as_json(),
+            "site": site.model_dump(mode="json"),
+            "run_dir": str(run_dir),
+            "function": f"slurm_trivial_tasks:{function}",
+            "known_ids": {},
+            **options,
+        }
+        file = run_dir / "request.json"
+        file.write_text(json.dumps(request))
+        return self.as_user(self.python, str(HERE / "slurm_submit_driver.py"), "submit", str(file))
+
+    def submitted(self, plan: Plan, run_dir: Path, function: str, **options: object) -> dict[str, str]:
+        """The ids of a submission that has to succeed, by job name."""
+        done = self.submit(plan, run_dir, function, **options)
+        assert done.returncode == 0, done.stderr
+        return recorded_ids(done.stdout)
+
+
+def recorded_ids(printed: str) -> dict[str, str]:
+    lines = (json.loads(line) for line in printed.splitlines())
+    return {line["name"]: line["id"] for line in lines}
+
+
+def wait_for_end(ids: Mapping[str, str], seconds: float = 120) -> dict[str, TaskState]:
+    """The states of all tasks, once none of them will run any more."""
+
+    def ended() -> dict[str, TaskState] | None:
+        states = queue_states(ids.values())
+        return states if all(state.ended for state in states.values()) else None
+
+    return wait_until(ended, reason=f"the end of jobs {sorted(ids.values())}", deadline_s=seconds)
+
+
+def notes(run_dir: Path) -> list[dict[str, object]]:
+    """What the trivial tasks wrote, in order."""
+    file = run_dir / "notes.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def run_onehost(settings: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ONEHOST), *arguments],
+        env={**os.environ, **settings, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
