@@ -36,6 +36,9 @@ CONTROL_TIMEOUT_S = 600.0
 """A reload waits for the samples under way, and then reads the weights."""
 _LONGEST_SOCKET_PATH = 100
 _LOG_TAIL_BYTES = 4000
+_CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
+"""Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed (vLLM 0.32 rewinds the
+offset of the request's generator, and a CPU generator has none)."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +265,11 @@ class VllmServer:
 
     def _cpu_environment(self) -> dict[str, str]:
         cores = self.settings.cpu_threads or ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
-        return {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+        return {
+            "VLLM_CPU_OMP_THREADS_BIND": cores,
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+            "TORCHDYNAMO_DISABLE": "1",  # else the first sample waits for a C++ compiler, which a node need not have
+        }
 
     def _arguments(self) -> list[str]:
         settings = self.settings
@@ -285,7 +292,7 @@ class VllmServer:
             options["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
         if block_size := settings.block_size or (32 if on_cpu() else None):
             options["block-size"] = block_size
-        flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(["--enforce-eager"] if on_cpu() else [])]
+        flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if on_cpu() else [])]
         return [*(text for name, value in options.items() for text in (f"--{name}", str(value))), *flags, *settings.extra_args]
 
 
