@@ -67,9 +67,7 @@ class UserError(Exception):
         return _rebuild, (self.what, self.value, self.where, self.expected, self.advice, int(self.exit_code))
 
 
-def _rebuild(
-    what: str, value: object, where: object, expected: str | None, advice: str | None, code: int
-) -> UserError:
+def _rebuild(what: str, value: object, where: object, expected: str | None, advice: str | None, code: int) -> UserError:
     return UserError(what, value=value, where=where, expected=expected, advice=advice, exit_code=ExitCode(code))
 
 

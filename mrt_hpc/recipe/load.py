@@ -120,7 +120,9 @@ def _apply(source: Source, override: str) -> None:
     path, equals, value = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise UserError("not an override", value=override, expected="--set FIELD.PATH=VALUE, as in training.learning_rate=2e-6")
+        raise UserError(
+            "not an override", value=override, expected="--set FIELD.PATH=VALUE, as in training.learning_rate=2e-6"
+        )
     try:
         parsed = YAML(typ="safe", pure=True).load(value)
     except MarkedYAMLError as error:
@@ -147,13 +149,17 @@ def _descend(target: Any, key: str, override: str) -> tuple[Any, int | str]:
     if target.get(key) is None:
         target[key] = {}
     if not isinstance(target[key], dict | list):
-        raise UserError(f"{key} holds a single value, so nothing can be set below it", value=target[key], where=f"--set {override}")
+        raise UserError(
+            f"{key} holds a single value, so nothing can be set below it", value=target[key], where=f"--set {override}"
+        )
     return target[key], key
 
 
 def _index(items: list[Any], key: str, override: str) -> int:
     if not key.isdecimal() or int(key) >= len(items):
-        raise UserError("no such list item", value=key, where=f"--set {override}", expected=f"a number from 0 to {len(items) - 1}")
+        raise UserError(
+            "no such list item", value=key, where=f"--set {override}", expected=f"a number from 0 to {len(items) - 1}"
+        )
     return int(key)
 
 
@@ -193,7 +199,11 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
 
 
 def _kind(error_type: str) -> str:
-    names = {"extra_forbidden": "no such field", "missing": "field is missing", "misfit": "does not fit the other fields"}
+    names = {
+        "extra_forbidden": "no such field",
+        "missing": "field is missing",
+        "misfit": "does not fit the other fields",
+    }
     return names.get(error_type, "wrong value")
 
 

@@ -420,7 +420,9 @@ class Recipe(Section):
         if isinstance(self.algorithm, MrtOnline) and self.prover is None:
             raise misfit("prover", "algorithm mrt_online needs a prover: add `prover: {type: forced_answer}`")
         if isinstance(self.algorithm, Grpo) and self.prover is not None:
-            raise misfit("prover", "algorithm grpo makes no use of a prover, whose branches would cost tokens: remove `prover`")
+            raise misfit(
+                "prover", "algorithm grpo makes no use of a prover, whose branches would cost tokens: remove `prover`"
+            )
         if self.sampling.rollouts_per_problem < 2:
             raise misfit(
                 "sampling.rollouts_per_problem", "at least 2: the outcome advantage compares the rollouts of a group"

@@ -86,17 +86,13 @@ class RunLayout:
         """All that belongs to one iteration."""
         return self.root / "iterations" / f"{number:06d}"
 
-    def rollout_shard(self, iteration: int, shard: int) -> Path:
-        """One shard of rollouts; its presence says that its branches are there too."""
-        return self.iteration(iteration) / "rollouts" / f"shard-{shard:05d}.parquet"
+    def shards(self, iteration: int) -> Path:
+        """Parent of the shards of an iteration."""
+        return self.iteration(iteration) / "shards"
 
-    def branch_shard(self, iteration: int, shard: int) -> Path:
-        """The branches of one shard of rollouts."""
-        return self.iteration(iteration) / "branches" / f"shard-{shard:05d}.parquet"
-
-    def shard_statistics(self, iteration: int, shard: int) -> Path:
-        """Timings and token counts of one shard."""
-        return self.iteration(iteration) / "rollouts" / f"shard-{shard:05d}.json"
+    def shard(self, iteration: int, number: int) -> Path:
+        """What one inference task sampled for an iteration: rollouts, branches and their cost, complete or absent."""
+        return self.shards(iteration) / f"{number:05d}"
 
     def metrics(self, iteration: int) -> Path:
         """What the trainer measured in one iteration."""

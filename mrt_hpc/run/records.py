@@ -82,3 +82,21 @@ class Branch:
     """Length of problem, prefix and forced tokens together."""
     cached_tokens: int | None
     """How many of these the server had in its prefix cache; None when it did not say."""
+
+
+@dataclass(frozen=True)
+class ShardStatistics:
+    """What one shard of rollouts and branches cost."""
+
+    rollouts: int
+    branches: int
+    rollout_tokens: int
+    """Sampled tokens of the rollouts."""
+    branch_tokens: int
+    """Sampled tokens of the branches."""
+    prompt_tokens: int
+    """Prompt tokens of the branches: problem, prefix and forced text."""
+    cached_tokens: int
+    """How many of these came from the server's prefix cache."""
+    seconds: dict[str, float]
+    """Wall time by phase: waiting, loading, generation (branching included), grading, committing."""

@@ -1,8 +1,14 @@
-"""Parquet shards of records: written whole, committed once, read back strictly."""
+"""Parquet shards of records: written whole, committed once, read back strictly.
+
+A shard of an iteration is a directory of rollouts, their branches and their cost, so that all three appear in one step; a shard of an
+evaluation is one file.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 import types
 import typing
 from enum import StrEnum
@@ -13,13 +19,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import creating, is_temporary
+from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, temporary_sibling
+from mrt_hpc.run.records import Branch, Rollout, ShardStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 Record = TypeVar("Record")
+
+ROLLOUTS, BRANCHES, STATISTICS = "rollouts.parquet", "branches.parquet", "statistics.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class IterationShard:
+    """What one inference task sampled for one iteration."""
+
+    rollouts: list[Rollout]
+    branches: list[Branch]
+    statistics: ShardStatistics
+
 
 _ARROW_TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
@@ -46,17 +65,51 @@ def _arrow_type(hint: Any) -> pa.DataType:
     return _ARROW_TYPES[hint]
 
 
-def commit_shard(path: Path, records: Sequence[Any], record_type: type) -> bool:
-    """Write ``records`` to ``path`` unless a shard is there already.
+def commit_iteration_shard(
+    path: Path, rollouts: Sequence[Rollout], branches: Sequence[Branch], statistics: ShardStatistics
+) -> bool:
+    """Write one shard of an iteration unless it is there already.
 
     Returns:
         True when this shard is now the one; False when another was committed first (this one is dropped).
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_sibling(path)
+    temporary.mkdir()
+    try:
+        write_records(temporary / ROLLOUTS, rollouts, Rollout)
+        write_records(temporary / BRANCHES, branches, Branch)
+        (temporary / STATISTICS).write_text(json.dumps(dataclasses.asdict(statistics), indent=2))
+        return commit_directory(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_iteration_shard(path: Path) -> IterationShard:
+    """One complete shard of an iteration.
+
+    Raises:
+        UserError: a part of it is damaged.
+    """
+    return IterationShard(
+        rollouts=read_shard(path / ROLLOUTS, Rollout),
+        branches=read_shard(path / BRANCHES, Branch),
+        statistics=ShardStatistics(**json.loads((path / STATISTICS).read_text())),
+    )
+
+
+def commit_shard(path: Path, records: Sequence[Any], record_type: type) -> bool:
+    """Write ``records`` to ``path`` unless a shard is there already; True when this one is now the shard."""
+    with creating(path) as commit:
+        write_records(commit.temporary, records, record_type)
+    return commit.won
+
+
+def write_records(path: Path, records: Sequence[Any], record_type: type) -> None:
+    """Write a parquet file; the caller makes its appearance atomic."""
     schema = arrow_schema(record_type)
     columns = [pa.array([getattr(r, f.name) for r in records], type=f.type) for f in schema]
-    with creating(path) as commit:
-        pq.write_table(pa.Table.from_arrays(columns, schema=schema), commit.temporary, compression="zstd")
-    return commit.won
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, compression="zstd")
 
 
 def read_shard(path: Path, record_type: type[Record]) -> list[Record]:
@@ -102,8 +155,8 @@ def _enum_fields(record_type: type[Any]) -> dict[str, type[StrEnum]]:
     return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, StrEnum)}
 
 
-def list_shards(directory: Path) -> list[Path]:
-    """The complete shards of a directory, in order; none when it does not exist yet."""
+def complete_shards(directory: Path) -> list[Path]:
+    """The complete shards of an iteration, in order; none when there is no such iteration yet."""
     if not directory.is_dir():
         return []
-    return sorted(p for p in directory.iterdir() if p.suffix == ".parquet" and not is_temporary(p))
+    return sorted(p for p in directory.iterdir() if not is_temporary(p))

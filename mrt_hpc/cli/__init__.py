@@ -1,0 +1,1 @@
+"""The command line: thin commands over ``launch``; see ``mrt-hpc --help``."""

@@ -1,0 +1,120 @@
+"""What a local run shows: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from mrt_hpc.launch.progress import Progress, progress
+from mrt_hpc.plan.model import Role
+from mrt_hpc.run.tasks import TaskState
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mrt_hpc.launch.local import LocalRun
+    from mrt_hpc.run.layout import RunLayout
+
+LOOK_EVERY_S = 0.5
+"""Between two looks at the run directory."""
+
+
+class Display(ABC):
+    """Shows a run's progress; use as a context manager."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self.layout = layout
+        self._next_look = 0.0
+
+    @staticmethod
+    def of(terminal: bool, layout: RunLayout) -> Display:
+        """Bars where there is a terminal, lines where there is none."""
+        return BarDisplay(layout) if terminal else LineDisplay(layout)
+
+    def show(self, run: LocalRun) -> None:
+        """Take one look, unless the last was a moment ago and tasks still run."""
+        if time.monotonic() < self._next_look and run.running:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+        self.update(progress(run.plan, self.layout), doing(run))
+
+    @abstractmethod
+    def update(self, now: Progress, doing: str) -> None:
+        """Show one look."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End the display."""
+
+
+class LineDisplay(Display):
+    """A line for whatever has changed, with the time since the start."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        super().__init__(layout)
+        self._started = time.monotonic()
+        self._last = ("", "", "")
+
+    def update(self, now: Progress, doing: str) -> None:
+        """Print a line where tasks, iterations or evaluations have changed."""
+        said = (doing, iterations_text(now), evaluations_text(now))
+        if said != self._last:
+            self._last = said
+            seconds = int(time.monotonic() - self._started)
+            print(f"[{seconds // 60:3d}:{seconds % 60:02d}] {said[1]}; {said[2]}; {said[0]}", flush=True)
+
+
+class BarDisplay(Display):
+    """Two bars, for iterations and evaluations."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        super().__init__(layout)
+        self._bars = Bars(
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=Console(),
+        )
+        self._training = self._bars.add_task("iterations", total=None, note="")
+        self._evaluating = self._bars.add_task("evaluations", total=None, note="")
+
+    def __enter__(self) -> Display:
+        self._bars.start()
+        return self
+
+    def update(self, now: Progress, doing: str) -> None:
+        """Move the bars."""
+        reward = "" if now.reward is None else f"reward {now.reward:.2f}; "
+        self._bars.update(self._training, total=now.iterations, completed=now.iterations_done, note=f"{reward}{doing}")
+        self._bars.update(self._evaluating, total=now.evaluations, completed=now.evaluations_done)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bars.stop()
+
+
+def doing(run: LocalRun) -> str:
+    """Which roles are at work, and how many of each."""
+    counts = {role: sum(r.job.role is role for r in run.running) for role in Role}
+    busy = [f"{count} {role}" if count > 1 else str(role) for role, count in counts.items() if count]
+    failed = sum(state is TaskState.FAILED for state in run.ended.values())
+    return ("running " + ", ".join(busy) if busy else "nothing runs") + (f"; {failed} FAILED" if failed else "")
+
+
+def iterations_text(now: Progress) -> str:
+    """Iterations done, and the reward of the last."""
+    reward = "" if now.reward is None else f", reward {now.reward:.2f}"
+    return f"iteration {now.iterations_done}/{now.iterations}{reward}"
+
+
+def evaluations_text(now: Progress) -> str:
+    """Evaluations done."""
+    return f"evaluations {now.evaluations_done}/{now.evaluations}"

@@ -1,0 +1,174 @@
+"""The ``mrt-hpc`` command. Every command imports what it needs when it runs, so that help and plan answer at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import mrt_hpc
+from mrt_hpc.cli import options
+from mrt_hpc.recipe.errors import ExitCode, UserError
+
+RECIPE = click.Path(path_type=Path, dir_okay=False)
+RUN = click.Path(path_type=Path, file_okay=False)
+
+
+class Group(click.Group):
+    """Shows the user's errors as they are, and everything else as the defect that it is."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; a UserError becomes its text and exit code."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+            click.echo(error.message(), err=True)
+            ctx.exit(int(error.exit_code))
+        except KeyboardInterrupt:
+            click.echo("stopped; the same command goes on where it stopped", err=True)
+            ctx.exit(int(ExitCode.INTERRUPTED))
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(mrt_hpc.__version__, prog_name="mrt-hpc")
+def main() -> None:
+    """Meta Reinforcement Fine-Tuning of language models on Slurm clusters.
+
+    \b
+    A first run, on this machine, without Slurm or GPU:
+      mrt-hpc submit recipes/quickstart.yaml
+    \b
+    The same on a cluster:
+      mrt-hpc plan   recipes/mrt_online.yaml --site mycluster
+      mrt-hpc submit recipes/mrt_online.yaml --site mycluster
+      mrt-hpc status runs/mrt-online-1.5b
+    \b
+    Shell completion (bash; zsh and fish alike):
+      eval "$(_MRT_HPC_COMPLETE=bash_source mrt-hpc)"
+    """
+
+
+@main.command(short_help="Show what a recipe would submit.")
+@click.argument("recipe", type=RECIPE)
+@options.site
+@options.overrides
+@options.run_directory
+@click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
+def plan(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None, show_sbatch: bool) -> None:
+    """Print the jobs of RECIPE without submitting them: arrays, dependencies, resources and GPU-hours.
+
+    \b
+    Examples:
+      mrt-hpc plan recipes/mrt_online.yaml
+      mrt-hpc plan recipes/mrt_online.yaml --site mycluster --sbatch
+      mrt-hpc plan recipes/mrt_online.yaml --set schedule.iterations_per_job=62
+    """
+    from mrt_hpc.cli.plan import print_plan, print_sbatch
+
+    if show_sbatch:
+        print_sbatch(recipe, site, overrides, run)
+    else:
+        print_plan(recipe, site, overrides, run)
+
+
+@main.command(short_help="Run a recipe, here or on Slurm.")
+@click.argument("recipe", type=RECIPE)
+@options.site
+@options.overrides
+@options.run_directory
+def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+    """Run RECIPE: on this machine, or with --site on a Slurm cluster.
+
+    What is finished stays finished: the same command again goes on where the run stopped.
+
+    \b
+    Examples:
+      mrt-hpc submit recipes/quickstart.yaml
+      mrt-hpc submit recipes/quickstart.yaml --set seed=1 --run runs/quickstart-1
+      mrt-hpc submit recipes/mrt_online.yaml --site mycluster
+    """
+    from mrt_hpc.cli.submit import submit_recipe
+
+    submit_recipe(recipe, site, overrides, run)
+
+
+@main.command(short_help="Show how a run stands.")
+@click.argument("run", type=RUN)
+def status(run: Path) -> None:
+    """Show how RUN stands: its jobs, iterations, evaluations and failures.
+
+    \b
+    Examples:
+      mrt-hpc status runs/quickstart
+    """
+    from mrt_hpc.cli.status import print_status
+
+    print_status(run)
+
+
+@main.command(short_help="Show the end of a run's logs.")
+@click.argument("run", type=RUN)
+@click.argument("role", required=False, type=click.Choice(options.ROLES))
+@click.option("-n", "--lines", default=30, show_default=True, help="Lines from the end of each log.")
+@click.option("--all", "everything", is_flag=True, help="All logs of the role, not only the newest.")
+def logs(run: Path, role: str | None, lines: int, everything: bool) -> None:
+    """Show the end of the newest log of RUN (of one ROLE).
+
+    \b
+    Examples:
+      mrt-hpc logs runs/quickstart
+      mrt-hpc logs runs/quickstart trainer -n 100
+    """
+    from mrt_hpc.cli.status import print_logs
+
+    print_logs(run, role, lines, everything)
+
+
+@main.command(short_help="Stop a run.")
+@click.argument("run", type=RUN)
+def cancel(run: Path) -> None:
+    """Stop RUN; what is finished stays, and submit goes on from there.
+
+    \b
+    Examples:
+      mrt-hpc cancel runs/quickstart
+    """
+    from mrt_hpc.cli.status import cancel_run
+
+    cancel_run(run)
+
+
+@main.command(short_help="Write a run's report from what is there now.")
+@click.argument("run", type=RUN)
+def report(run: Path) -> None:
+    """Write report.md and the plots of RUN from what is there now.
+
+    \b
+    Examples:
+      mrt-hpc report runs/quickstart
+    """
+    from mrt_hpc.cli.status import print_report
+
+    print_report(run)
+
+
+@main.command(short_help="List the fields of a recipe or a site profile.")
+@click.argument("kind", type=click.Choice(["recipe", "site"]), default="recipe")
+def fields(kind: str) -> None:
+    """List every field of a recipe (or a site profile) with its default and what it means.
+
+    \b
+    Examples:
+      mrt-hpc fields
+      mrt-hpc fields site
+    """
+    from mrt_hpc.cli.fields import print_fields
+
+    print_fields(kind)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

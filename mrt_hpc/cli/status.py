@@ -1,0 +1,127 @@
+"""``mrt-hpc status``, ``logs``, ``cancel`` and ``report``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from mrt_hpc.cli.display import evaluations_text, iterations_text
+from mrt_hpc.launch.ledger import latest_ids, local_process
+from mrt_hpc.launch.progress import failures, progress, task_records
+from mrt_hpc.launch.slurm_queue import cancel, queue_states
+from mrt_hpc.plan.model import Plan
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.launch.slurm_queue import TaskState as QueuedTask
+    from mrt_hpc.plan.model import Job
+
+PIPE_WIDTH = 160
+
+
+def open_run(run: Path) -> tuple[RunLayout, Plan]:
+    """An existing run and its plan.
+
+    Raises:
+        UserError: there is no run at this place.
+    """
+    layout = RunLayout(run.absolute())
+    if not layout.plan.is_file():
+        runs = sorted(str(p.parent) for p in run.parent.glob("*/plan.json")) if run.parent.is_dir() else []
+        raise UserError(
+            "not a run directory: it has no plan.json",
+            value=str(run),
+            expected=f"one of {', '.join(runs)}" if runs else "a directory that `mrt-hpc submit` made",
+        )
+    return layout, Plan.model_validate(json.loads(layout.plan.read_text()))
+
+
+def print_status(run: Path) -> None:
+    """Print jobs, progress and failures; one squeue and one sacct at most."""
+    layout, plan = open_run(run)
+    now, ids = progress(plan, layout), latest_ids(layout)
+    queued = queue_states(sorted(set(ids.values()))) if ids else {}
+    table = Table("job", "Slurm", "tasks", "in the queue", title=str(layout.root), title_justify="left")
+    for job in plan.jobs:
+        table.add_row(job.name, ids.get(job.name, ""), _tasks(job, layout), _queue(ids.get(job.name), queued))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console.print(table)
+    console.print(f"{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
+    if (process := local_process(layout)) is not None:
+        console.print(f"runs on this machine in process {process.pid}", highlight=False)
+    for job, index, record in failures(plan, layout):
+        console.print(f"[red]failed:[/] {job.name} task {index}", highlight=False)
+        console.print(record.message, markup=False, highlight=False)
+    if now.report:
+        console.print(f"report: {layout.report}", highlight=False, soft_wrap=True)
+
+
+def _tasks(job: Job, layout: RunLayout) -> str:
+    counts = Counter(record.state for record in task_records(job, layout))
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _queue(slurm_id: str | None, queued: dict[str, QueuedTask]) -> str:
+    """States of a job's tasks in Slurm, with the reason why they wait."""
+    mine = [t for key, t in queued.items() if slurm_id is not None and key.partition("_")[0] == slurm_id]
+    counts = Counter(f"{t.state}" + (f" ({t.reason})" if t.reason and not t.ended else "") for t in mine)
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def print_logs(run: Path, role: str | None, lines: int, everything: bool) -> None:
+    """Print the end of the newest log, or of all logs.
+
+    Raises:
+        UserError: there is none yet.
+    """
+    layout, _ = open_run(run)
+    paths = [p for p in layout.logs.rglob("*") if p.is_file() and p.suffix in (".log", ".out", ".err")]
+    wanted = [
+        p for p in paths if role is None or f".{role}" in str(p.relative_to(layout.logs)) or p.name.startswith(role)
+    ]
+    wanted = sorted((p for p in wanted if p.stat().st_size), key=lambda p: p.stat().st_mtime)
+    if not wanted:
+        raise UserError("no log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {run}")
+    for path in wanted if everything else wanted[-1:]:
+        click.secho(f"==> {path}", bold=True)
+        with path.open(errors="replace") as stream:
+            click.echo("".join(deque(stream, maxlen=lines)), nl=False)
+
+
+def cancel_run(run: Path) -> None:
+    """Stop a run, wherever it runs."""
+    layout, _ = open_run(run)
+    stopped = False
+    if (process := local_process(layout)) is not None:
+        os.kill(process.pid, signal.SIGINT)
+        click.echo(f"told process {process.pid} to stop")
+        stopped = True
+    if ids := latest_ids(layout):
+        cancel(sorted(set(ids.values())))
+        click.echo(f"cancelled {len(ids)} Slurm job(s)")
+        stopped = True
+    if not stopped:
+        raise UserError("nothing of this run is under way", where=layout.root)
+    click.echo("what is finished stays; the same submit command goes on from there")
+
+
+def print_report(run: Path) -> None:
+    """Write the report from what is there and say where."""
+    from mrt_hpc.roles.report import write_report  # plots take a second to import
+
+    layout, _ = open_run(run)
+    missing = write_report(layout)
+    for part in missing:
+        click.echo(f"missing: {part}")
+    click.echo(f"report: {layout.report}")

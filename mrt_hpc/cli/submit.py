@@ -1,0 +1,100 @@
+"""``mrt-hpc submit``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from mrt_hpc.cli.display import Display
+from mrt_hpc.cli.options import run_path
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.ledger import claim_local, latest_ids, record_submission
+from mrt_hpc.launch.local import run_plan
+from mrt_hpc.launch.progress import failures, task_records
+from mrt_hpc.launch.sites import find_site
+from mrt_hpc.launch.slots import machine_slots
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import LocalSite, SlurmSite
+from mrt_hpc.run.tasks import TaskState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.run.layout import RunLayout
+
+
+def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+    """Check everything, make or open the run directory, and start what is left to do.
+
+    Raises:
+        UserError: recipe, site or data are wrong, or a task failed.
+    """
+    recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
+    plan = compile_plan(recipe, site)
+    if isinstance(site, LocalSite):
+        machine_slots(plan, site)  # refuses what can never run here, before anything is made
+    layout = create_or_open(run_path(recipe.name, run), recipe, plan)
+    if isinstance(site, LocalSite):
+        run_here(plan, layout, site)
+    else:
+        submit_to_slurm(plan, layout, site)
+
+
+def run_here(plan: Plan, layout: RunLayout, site: LocalSite) -> None:
+    """Run the plan on this machine, showing how it goes.
+
+    Raises:
+        UserError: a task failed.
+    """
+    claim = claim_local(layout)
+    click.echo(f"run directory: {layout.root}")
+    try:
+        with Display.of(sys.stdout.isatty(), layout) as display:
+            well = run_plan(plan, layout, site, display.show)
+    finally:
+        claim.unlink(missing_ok=True)
+    if not well:
+        raise failed(plan, layout)
+    click.echo(f"done; the report: {layout.report}")
+
+
+def failed(plan: Plan, layout: RunLayout) -> UserError:
+    """What to tell when tasks have failed."""
+    broken = failures(plan, layout)
+    job, index, record = broken[0]
+    return UserError(
+        f"{len(broken)} task(s) failed, first task {index} of {job.name}: {record.message.strip().rpartition(chr(10))[2]}",
+        where=layout.logs,
+        advice=f"mrt-hpc logs {layout.root} {job.role}; the same submit command goes on where the run stopped",
+        exit_code=ExitCode.RETRYABLE,
+    )
+
+
+def submit_to_slurm(plan: Plan, layout: RunLayout, site: SlurmSite) -> None:
+    """Hand to Slurm what is neither done nor queued."""
+    from mrt_hpc.launch.slurm import submit
+    from mrt_hpc.launch.slurm_queue import queue_states
+
+    satisfied = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
+    known = latest_ids(layout)
+    states = queue_states(sorted(set(known.values()))) if known else {}
+    live = {slurm_id.partition("_")[0] for slurm_id, task in states.items() if not task.ended}
+    queued = {job: slurm_id for job, slurm_id in known.items() if slurm_id in live}
+    jobs = [job for job in plan.jobs if job.name not in satisfied]
+    new = submit(
+        jobs,
+        site,
+        layout,
+        known_ids=queued,
+        record=lambda job, slurm_id: record_submission(layout, job, slurm_id, site.name),
+        satisfied=satisfied,
+    )
+    for name, slurm_id in new:
+        click.echo(f"submitted {name} as job {slurm_id}")
+    click.echo(f"{len(new)} job(s) submitted, {len(queued)} queued before, {len(satisfied)} done")
+    click.echo(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.root}")

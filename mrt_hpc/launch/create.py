@@ -1,0 +1,126 @@
+"""Making a run directory, or recognising one: its identity, its data, its plan.
+
+The directory is made under a temporary name and takes its place whole, so a refused recipe leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.schema import HuggingFaceModel, JsonlProblems, Recipe
+from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
+from mrt_hpc.run.data import read_problems, write_problems
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.world.task import Split, problems
+
+if TYPE_CHECKING:
+    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.recipe.schema import Problems
+    from mrt_hpc.run.records import Problem
+
+
+def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
+    """The run directory of a recipe: made if absent, opened if it was made from this very recipe.
+
+    Raises:
+        UserError: the data are wrong, the directory belongs to another recipe, or it is no run directory.
+    """
+    layout = RunLayout(root.absolute())
+    if layout.recipe_lock.is_file():
+        refuse_other_recipe(layout, recipe)
+        return layout
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise UserError(
+            "the run directory exists and is not a run", value=str(root), advice="choose another with --run DIR"
+        )
+    data = read_all_data(recipe)
+    check_model(recipe)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_sibling(layout.root)
+    try:
+        temporary.mkdir(mode=0o700)
+        _fill(RunLayout(temporary), recipe, plan, data)
+        commit_directory(temporary, layout.root)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return layout
+
+
+def refuse_other_recipe(layout: RunLayout, recipe: Recipe) -> None:
+    """A run directory holds one experiment.
+
+    Raises:
+        UserError: naming the first field that differs.
+    """
+    locked = read_recipe_lock(layout.recipe_lock).model_dump(mode="json")
+    if (difference := first_difference(locked, recipe.model_dump(mode="json"))) is not None:
+        field, old, new = difference
+        raise UserError(
+            f"the run directory was made from another recipe: {field} was {old!r}",
+            value=new,
+            where=layout.root,
+            advice="choose another directory with --run DIR, or take the change back to go on with this run",
+        )
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """The first field in which two resolved recipes differ: dotted path, old value, new value."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(k for k in new if k not in old)]:
+            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            if found:
+                return found
+        return None
+    return None if old == new else (path, old, new)
+
+
+def read_all_data(recipe: Recipe) -> dict[str | None, list[Problem]]:
+    """All problems that the run needs: the training problems under None, each benchmark's under its name.
+
+    Raises:
+        UserError: a file is missing or wrong.
+    """
+    data: dict[str | None, list[Problem]] = {None: problems_of(recipe.data)}
+    for benchmark in recipe.evaluation.benchmarks:
+        data[benchmark.name] = problems_of(benchmark.problems)
+    return data
+
+
+def problems_of(source: Problems) -> list[Problem]:
+    """The problems that a recipe names."""
+    if isinstance(source, JsonlProblems):
+        return read_problems(Path(source.path), source.limit)
+    return problems(Split(source.split), source.problems)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Refuse a model directory that is not there, while the user still looks.
+
+    Raises:
+        UserError: it does not exist.
+    """
+    if isinstance(recipe.model, HuggingFaceModel) and not Path(recipe.model.path, "config.json").is_file():
+        raise UserError(
+            "no model directory there: it has no config.json",
+            value=recipe.model.path,
+            where="model.path",
+            advice="fetch the model on a node with network access and set model.path to its folder",
+        )
+
+
+def _fill(layout: RunLayout, recipe: Recipe, plan: Plan, data: dict[str | None, list[Problem]]) -> None:
+    for name, rows in data.items():
+        write_problems(layout.train_data if name is None else layout.benchmark_data(name), rows)
+    write_json(layout.plan, plan.as_json())
+    layout.secrets.mkdir(mode=0o700)
+    key = layout.secrets / "server_key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_urlsafe(32))
+    for directory in (layout.logs, layout.events, layout.jobs):
+        directory.mkdir()
+    write_text(layout.recipe_lock, lock_text(recipe))

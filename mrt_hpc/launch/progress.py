@@ -1,0 +1,74 @@
+"""How far a run is, read from its files alone; the same for a local run and one on Slurm."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.plan.model import Role
+from mrt_hpc.run.shards import complete_shards
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task
+from mrt_hpc.run.weights import published_versions
+
+if TYPE_CHECKING:
+    from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One look at a run."""
+
+    iterations_done: int
+    iterations: int
+    shards_sampled: int
+    """Shards of the iteration under way that are complete."""
+    shards: int
+    reward: float | None
+    """Mean reward of the last trained iteration."""
+    evaluations_done: int
+    evaluations: int
+    report: bool
+
+
+def progress(plan: Plan, layout: RunLayout) -> Progress:
+    """How far a run is.
+
+    Old weights versions may be pruned, so the newest tells how far training is: version v is what iteration v - 1 published.
+    """
+    done = max(published_versions(layout), default=0)
+    units = [u for job in plan.jobs for u in job.evaluations]
+    return Progress(
+        iterations_done=done,
+        iterations=plan.iterations,
+        shards_sampled=len(complete_shards(layout.shards(done))),
+        shards=sum(job.tasks for job in plan.jobs if job.role is Role.INFERENCE and job.segment == 0),
+        reward=_reward(layout, done - 1),
+        evaluations_done=sum(layout.evaluation_shard(u.version, u.benchmark, u.shard).exists() for u in units),
+        evaluations=len(units),
+        report=layout.report.exists(),
+    )
+
+
+def _reward(layout: RunLayout, iteration: int) -> float | None:
+    path = layout.metrics(iteration)
+    if iteration < 0 or not path.exists():
+        return None
+    reward = json.loads(path.read_text()).get("reward_mean")
+    return None if reward is None else float(reward)
+
+
+def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
+    """The latest word of each task of a job."""
+    return [read_task(layout, job.name, index) for index in range(job.tasks)]
+
+
+def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks whose last attempt failed."""
+    return [
+        (job, index, record)
+        for job in plan.jobs
+        for index, record in enumerate(task_records(job, layout))
+        if record.state is TaskState.FAILED
+    ]

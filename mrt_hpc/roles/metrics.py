@@ -1,0 +1,121 @@
+"""What the trainer reports of an iteration: time by phase, the batch, the update."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.model import IterationMetrics, Phase
+from mrt_hpc.mrt.progress import progress
+from mrt_hpc.run.records import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from mrt_hpc.roles.advantages import Batch
+    from mrt_hpc.run.records import Rollout, ShardStatistics
+    from mrt_hpc.training.statistics import UpdateStats
+
+INFERENCE_PHASES = {"loading": Phase.LOADING, "generation": Phase.GENERATION, "grading": Phase.GRADING}
+TRAINER_PHASES = {
+    "loading": Phase.LOADING,
+    "advantages": Phase.LOADING,
+    "optimisation": Phase.OPTIMISATION,
+    "checkpoint": Phase.CHECKPOINT,
+    "publishing": Phase.PUBLISHING,
+}
+
+
+class Timeline:
+    """The trainer's wall time of one iteration, by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.monotonic()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Book the time spent inside under a name."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+    @property
+    def total(self) -> float:
+        """Seconds since the iteration began."""
+        return time.monotonic() - self._start
+
+
+def iteration_metrics(
+    iteration: int, batch: Batch, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
+) -> IterationMetrics:
+    """Everything measured in one iteration."""
+    rollouts = batch.rollouts
+    lengths = [len(r.token_ids) for r in rollouts]
+    return IterationMetrics(
+        iteration=iteration,
+        reward_mean=batch.reward_mean,
+        tokens_per_rollout=float(np.mean(lengths)),
+        seconds=seconds_by_phase(timeline, batch.costs),
+        wall_seconds=timeline.total,
+        problems=len({r.problem_id for r in rollouts}),
+        rollouts=len(rollouts),
+        branches=sum(c.branches for c in batch.costs),
+        generated_tokens=sum(c.rollout_tokens + c.branch_tokens for c in batch.costs),
+        progress_by_episode=progress_by_episode(batch.values),
+        episodes_per_rollout=float(np.mean([len(r.boundaries) - 1 for r in rollouts])),
+        signal_share=signal_share(rollouts),
+        truncated_share=float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
+        staleness_mean=float(np.mean([iteration - r.weights_version for r in rollouts])),
+        quality=quality,
+        loss=stats.loss,
+        grad_norm=stats.grad_norm,
+        learning_rate=stats.learning_rate,
+        entropy=stats.entropy,
+        kl_reference=stats.kl_reference,
+        clip_fraction=stats.clip_fraction,
+        mismatch_mean=stats.mismatch_mean,
+        mismatch_max=stats.mismatch_max,
+        trainer=stats.as_dict(),
+    )
+
+
+def seconds_by_phase(timeline: Timeline, costs: Sequence[ShardStatistics]) -> dict[Phase, float]:
+    """The trainer's wall time, split into what the whole run was doing in it.
+
+    While the trainer waits, the slowest inference task loads, generates and grades; what of the wait these do not explain stays waiting.
+    Work of inference that the trainer did not have to wait for (it ran ahead) costs no wall time and is left out.
+    """
+    seconds = dict.fromkeys(Phase, 0.0)
+    for name, phase in TRAINER_PHASES.items():
+        seconds[phase] += timeline.seconds.get(name, 0.0)
+    slowest = max(costs, key=lambda c: sum(c.seconds.get(name, 0.0) for name in INFERENCE_PHASES))
+    left = timeline.seconds.get("waiting", 0.0)
+    for name in ("generation", "loading", "grading"):
+        explained = min(left, slowest.seconds.get(name, 0.0))
+        seconds[INFERENCE_PHASES[name]] += explained
+        left -= explained
+    seconds[Phase.WAITING] = left
+    return seconds
+
+
+def progress_by_episode(values: Sequence[NDArray[np.float64]]) -> tuple[float, ...]:
+    """Mean progress of the first, second, ... episode over the traces that have one."""
+    gains = [progress(v) for v in values if v.size]
+    longest = max((g.size for g in gains), default=0)
+    return tuple(float(np.mean([g[j] for g in gains if g.size > j])) for j in range(longest))
+
+
+def signal_share(rollouts: Sequence[Rollout]) -> float:
+    """Share of the groups whose rewards differ."""
+    groups: dict[str, set[float]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.problem_id, set()).add(rollout.reward)
+    return float(np.mean([len(rewards) > 1 for rewards in groups.values()]))

@@ -1,0 +1,82 @@
+"""The first job: weights version 0, made from the small world or taken from a Hugging Face directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
+from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.run.weights import publish
+from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
+
+if TYPE_CHECKING:
+    from mrt_hpc.roles.task import Task
+
+log = logging.getLogger(__name__)
+
+NEEDED = ("config.json", "tokenizer_config.json")
+
+
+def run(task: Task) -> None:
+    """Publish weights version 0, unless it is there.
+
+    Raises:
+        UserError: the model directory lacks something.
+    """
+    if task.layout.weights_version(0).exists():
+        log.info("weights version 0 is there already")
+        return
+    model = task.recipe.model
+    if isinstance(model, HuggingFaceModel):
+        source = Path(model.path)
+        check_model_directory(source)
+        publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source))
+    else:
+        publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world")
+    task.events.emit(EventKind.PUBLISHED, version=0)
+
+
+def check_model_directory(directory: Path) -> None:
+    """Refuse what is not a model directory that can be served and trained.
+
+    Raises:
+        UserError: naming what is missing.
+    """
+    missing = [name for name in NEEDED if not (directory / name).is_file()]
+    if missing or not list(directory.glob("*.safetensors")):
+        raise UserError(
+            f"not a Hugging Face model directory: it lacks {', '.join(missing) or 'safetensors files'}",
+            value=str(directory),
+            where="model.path",
+            expected="config.json, a tokenizer and *.safetensors",
+            advice="fetch the model on a node with network access and set model.path to its folder",
+        )
+
+
+def copy_model(source: Path, directory: Path) -> None:
+    """Take a model over by hard links where the filesystem allows it, by copies elsewhere.
+
+    The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link as it was.
+    """
+    for file in sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith(".")):
+        real = file.resolve()
+        try:
+            os.link(real, directory / file.name)
+        except OSError:  # another filesystem, or one without hard links
+            shutil.copy2(real, directory / file.name)
+
+
+def _warm_start(task: Task, directory: Path) -> None:
+    steps = task.recipe.model.warm_start_steps if isinstance(task.recipe.model, SmallWorldModel) else None
+    settings = WarmStartSettings(seed=derive_seed(task.recipe.seed, "warm_start"))
+    if steps is not None:
+        settings = replace(settings, steps=steps)
+    report = warm_start(settings, directory, log.info)
+    log.info("warm start: %s", report)

@@ -1,0 +1,91 @@
+"""From a problem to prompt token ids, by the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transformers import AutoTokenizer
+
+from mrt_hpc.inference.sampler import PromptedProblem
+from mrt_hpc.recipe.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerFast
+
+    from mrt_hpc.recipe.schema import Prompt
+    from mrt_hpc.run.records import Problem
+
+
+@dataclass(frozen=True)
+class Prompter:
+    """Makes prompts with the tokenizer of one model directory."""
+
+    tokenizer: PreTrainedTokenizerFast
+    prompt: Prompt
+    stop_token_ids: tuple[int, ...]
+    """Tokens at which the model ends a completion."""
+
+    @staticmethod
+    def of(directory: Path, prompt: Prompt) -> Prompter:
+        """The prompter of a model directory; nothing is fetched from anywhere.
+
+        Raises:
+            UserError: the model names no token that ends a completion.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        stops = stop_tokens(directory, tokenizer)
+        if not stops:
+            raise UserError(
+                "the model names no end-of-sequence token",
+                where=directory,
+                expected="eos_token in its tokenizer_config.json",
+            )
+        return Prompter(tokenizer, prompt, stops)
+
+    def text(self, problem: str) -> str:
+        """The prompt of a problem, up to the opened thought."""
+        question = problem + self.prompt.instruction
+        if self.tokenizer.chat_template is None:
+            text = question + "\n"
+        else:
+            messages = [{"role": "user", "content": question}]
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        opened = text.endswith(self.prompt.thought_start) or text.endswith(self.prompt.thought_start.rstrip("\n"))
+        return text if opened else text + self.prompt.thought_start
+
+    def prompted(self, problems: Sequence[Problem], *, max_tokens: int) -> list[PromptedProblem]:
+        """Problems with their prompt ids.
+
+        Raises:
+            UserError: a prompt is longer than ``max_tokens``.
+        """
+        # A chat template writes the start-of-sequence token itself.
+        special = self.tokenizer.chat_template is None
+        prompts = [self.tokenizer.encode(self.text(p.problem), add_special_tokens=special) for p in problems]
+        for problem, ids in zip(problems, prompts, strict=True):
+            if len(ids) > max_tokens:
+                raise UserError(
+                    f"the prompt of problem {problem.id} has {len(ids)} tokens",
+                    expected=f"at most {max_tokens} (sampling.max_prompt_tokens)",
+                    advice="raise sampling.max_prompt_tokens, or take the problem out of the data",
+                )
+        return [PromptedProblem(p, ids) for p, ids in zip(problems, prompts, strict=True)]
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text that goes on within a sequence."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def stop_tokens(directory: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """What the tokenizer and the model's generation configuration call the end of a sequence."""
+    stops: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    path = directory / "generation_config.json"
+    if path.is_file():
+        named = json.loads(path.read_text()).get("eos_token_id")
+        stops.update(named if isinstance(named, list) else [] if named is None else [named])
+    return tuple(sorted(stops))

@@ -1,0 +1,130 @@
+"""The report role: everything the run has measured, as report.md and plots; it says what is missing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.collect import read_measurements
+from mrt_hpc.analysis.model import Cost, RunFile, RunSummary
+from mrt_hpc.analysis.report import write_report as write_summary
+from mrt_hpc.plan.compile import evaluated_versions
+from mrt_hpc.plan.model import Plan
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.load import read_source
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.run.events import EventKind, read_events
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.analysis.collect import Measurements
+    from mrt_hpc.analysis.model import IterationMetrics
+    from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.layout import RunLayout
+
+log = logging.getLogger(__name__)
+
+
+def run(task: Task) -> None:
+    """Write the report.
+
+    Raises:
+        UserError: something is missing; the report is written all the same, and says what.
+    """
+    missing = write_report(task.layout)
+    if missing:
+        raise UserError(
+            f"the report is incomplete: {'; '.join(missing)}",
+            where=task.layout.report,
+            advice=f"mrt-hpc status {task.layout.root}; the same submit command goes on where the run stopped",
+            exit_code=ExitCode.RETRYABLE,
+        )
+
+
+def write_report(layout: RunLayout) -> tuple[str, ...]:
+    """Write report.md and the plots from what is there.
+
+    Returns:
+        What is missing, a sentence each.
+    """
+    recipe = read_recipe_lock(layout.recipe_lock)
+    plan = Plan.model_validate(json.loads(layout.plan.read_text()))
+    benchmarks = [b.name for b in recipe.evaluation.benchmarks]
+    found = read_measurements(layout, recipe.schedule.iterations, evaluated_versions(recipe), benchmarks)
+    write_summary(run_summary(layout, recipe, plan, found), layout.root)
+    log.info("report: %s", layout.report)
+    return found.missing
+
+
+def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measurements) -> RunSummary:
+    """All that the report tells."""
+    packages = read_source(layout.recipe_lock, (), advice=f"mrt-hpc status {layout.root}").data
+    return RunSummary(
+        recipe=recipe.name,
+        algorithm=recipe.algorithm.type,
+        model=recipe.model.path if isinstance(recipe.model, HuggingFaceModel) else "embedded small world",
+        prover=None if recipe.prover is None else recipe.prover.type,
+        iterations_planned=recipe.schedule.iterations,
+        settings=settings_table(recipe),
+        iterations=found.iterations,
+        evaluations=found.evaluations,
+        missing=found.missing,
+        cost=cost(layout, plan, found.iterations),
+        files=(
+            RunFile(what="resolved recipe", path="recipe.lock.yaml"),
+            RunFile(what="last weights version", path=f"weights/v{recipe.schedule.iterations:06d}"),
+            RunFile(what="rollouts and branches", path="iterations/"),
+            RunFile(what="evaluation samples", path="evals/"),
+            RunFile(what="events of all attempts", path="events/"),
+        ),
+        versions={"mrt-hpc": packages["mrt_hpc"], **packages["packages"]},
+    )
+
+
+def settings_table(recipe: Recipe) -> dict[str, str]:
+    """What a reader wants to know of the recipe without opening it."""
+    sampling, training = recipe.sampling, recipe.training
+    table = {
+        "seed": str(recipe.seed),
+        "problems an iteration": str(sampling.problems_per_iteration),
+        "group size": str(sampling.rollouts_per_problem),
+        "sampling temperature": f"{sampling.temperature:g}",
+        "token limit": f"{sampling.max_tokens:,}",
+        "learning rate": f"{training.learning_rate:g} ({training.schedule})",
+        "staleness limit": str(recipe.schedule.max_staleness),
+    }
+    if recipe.prover is not None:
+        table["branches a boundary"] = str(recipe.prover.branches)
+    if (alpha := getattr(recipe.algorithm, "alpha", None)) is not None:
+        table["alpha"] = f"{alpha:g}"
+    return table
+
+
+def cost(layout: RunLayout, plan: Plan, iterations: Sequence[IterationMetrics]) -> Cost:
+    """What the run has used, by its events; an attempt that was lost without a word counts to the last event of its process."""
+    spans = attempt_spans(layout)
+    if not spans:
+        return Cost()
+    resources = {job.name: job.resources for job in plan.jobs}
+    return Cost(
+        wall_seconds=max(end for _, _, end in spans) - min(start for _, start, _ in spans),
+        generated_tokens=sum(m.generated_tokens or 0 for m in iterations),
+        gpu_hours=sum((end - start) * resources[job].gpus for job, start, end in spans) / 3600,
+        cpu_hours=sum((end - start) * resources[job].cpus for job, start, end in spans) / 3600,
+    )
+
+
+def attempt_spans(layout: RunLayout) -> list[tuple[str, float, float]]:
+    """(job, first event, last event) of every attempt, as rank 0 of it wrote them."""
+    spans: dict[tuple[str, int], tuple[str, float, float]] = {}
+    for event in read_events(layout.events):
+        key = (event["host"], event["pid"])
+        if event["kind"] == EventKind.TASK_STARTED and event["rank"] == 0:
+            spans[key] = (event["job"], event["time"], event["time"])
+        elif key in spans:
+            job, start, _ = spans[key]
+            spans[key] = (job, start, event["time"])
+    return list(spans.values())

@@ -1,0 +1,89 @@
+"""What inference and evaluation share: a server, a grader pool and the grading of traces as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.grading.answers import extract_answer
+from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
+from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.records import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mrt_hpc.inference.sampler import SampledTrace
+    from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.records import Branch, Rollout
+
+
+@contextmanager
+def running_server(task: Task, model_dir: Path, version: int, max_model_len: int) -> Iterator[VllmServer]:
+    """This task's own vLLM server, with the key of the run."""
+    serving = task.recipe.serving
+    settings = ServerSettings(
+        model_dir=model_dir,
+        max_model_len=max_model_len,
+        dtype=serving.dtype,
+        max_num_seqs=serving.max_concurrent_sequences,
+        tensor_parallel=max(1, task.job.resources.gpus_per_rank),
+        gpu_memory_utilization=serving.gpu_memory_utilization,
+        kv_cache_gib=serving.kv_cache_gib,
+        seed=task.recipe.seed,
+        extra_args=("--enforce-eager",) if serving.enforce_eager else (),
+    )
+    key = (task.layout.secrets / "server_key").read_text()
+    with VllmServer(settings, log=task.log("vllm"), weights_version=version, key=key) as server:
+        task.events.emit(EventKind.SERVER_STARTED, version=version, pid=server.pid)
+        yield server
+
+
+@contextmanager
+def grader_pool(task: Task) -> Iterator[GraderPool]:
+    """The grader processes of this task."""
+    grading = task.recipe.grading
+    with GraderPool(grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib) as pool:
+        yield pool
+
+
+@dataclass(frozen=True)
+class GradedTrace:
+    """A rollout with its branches, graded."""
+
+    rollout: Rollout
+    branches: list[Branch]
+    troubles: int
+    """Answers that hung or could not be read."""
+
+
+@dataclass(frozen=True)
+class TraceGrader:
+    """Grades a trace and its branches."""
+
+    pool: GraderPool
+    thought_end: str
+
+    async def grade(self, trace: SampledTrace) -> GradedTrace:
+        """Grade a trace and its branches together; a trace that the token limit cut has reward 0."""
+        gold = trace.prompted.problem.answer
+        whole = trace.completion.finish_reason is FinishReason.STOP
+        answer = extract_answer(trace.text, thinking=True, thought_end=self.thought_end)
+        answers = [answer if whole else None, *(extract_answer(b.text) for b in trace.branches)]
+        verdicts = await self.pool.grade([(a, gold) for a in answers])
+        rollout = trace.graded(answer, verdicts[0].reward)
+        forked = zip(trace.branches, answers[1:], verdicts[1:], strict=True)
+        branches = [branch.graded(found, verdict.reward) for branch, found, verdict in forked]
+        return GradedTrace(rollout, branches, sum(map(_is_trouble, verdicts)))
+
+    def start(self, trace: SampledTrace) -> asyncio.Task[GradedTrace]:
+        """Grade in the background, while others are sampled."""
+        return asyncio.create_task(self.grade(trace))
+
+
+def _is_trouble(verdict: Verdict) -> bool:
+    return verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)
