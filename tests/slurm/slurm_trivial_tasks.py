@@ -54,10 +54,13 @@ def long(run_dir: str, job_name: str, _index: int) -> None:
 
 
 def comes_back(run_dir: str, job_name: str, _index: int) -> None:
-    """The first attempt waits for its end; later ones end well. Named ``requeues``, it gives its node back itself."""
+    """The first attempt waits for its end, or (named ``requeues``) gives its node back; later ones end well.
+
+    Jobs whose name starts with ``after`` end well at once.
+    """
     task = _note(run_dir, "start", job_name)
-    if task.restarts == 0:
-        if job_name.endswith("requeues"):
+    if task.restarts == 0 and not job_name.startswith("after"):
+        if job_name == "requeues":
             requeue(task)
         time.sleep(600)
     _note(run_dir, "end", job_name)
