@@ -1,0 +1,189 @@
+"""The numbers that roles write down and that the report reads back: one JSON file each, whole or absent.
+
+Owns their names, units and round trip. Leaves out how they are computed (``statistics``) and shown (``report``,
+``plots``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.atomic import write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Record(BaseModel):
+    """A frozen record with a file of its own. An unknown field is an error: a misspelt one must not vanish."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    def write(self, path: Path) -> None:
+        """Write the record to ``path`` in one step."""
+        write_json(path, self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The record in ``path``.
+
+        Raises:
+            FileNotFoundError: there is none.
+            UserError: the file holds something else.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise UserError(
+                f"this is not the record of {cls.__name__}",
+                where=path,
+                value=str(error.errors(include_url=False)[0]["msg"]),
+                advice=f"remove {path.name} and run the task that writes it again",
+            ) from error
+
+
+class Phase(StrEnum):
+    """What a process of a run spends its time on."""
+
+    GENERATION = "generation"
+    """Sampling traces."""
+    BRANCHING = "branching"
+    """Sampling the prover's branches."""
+    GRADING = "grading"
+    """Comparing answers with the gold answer."""
+    WAITING = "waiting"
+    """For another role: a weights version or a shard."""
+    LOADING = "loading"
+    """Weights into the server, shards into the trainer."""
+    OPTIMISATION = "optimisation"
+    """Forward, backward and update."""
+    CHECKPOINT = "checkpoint"
+    """Writing the resumable state."""
+    PUBLISHING = "publishing"
+    """Writing the weights version."""
+
+
+class EvaluationSummary(Record):
+    """One weights version on one benchmark: ``evals/v000012/NAME/summary.json``. P problems, n samples each."""
+
+    version: int
+    benchmark: str
+    problems: int
+    """P."""
+    samples: int
+    """n, completions a problem."""
+    accuracy: float
+    """pass@1: the mean over problems of the mean reward of their samples."""
+    low: float
+    """Lower end of the 95 % interval of ``accuracy``."""
+    high: float
+    """Upper end of it."""
+    per_problem: dict[str, float]
+    """[P] mean reward of each problem's samples, by problem id."""
+    pass_at_k: dict[int, float] = {}
+    """Unbiased pass@k for k = 1, 2, 4 .. n."""
+    tokens_per_rollout: float | None = None
+    """Mean length of a completion, tokens."""
+    truncated_share: float | None = None
+    """Share of completions cut off by the token limit."""
+    quality: dict[str, float] = {}
+    """Shares in [0, 1] that describe the traces beyond their reward, as ``well_formed`` and ``right_checks`` of the
+    small world."""
+    seconds: float | None = None
+    """Wall time of the evaluation."""
+
+
+class IterationMetrics(Record):
+    """What was measured in one iteration: ``iterations/000012/metrics.json``. Iteration i publishes version i + 1."""
+
+    iteration: int
+    reward_mean: float
+    """Mean reward of the rollouts trained on."""
+    tokens_per_rollout: float
+    """Mean length of a trace with its answer, tokens."""
+    seconds: dict[Phase, float] = {}
+    """Time by phase, summed over the iteration's processes. Roles work side by side, so that the sum may exceed the
+    wall time."""
+    wall_seconds: float | None = None
+    """From the first rollout to the published weights."""
+    problems: int | None = None
+    rollouts: int | None = None
+    branches: int | None = None
+    generated_tokens: int | None = None
+    """Sampled in this iteration, branches included."""
+    progress_by_episode: tuple[float, ...] = ()
+    """Mean progress V_{j+1} - V_j of episode j over the traces that have one."""
+    episodes_per_rollout: float | None = None
+    signal_share: float | None = None
+    """Share of the groups whose rewards differ, so that the outcome gives a gradient."""
+    truncated_share: float | None = None
+    """Share of rollouts cut off by the token limit."""
+    staleness_mean: float | None = None
+    """Weights versions that the rollouts lag behind the trained one, mean."""
+    quality: dict[str, float] = {}
+    """As in EvaluationSummary, over the rollouts."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    """Before clipping."""
+    learning_rate: float | None = None
+    entropy: float | None = None
+    """Of the policy, nats a token."""
+    kl_reference: float | None = None
+    """To the reference policy, nats a token."""
+    clip_fraction: float | None = None
+    """Share of the tokens whose importance ratio is clipped."""
+    mismatch_mean: float | None = None
+    """Mean |log-probability of the trainer - of the server| of the sampled tokens, nats."""
+    mismatch_max: float | None = None
+    trainer: dict[str, float] = {}
+    """Whatever else the trainer measured."""
+
+
+class Cost(Record):
+    """What the run has used."""
+
+    hardware: str | None = None
+    """In words, as in ``8 x H100, 2 nodes``."""
+    wall_seconds: float | None = None
+    """From the first task's start to the last one's end."""
+    generated_tokens: int | None = None
+    gpu_hours: float | None = None
+    """Allocated, idle time included."""
+    cpu_hours: float | None = None
+    """Core hours, allocated."""
+
+
+class RunFile(Record):
+    """One thing of the run directory and where it is."""
+
+    what: str
+    path: str
+
+
+class RunSummary(Record):
+    """All that the report tells."""
+
+    recipe: str
+    algorithm: str
+    model: str
+    iterations_planned: int
+    prover: str | None = None
+    settings: dict[str, str] = {}
+    """Further lines of the setup table, as in ``group size: 8``."""
+    iterations: tuple[IterationMetrics, ...] = ()
+    evaluations: tuple[EvaluationSummary, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What should be there and is not, a sentence each."""
+    cost: Cost = Cost()
+    files: tuple[RunFile, ...] = ()
+    versions: dict[str, str] = {}
+    """Of the packages that matter."""
+
+    @property
+    def iterations_done(self) -> int:
+        """Iterations with metrics."""
+        return len(self.iterations)

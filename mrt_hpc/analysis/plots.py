@@ -1,0 +1,214 @@
+"""The figures of the report: one function each, data in frozen dataclasses, a whole PNG or none out.
+
+Owns their look: Okabe and Ito's colours, which the colour-blind tell apart (markers differ as well), 1200 pixels wide,
+units on every axis. Draws without a display and without matplotlib's global figure state.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from mrt_hpc.analysis.model import Phase
+from mrt_hpc.run.atomic import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+WIDTH_PX, HEIGHT_PX, DPI = 1200, 675, 150
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+PHASE_COLOURS = {
+    Phase.GENERATION: "#0072B2",
+    Phase.BRANCHING: "#56B4E9",
+    Phase.GRADING: "#F0E442",
+    Phase.WAITING: "#BFBFBF",
+    Phase.LOADING: "#CC79A7",
+    Phase.OPTIMISATION: "#D55E00",
+    Phase.CHECKPOINT: "#009E73",
+    Phase.PUBLISHING: "#000000",
+}
+TIME_SCALE = LinearSegmentedColormap.from_list("time", ["#A6CEE3", "#3E7FB8", "#08306B"])
+"""From early to late in training: light to dark, so that it survives print in grey."""
+MARKED_POINTS = 40
+"""More points than this are drawn without markers."""
+MOST_BARS = 60
+"""More iterations than this are averaged into this many bars."""
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.labelsize": 11.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#4D4D4D",
+    "axes.linewidth": 0.9,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 2.0,
+    "lines.markersize": 6,
+    "legend.frameon": False,
+    "legend.fontsize": 10.5,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "figure.facecolor": "white",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a figure: N points, ascending in ``x``."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    """Lower ends of the intervals."""
+    high: tuple[float, ...] | None = None
+    """Upper ends of the intervals."""
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """Where the time of N iterations went."""
+
+    iterations: tuple[int, ...]
+    seconds: dict[Phase, tuple[float, ...]]
+    """[N] for each phase; a phase that is left out took no time."""
+
+
+def accuracy_by_iteration(path: Path, benchmarks: Sequence[Series]) -> None:
+    """pass@1 with intervals against iterations of training, one line a benchmark."""
+    with _figure(path, "Accuracy", "iterations of training", "pass@1 (mean, 95 % interval)") as axes:
+        shift = 0.006 * _width(benchmarks)
+        for index, (series, colour, marker) in enumerate(_styled(benchmarks)):
+            x = np.array(series.x) + shift * (index - (len(benchmarks) - 1) / 2)
+            axes.plot(x, series.y, color=colour, marker=marker, label=series.label)
+            if series.low is not None and series.high is not None:
+                below_above = np.array([np.subtract(series.y, series.low), np.subtract(series.high, series.y)])
+                axes.errorbar(
+                    x, series.y, yerr=np.maximum(below_above, 0), fmt="none", ecolor=colour, capsize=3, lw=1.2
+                )
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _legend(axes, len(benchmarks))
+
+
+def reward_by_iteration(path: Path, reward: Series) -> None:
+    """Mean reward of the rollouts against iterations."""
+    with _figure(path, "Reward of the rollouts", "iteration", "mean reward") as axes:
+        _trend(axes, reward, COLOURS[0])
+
+
+def tokens_per_rollout(path: Path, tokens: Series) -> None:
+    """Mean length of a trace with its answer against iterations."""
+    with _figure(path, "Length of the rollouts", "iteration", "tokens per rollout (mean)") as axes:
+        _trend(axes, tokens, COLOURS[2])
+        axes.set_ylim(bottom=0)
+
+
+def progress_by_episode(path: Path, stages: Sequence[Series]) -> None:
+    """Mean progress against the episode's index, one line a stage of training from light (early) to dark (late)."""
+    with _figure(path, "Progress by episode", "episode index j", "mean progress V(j+1) − V(j)") as axes:
+        axes.axhline(0, color="#4D4D4D", lw=1)
+        for index, (series, _, marker) in enumerate(_styled(stages)):
+            colour = TIME_SCALE(index / max(1, len(stages) - 1)) if len(stages) > 1 else COLOURS[0]
+            axes.plot(series.x, series.y, color=colour, marker=marker, label=series.label)
+            if series.low is not None and series.high is not None:
+                axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, lw=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _legend(axes, len(stages))
+
+
+def time_by_phase(path: Path, times: PhaseTimes) -> None:
+    """Process time of each iteration, stacked by phase."""
+    with _figure(path, "Time by phase", "iteration", "process time per iteration (s)") as axes:
+        blocks = np.array_split(np.arange(len(times.iterations)), min(MOST_BARS, len(times.iterations)))
+        x = np.array([np.mean([times.iterations[i] for i in block]) for block in blocks])
+        width = np.array([len(block) for block in blocks]) * (0.8 if len(blocks) == len(times.iterations) else 1.0)
+        bottom = np.zeros(len(blocks))
+        for phase in [phase for phase in Phase if any(times.seconds.get(phase, ()))]:
+            heights = np.array([np.mean([times.seconds[phase][i] for i in block]) for block in blocks])
+            axes.bar(x, heights, width, bottom=bottom, color=PHASE_COLOURS[phase], label=phase.value, lw=0)
+            bottom += heights
+        axes.grid(visible=False, axis="x")
+        axes.set_xlim(x[0] - width[0] / 2 - 0.2, x[-1] + width[-1] / 2 + 0.2)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def quality_by_iteration(path: Path, shares: Sequence[Series]) -> None:
+    """Shares that describe the traces beyond their reward, against iterations."""
+    with _figure(path, "Quality of the traces", "iteration", "share of the traces") as axes:
+        for series, colour, _ in _styled(shares):
+            _trend(axes, series, colour, label=series.label)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _legend(axes, len(shares))
+
+
+@contextmanager
+def _figure(path: Path, title: str, x_label: str, y_label: str) -> Iterator[Axes]:
+    """Axes to draw on; on leaving without an error the PNG appears whole."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, layout="constrained")
+        axes = FigureCanvasAgg(figure).figure.add_subplot()
+        axes.set(title=title, xlabel=x_label, ylabel=y_label)
+        yield axes
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+def _trend(axes: Axes, series: Series, colour: str, label: str | None = None) -> None:
+    """The values, and over many of them a centred moving average, drawn stronger."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(series.x) <= MARKED_POINTS:
+        axes.plot(series.x, series.y, color=colour, marker="o", label=label)
+        return
+    window = len(series.x) // 20 * 2 + 1
+    axes.plot(series.x, series.y, color=colour, alpha=0.35, lw=1)
+    smooth_label = label or f"mean over {window} iterations"
+    axes.plot(series.x, moving_average(series.y, window), color=colour, lw=2.4, label=smooth_label)
+    if label is None:
+        _legend(axes, 1)
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """[N] centred means over ``window`` (odd) values; near the ends over those of them that there are."""
+    half = window // 2
+    return [float(np.mean(values[max(0, i - half) : i + half + 1])) for i in range(len(values))]
+
+
+def _styled(series: Sequence[Series]) -> Iterator[tuple[Series, str, str]]:
+    yield from zip(series, cycle(COLOURS), cycle(MARKERS), strict=False)
+
+
+def _width(series: Sequence[Series]) -> float:
+    points = [x for one in series for x in one.x]
+    return (max(points) - min(points)) or 1.0 if points else 1.0
+
+
+def _legend(axes: Axes, entries: int) -> None:
+    """Outside of the axes where there are many entries, so that it hides no line."""
+    if entries > 3:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    elif entries:
+        axes.legend(loc="best")

@@ -1,0 +1,197 @@
+"""Accuracies with their uncertainty.
+
+Problems are the independent draws, not samples: the n samples of one problem share its difficulty, so every interval
+here resamples or varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered standard errors). Intervals
+are 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.model import EvaluationSummary
+from mrt_hpc.recipe.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval leaves zero out: a difference that is more than chance would give."""
+        return self.low > 0 or self.high < 0
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the unbiased chance that one of k samples is right, from n of which c are right.
+
+    Raises:
+        ValueError: k exceeds n, or the counts are impossible.
+    """
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} cannot be estimated from {correct} correct of {samples} samples")
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def pass_at_1(rewards: Sequence[Sequence[float]]) -> Estimate:
+    """pass@1 of P problems with its interval: the mean over problems of the mean reward of their samples.
+
+    With several samples a problem: a t interval over the P means, P - 1 degrees of freedom, cut to [0, 1]. With one
+    sample each, or where all means agree (all right, all wrong), their spread says nothing or too little, and Wilson's
+    interval is taken.
+
+    Args:
+        rewards: [P][n] the rewards of each problem's samples, each in [0, 1].
+
+    Raises:
+        ValueError: there is no problem, or a problem without a sample.
+    """
+    if not rewards or not all(len(samples) for samples in rewards):
+        raise ValueError("pass@1 needs at least one problem, and a sample for each")
+    means = np.array([np.mean(samples) for samples in rewards])
+    mean, count = float(means.mean()), len(means)
+    spread = float(means.std(ddof=1)) if count > 1 else 0.0
+    if spread == 0.0 or all(len(samples) == 1 for samples in rewards):
+        return wilson(mean * count, count)
+    half = t_quantile(count - 1) * spread / math.sqrt(count)
+    return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half))
+
+
+def wilson(correct: float, total: int) -> Estimate:
+    """Wilson's score interval of a proportion; never of width zero, and never outside [0, 1]."""
+    if total < 1:
+        raise ValueError("a proportion of nothing has no interval")
+    share, square = correct / total, Z * Z
+    centre = (share + square / (2 * total)) / (1 + square / total)
+    half = Z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
+    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def t_quantile(degrees: int) -> float:
+    """The two-sided 95 % quantile of Student's t, by the Cornish-Fisher expansion (within 1 % from 3 degrees on)."""
+    z, v = Z, float(degrees)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / v + second / v**2 + third / v**3
+
+
+Means = Mapping[str, float]
+"""Mean reward by problem id."""
+
+
+def paired_difference(before: Means, after: Means, seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
+    """The mean gain from ``before`` to ``after`` over the same P problems, with a bootstrap percentile interval.
+
+    Pairing by problem takes the difficulty of the problems out of the difference: its interval is narrower than two
+    separate ones suggest.
+
+    Args:
+        before: of the earlier weights version.
+        after: of the later one.
+        seed: of the bootstrap; equal seeds give equal intervals.
+        resamples: draws of the bootstrap.
+
+    Raises:
+        UserError: the problems are not the same, or there are none.
+    """
+    return mean_paired_difference([(before, after)], seed, resamples)
+
+
+def mean_paired_difference(
+    benchmarks: Sequence[tuple[Means, Means]], seed: int = 0, resamples: int = RESAMPLES
+) -> Estimate:
+    """The mean over benchmarks of their paired gains; problems are resampled within each benchmark.
+
+    Raises:
+        UserError: the problems of a benchmark are not the same on both sides, or there are none.
+    """
+    rng = np.random.default_rng(seed)
+    gains = [_gains(before, after) for before, after in benchmarks]
+    draws = np.mean([_bootstrap_means(gains_P, rng, resamples) for gains_P in gains], axis=0)
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(float(np.mean([gains_P.mean() for gains_P in gains])), float(low), float(high))
+
+
+def _gains(before: Means, after: Means) -> FloatArray:
+    """[P] gain of each problem."""
+    if not before or before.keys() != after.keys():
+        raise UserError(
+            "a paired difference needs the same problems on both sides",
+            value=sorted(before.keys() ^ after.keys())[:5],
+            advice="evaluate both weights versions on the same benchmark file",
+        )
+    return np.array([after[problem] - before[problem] for problem in before])
+
+
+def _bootstrap_means(values_P: FloatArray, rng: np.random.Generator, resamples: int) -> FloatArray:
+    """[resamples] means of P values drawn with replacement."""
+    count = len(values_P)
+    return np.array([values_P[rng.integers(0, count, count)].mean() for _ in range(resamples)])
+
+
+def summarise_evaluation(
+    version: int,
+    benchmark: str,
+    rewards: Mapping[str, Sequence[float]],
+    *,
+    tokens_per_rollout: float | None = None,
+    truncated_share: float | None = None,
+    quality: Mapping[str, float] | None = None,
+    seconds: float | None = None,
+) -> EvaluationSummary:
+    """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
+
+    pass@k is given for k = 1, 2, 4 .. up to the fewest samples that a problem has.
+
+    Raises:
+        ValueError: there is no problem, or a problem without a sample.
+    """
+    estimate = pass_at_1(list(rewards.values()))
+    fewest = min(len(samples) for samples in rewards.values())
+    return EvaluationSummary(
+        version=version,
+        benchmark=benchmark,
+        problems=len(rewards),
+        samples=fewest,
+        accuracy=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        per_problem={problem: float(np.mean(samples)) for problem, samples in rewards.items()},
+        pass_at_k={k: _mean_pass_at_k(rewards, k) for k in _powers_of_two(fewest)},
+        tokens_per_rollout=tokens_per_rollout,
+        truncated_share=truncated_share,
+        quality=dict(quality or {}),
+        seconds=seconds,
+    )
+
+
+def _mean_pass_at_k(rewards: Mapping[str, Sequence[float]], k: int) -> float:
+    """Mean over problems; a sample counts as correct when its reward is 1."""
+    return float(np.mean([pass_at_k(len(samples), sum(r >= 1 for r in samples), k) for samples in rewards.values()]))
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length())]

@@ -1,0 +1,166 @@
+"""The report and its figures."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.analysis import plots
+from mrt_hpc.analysis.model import Cost, EvaluationSummary, IterationMetrics, Phase, RunFile, RunSummary
+from mrt_hpc.analysis.plots import PhaseTimes, Series
+from mrt_hpc.analysis.report import (
+    cell,
+    duration,
+    mean_rows,
+    number,
+    percent,
+    points,
+    progress_stages,
+    sample,
+    write_report,
+)
+from mrt_hpc.analysis.statistics import summarise_evaluation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def iteration(index: int, **changes: object) -> IterationMetrics:
+    values: dict[str, object] = {
+        "iteration": index,
+        "reward_mean": 0.3 + 0.01 * index,
+        "tokens_per_rollout": 100.0,
+        "seconds": {Phase.GENERATION: 3.0, Phase.OPTIMISATION: 1.0},
+        "progress_by_episode": (0.1, 0.05),
+        "quality": {"well_formed": 0.9},
+        "loss": 0.0123,
+    }
+    return IterationMetrics.model_validate(values | changes)
+
+
+def evaluation(version: int, benchmark: str, right: int) -> EvaluationSummary:
+    return summarise_evaluation(version, benchmark, {f"p{i}": [float(i < right), 0.0] for i in range(20)})
+
+
+RUN = RunSummary(
+    recipe="tiny|recipe",
+    algorithm="mrt_online",
+    model="small world",
+    prover="forced_answer",
+    iterations_planned=40,
+    iterations=tuple(iteration(i) for i in range(30)),
+    evaluations=tuple(evaluation(v, b, v // 3 + 2) for b in ("held_out", "harder") for v in (0, 30)),
+    missing=("metrics of iterations 30-39 of 40",),
+    cost=Cost(hardware="2 cores", wall_seconds=4000, generated_tokens=1234567, gpu_hours=0.0),
+    files=(RunFile(what="last weights", path="weights/v000030"),),
+    settings={"group size": "8"},
+)
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", head[16:24])
+    return width, height
+
+
+def test_the_report_tells_outcome_gaps_cost_and_files(tmp_path: Path) -> None:
+    text = write_report(RUN, tmp_path).read_text()
+    assert "# tiny\\|recipe" in text
+    assert "30 of 40 iterations done" in text
+    assert "**held_out**: 30.0 % after 30 iterations, +25.0 (" in text
+    assert "points against version 0; the 95 % interval excludes zero." in text
+    assert "**Mean over benchmarks**: 30.0 % after 30 iterations" in text
+    assert "- metrics of iterations 30-39 of 40" in text
+    assert "| wall time | 1 h 6 min |" in text
+    assert "| tokens generated | 1,234,567 |" in text
+    assert "| generation | 1 min 30 s | 75.0 % |" in text
+    assert "| last weights | `weights/v000030` |" in text
+    assert "12 of 30 iterations are shown" in text
+    assert "None" not in text
+    assert "nan" not in text
+
+
+def test_every_figure_the_report_shows_is_there_and_1200_pixels_wide(tmp_path: Path) -> None:
+    text = write_report(RUN, tmp_path).read_text()
+    drawn = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert drawn == ["accuracy.png", "progress.png", "quality.png", "reward.png", "time.png", "tokens.png"]
+    for name in drawn:
+        assert f"(plots/{name})" in text
+        assert png_size(tmp_path / "plots" / name) == (1200, 675)
+
+
+def test_tables_keep_their_columns(tmp_path: Path) -> None:
+    """Every row of a table has as many cells as its head."""
+    columns = 0
+    for line in write_report(RUN, tmp_path).read_text().splitlines():
+        bars = line.replace("\\|", "").count("|") if line.startswith("|") else 0
+        assert columns == 0 or bars in (0, columns), line
+        columns = bars
+
+
+def test_a_run_that_has_done_nothing_gets_a_report(tmp_path: Path) -> None:
+    empty = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=3)
+    text = write_report(empty, tmp_path).read_text()
+    assert "0 of 3 iterations done" in text
+    assert "No two weights versions have been evaluated" in text
+    assert not (tmp_path / "plots").exists()
+
+
+def test_one_iteration_without_the_optional_numbers(tmp_path: Path) -> None:
+    bare = IterationMetrics(iteration=0, reward_mean=0.0, tokens_per_rollout=0.0)
+    run = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1, iterations=(bare,))
+    assert "| 0 | 0 | 0 | – | – |" in write_report(run, tmp_path).read_text()
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["reward.png", "tokens.png"]
+
+
+def test_versions_on_other_problems_are_not_compared() -> None:
+    changed = summarise_evaluation(30, "held_out", {"other": [1.0, 0.0]})
+    run = RUN.model_copy(update={"evaluations": (evaluation(0, "held_out", 3), changed)})
+    assert mean_rows(run.evaluations) == []
+    both = (*run.evaluations, evaluation(0, "harder", 3), evaluation(30, "harder", 4))
+    assert [row.version for row in mean_rows(both)] == [0]
+
+
+def test_a_figure_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        plots.reward_by_iteration(tmp_path / "reward.png", Series("r", (0.0, 1.0), (0.5,)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_runs_are_drawn_in_few_bars(tmp_path: Path) -> None:
+    numbers = tuple(range(250))
+    plots.time_by_phase(tmp_path / "time.png", PhaseTimes(numbers, {Phase.WAITING: (1.0,) * 250}))
+    plots.reward_by_iteration(tmp_path / "reward.png", Series("r", tuple(map(float, numbers)), (0.5,) * 250))
+    assert png_size(tmp_path / "time.png")[0] == png_size(tmp_path / "reward.png")[0] == 1200
+
+
+def test_moving_average() -> None:
+    assert plots.moving_average([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
+
+
+def test_progress_is_averaged_by_stage_over_traces_that_are_long_enough() -> None:
+    iterations = [iteration(0, progress_by_episode=(0.2,)), iteration(1, progress_by_episode=(0.4, 0.1))]
+    first, second = progress_stages(iterations)
+    assert (first.label, first.y, second.y) == ("iteration 0", (0.2,), (0.4, 0.1))
+    stages = progress_stages([iteration(i, progress_by_episode=(0.1 * i,) * (1 + i % 2)) for i in range(10)])
+    assert [stage.label for stage in stages][:2] == ["iterations 0–1", "iterations 2–3"]
+    assert stages[0].y == pytest.approx((0.05, 0.1))
+
+
+def test_sampled_rows_hold_first_and_last() -> None:
+    rows = sample([iteration(i) for i in range(100)], 12)
+    assert (len(rows), rows[0].iteration, rows[-1].iteration) == (12, 0, 99)
+
+
+def test_how_numbers_are_written() -> None:
+    assert (percent(0.2814), percent(None), points(-0.013)) == ("28.1 %", "–", "−1.3")
+    assert [number(x) for x in (None, 0.0, 1e-6, 0.01234, 12345.6, float("nan"))] == [
+        "–", "0", "1.00e-06", "0.0123", "12,346", "nan",
+    ]  # fmt: skip
+    assert [duration(x) for x in (None, 3.21, 59.99, 61, 3600 * 3 + 720, 86400 * 3 + 3600)] == [
+        "–", "3.2 s", "60.0 s", "1 min 1 s", "3 h 12 min", "3 d 1 h",
+    ]  # fmt: skip
+    assert cell("a|b\nc") == "a\\|b c"

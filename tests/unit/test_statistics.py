@@ -1,0 +1,169 @@
+"""Accuracies and intervals, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mrt_hpc.analysis.statistics import (
+    mean_paired_difference,
+    paired_difference,
+    pass_at_1,
+    pass_at_k,
+    summarise_evaluation,
+    t_quantile,
+    wilson,
+)
+from mrt_hpc.recipe.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("samples", "correct", "k", "expected"),
+    [
+        (4, 1, 1, 1 / 4),
+        (4, 1, 2, 1 / 2),  # 1 - C(3,2)/C(4,2) = 1 - 3/6
+        (4, 2, 2, 5 / 6),  # 1 - C(2,2)/C(4,2) = 1 - 1/6
+        (4, 3, 2, 1.0),  # one wrong sample cannot fill two draws
+        (10, 3, 5, 11 / 12),  # 1 - C(7,5)/C(10,5) = 1 - 21/252
+        (5, 0, 3, 0.0),
+        (5, 5, 1, 1.0),
+    ],
+)
+def test_pass_at_k_by_hand(samples: int, correct: int, k: int, expected: float) -> None:
+    assert pass_at_k(samples, correct, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_at_k_equals_counting_all_draws() -> None:
+    for samples in range(1, 7):
+        for correct in range(samples + 1):
+            for k in range(1, samples + 1):
+                draws = list(combinations([True] * correct + [False] * (samples - correct), k))
+                assert pass_at_k(samples, correct, k) == pytest.approx(np.mean([any(draw) for draw in draws]))
+
+
+@pytest.mark.parametrize(("samples", "correct", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)])
+def test_impossible_counts_are_refused(samples: int, correct: int, k: int) -> None:
+    with pytest.raises(ValueError, match="pass@"):
+        pass_at_k(samples, correct, k)
+
+
+def test_pass_at_1_varies_over_problems_not_samples() -> None:
+    """Means 1, 1/2, 0 and 1/2: mean 1/2, variance 1/6, standard error sqrt(1/24), t(3) = 3.18; cut to [0, 1]."""
+    estimate = pass_at_1([[1, 1], [1, 0], [0, 0], [0, 1]])
+    assert estimate.mean == 0.5
+    assert (estimate.low, estimate.high) == (0.0, 1.0)
+
+    many = pass_at_1([[1, 1], [1, 0], [0, 0], [0, 1]] * 25)
+    half = 1.984 * math.sqrt(0.125 * 100 / 99) / 10  # t(99) = 1.984, variance 1/8 with n - 1 = 99
+    assert many.mean == 0.5
+    assert many.high - many.mean == pytest.approx(half, abs=2e-4)
+    assert many.mean - many.low == pytest.approx(half, abs=2e-4)
+
+
+def test_repeating_a_sample_adds_no_certainty() -> None:
+    few, repeated = [[1, 0], [0, 0], [1, 1]] * 10, [[1, 0] * 50, [0, 0] * 50, [1, 1] * 50] * 10
+    assert pass_at_1(few) == pass_at_1(repeated)
+
+
+def test_one_sample_a_problem_or_all_alike_gives_wilsons_interval() -> None:
+    assert pass_at_1([[1], [0], [0], [1]]) == wilson(2, 4)
+    assert pass_at_1([[1, 1], [1, 1], [1, 1]]) == wilson(3, 3)
+    assert pass_at_1([[0, 0], [0, 0]]) == wilson(0, 2)
+    assert pass_at_1([[1, 0]]) == wilson(0.5, 1)
+
+
+def test_wilson_by_hand() -> None:
+    """Newcombe 1998, table I: 81 of 263 gives 0.2553 to 0.3662; 0 of 20 gives 0 to 0.1611."""
+    assert (wilson(81, 263).low, wilson(81, 263).high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert (wilson(0, 20).low, wilson(0, 20).high) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert (wilson(20, 20).low, wilson(20, 20).high) == pytest.approx((0.8389, 1.0), abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "table"), [(3, 3.182), (5, 2.571), (10, 2.228), (29, 2.045), (99, 1.984), (1000, 1.962)]
+)
+def test_t_quantiles_agree_with_the_table(degrees: int, table: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(table, rel=0.01 if degrees < 5 else 0.002)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        chances = rng.beta(1, 2, 40)  # mean 1/3
+        estimate = pass_at_1([rng.random(8) < chance for chance in chances])
+        covered += estimate.low <= 1 / 3 <= estimate.high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def test_nothing_to_estimate_is_refused() -> None:
+    for rewards in ([], [[]], [[1.0], []]):
+        with pytest.raises(ValueError, match="pass@1"):
+            pass_at_1(rewards)
+    with pytest.raises(ValueError, match="proportion"):
+        wilson(0, 0)
+
+
+def test_paired_difference_takes_out_the_difficulty_of_the_problems() -> None:
+    before = {f"p{i}": i / 100 for i in range(90)}
+    after = {problem: value + 0.05 for problem, value in before.items()}
+    gain = paired_difference(before, after)
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.05, 0.05, 0.05))
+    assert gain.excludes_zero
+
+
+def test_paired_difference_is_seeded_and_agrees_with_the_normal_interval() -> None:
+    rng = np.random.default_rng(1)
+    before = {f"p{i}": float(value) for i, value in enumerate(rng.random(200))}
+    after = {problem: value + float(rng.normal(0.01, 0.2)) for problem, value in before.items()}
+    gain = paired_difference(before, after, seed=3)
+    gains = np.array([after[problem] - before[problem] for problem in before])
+    half = 1.96 * gains.std(ddof=1) / math.sqrt(200)
+    assert gain == paired_difference(before, after, seed=3)
+    assert gain != paired_difference(before, after, seed=4)
+    assert gain.mean == pytest.approx(gains.mean())
+    assert (gain.low, gain.high) == pytest.approx((gains.mean() - half, gains.mean() + half), abs=0.003)
+    assert not gain.excludes_zero
+
+
+def test_order_of_the_problems_does_not_matter_for_pairing() -> None:
+    gain = paired_difference({"a": 0.0, "b": 1.0}, {"b": 1.0, "a": 0.0})
+    assert (gain.mean, gain.low, gain.high) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("after", [{"a": 1.0}, {"a": 1.0, "c": 1.0}])
+def test_different_problems_are_refused(after: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="same problems"):
+        paired_difference({"a": 0.0, "b": 1.0}, after)
+    with pytest.raises(UserError, match="same problems"):
+        paired_difference({}, {})
+
+
+def test_the_mean_over_benchmarks_weighs_benchmarks_equally() -> None:
+    small = ({"a": 0.0}, {"a": 0.3})
+    large = ({f"p{i}": 0.0 for i in range(50)}, {f"p{i}": 0.1 for i in range(50)})
+    assert mean_paired_difference([small, large]).mean == pytest.approx(0.2)
+
+
+def test_a_summary_from_rewards() -> None:
+    rewards = {"a": [1.0, 1.0, 0.0, 0.0], "b": [0.0, 0.0, 0.0, 1.0], "c": [0.0] * 5}
+    summary = summarise_evaluation(7, "held_out", rewards, tokens_per_rollout=12.5, quality={"well_formed": 0.9})
+    assert (summary.version, summary.benchmark, summary.problems, summary.samples) == (7, "held_out", 3, 4)
+    assert summary.per_problem == {"a": 0.5, "b": 0.25, "c": 0.0}
+    assert summary.accuracy == pytest.approx(0.25)
+    assert summary.low <= summary.accuracy <= summary.high
+    assert summary.pass_at_k == pytest.approx({1: 0.25, 2: (5 / 6 + 1 / 2) / 3, 4: 2 / 3})
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=5), min_size=1, max_size=30))
+def test_intervals_hold_their_mean_and_stay_within_bounds(rewards: list[list[float]]) -> None:
+    estimate = pass_at_1(rewards)
+    assert 0.0 <= estimate.low <= estimate.mean + 1e-12
+    assert estimate.mean - 1e-12 <= estimate.high <= 1.0
+    assert estimate.high > estimate.low
