@@ -102,7 +102,8 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 
 
 def test_nothing_to_estimate_is_refused() -> None:
-    for rewards in ([], [[]], [[1.0], []]):
+    nothing: list[list[list[float]]] = [[], [[]], [[1.0], []]]
+    for rewards in nothing:
         with pytest.raises(ValueError, match="pass@1"):
             pass_at_1(rewards)
     with pytest.raises(ValueError, match="proportion"):
