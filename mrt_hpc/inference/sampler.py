@@ -172,12 +172,15 @@ class RolloutSampler:
             work.cancel()
 
     async def _sample_all(self, problems: Sequence[PromptedProblem], done: asyncio.Queue[SampledTrace | None]) -> None:
-        room = asyncio.Semaphore(self.concurrency)
-        async with asyncio.TaskGroup() as tasks:
-            for prompted in problems:
-                for _ in range(self.plan.group_size):
-                    await room.acquire()
-                tasks.create_task(self._sample_group(prompted, room, tasks, done))
+        room = asyncio.Semaphore(max(self.concurrency, self.plan.group_size))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for prompted in problems:
+                    for _ in range(self.plan.group_size):
+                        await room.acquire()
+                    tasks.create_task(self._sample_group(prompted, room, tasks, done))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures  # the first failure cancelled all else
 
     async def _sample_group(
         self,
@@ -242,10 +245,5 @@ class RolloutSampler:
 
 
 def tokens_within(pieces: Sequence[bytes], length: int) -> int:
-    """How many tokens lie wholly within the first ``length`` bytes.
-
-    A token of no bytes at the very end does not count, and a token that runs across the end lies outside.
-    """
-    if length == sum(map(len, pieces)):
-        return len(pieces)
+    """How many tokens lie wholly within the first ``length`` bytes; one that runs across the end lies outside."""
     return sum(1 for end in accumulate(map(len, pieces)) if end <= length)

@@ -162,7 +162,7 @@ class VllmServer:
         output head with its weights before this returns.
 
         Returns:
-            What the first worker reports: ``seconds``.
+            What the first worker reports: the ``seconds`` it took, and the ``directory``.
 
         Raises:
             UserError: the server refused or is gone; its weights are then unknown, so restart it before sampling.
@@ -257,6 +257,7 @@ class VllmServer:
             OWNER_VARIABLE: str(os.getpid()),
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # the control routes
+            "VLLM_RPC_BASE_PATH": str(self._directory),  # the sockets between its processes, out of reach as well
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # what `serve` relies on
             "HF_HUB_OFFLINE": "1",
