@@ -60,7 +60,7 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout) -> dict[str,
         "mem": f"{_mebibytes(resources)}M" if site.memory_request else None,
         "signal_delay_s": SIGNAL_BEFORE_LIMIT_S,
         "wckey": None,
-        "setup": _setup_lines(site) or None,
+        "setup": _setup_lines(resources, site),
         "srun_args": _srun_arguments(resources),
         "array_parallelism": job.max_parallel or job.tasks,
         "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **site.sbatch},
@@ -82,10 +82,12 @@ def _gpu_parameters(resources: JobResources, site: SlurmSite) -> dict[str, Any]:
     return {"gpus_per_node": f"{kind}{per_node}"}
 
 
-def _setup_lines(site: SlurmSite) -> list[str]:
+def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
+    """The site's own lines come first and its variables last, so that they win over the number of threads."""
+    threads = f"export OMP_NUM_THREADS={resources.cpus_per_rank}"
     exports = [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
     scratch = [f"export TMPDIR={_in_double_quotes(site.scratch)}"] if site.scratch else []
-    return [*site.setup, *scratch, *exports]
+    return [*site.setup, threads, *scratch, *exports]
 
 
 def _in_double_quotes(path: str) -> str:

@@ -63,8 +63,8 @@ class TaskState:
 
     @property
     def ended(self) -> bool:
-        """Whether it will not run any more."""
-        return self.state not in {QueueState.PENDING, QueueState.RUNNING, QueueState.UNKNOWN}
+        """Whether it will not run any more; what no command knows will not either."""
+        return self.state not in {QueueState.PENDING, QueueState.RUNNING}
 
 
 _SLURM_STATES = {
@@ -100,7 +100,7 @@ def queue_states(job_ids: Iterable[str]) -> dict[str, TaskState]:
 
     Args:
         job_ids: ids as sbatch printed them. An array gives one entry a task (``1234_5``). A job that neither command
-            knows gives one entry under its own id, ``UNKNOWN``: right after submission accounting may lag by seconds.
+            knows gives one entry under its own id, ``UNKNOWN``: accounting may lag by seconds behind a job's end.
 
     Raises:
         UserError: a command is missing, did not answer, or refused.
@@ -167,9 +167,13 @@ def _queued(job_ids: list[str]) -> dict[str, TaskState]:
 
 def _accounted(job_ids: list[str]) -> dict[str, TaskState]:
     fields = "JobID,State,ExitCode,NodeList,ElapsedRaw"
-    lines = run_slurm(
-        ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}", f"--format={fields}"]
-    ).splitlines()
+    command = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}", f"--format={fields}"]
+    try:
+        lines = run_slurm(command).splitlines()
+    except SlurmRefusedError as refusal:
+        if "accounting storage is disabled" in refusal.reason:
+            return {}  # such a cluster forgets what has ended
+        raise
     states: dict[str, TaskState] = {}
     for line in lines:
         name, word, exit_code, nodes, elapsed = line.split("|")

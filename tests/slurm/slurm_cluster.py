@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.slurm_queue import TaskState, queue_states
+from mrt_hpc.launch.slurm_queue import QueueState, TaskState, queue_states
 from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.waiting import wait_until
 
@@ -106,7 +106,8 @@ def wait_for_end(ids: Mapping[str, str], seconds: float = 120) -> dict[str, Task
 
     def ended() -> dict[str, TaskState] | None:
         states = queue_states(ids.values())
-        return states if all(state.ended for state in states.values()) else None
+        known = QueueState.UNKNOWN not in {state.state for state in states.values()}  # accounting lags behind
+        return states if known and all(state.ended for state in states.values()) else None
 
     return wait_until(ended, reason=f"the end of jobs {sorted(ids.values())}", deadline_s=seconds)
 

@@ -99,6 +99,12 @@ def test_partition_by_need_of_gpus_and_the_sites_own_options() -> None:
     assert "mem" not in cpu
 
 
+def test_a_rank_computes_with_as_many_threads_as_it_asked_for() -> None:
+    text = text_of(job("a"), SITE.model_copy(update={"environment": {"OMP_NUM_THREADS": "3"}}))
+    lines = [line for line in text.splitlines() if "OMP_NUM_THREADS" in line]
+    assert lines == ["export OMP_NUM_THREADS=1", "export OMP_NUM_THREADS=3"], "the site has the last word"
+
+
 def test_values_of_the_environment_survive_the_shell() -> None:
     awkward = 'it\'s $HOME; `id` "x" \\'
     site = SITE.model_copy(update={"setup": ("true",), "environment": {"AWKWARD": awkward}, "scratch": '/s/$WHO/"a"'})
