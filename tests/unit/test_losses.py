@@ -1,0 +1,114 @@
+"""The losses against numbers computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mrt_hpc.training.losses import SUMS, LossSettings, TokenLoss, k3, likelihood_loss, policy_loss
+
+CLIPS = LossSettings(clip_low=0.2, clip_high=0.3, importance_cap=2.0, kl_coefficient=0.0)
+
+
+def one_token(
+    ratio: float = 1.0, weight: float = 1.0, advantage: float = 1.0, settings: LossSettings = CLIPS
+) -> tuple[TokenLoss, float]:
+    """The loss of a token with pi / pi_old and pi_old / mu as given, and its gradient by log pi."""
+    old = torch.tensor([-1.0])
+    logprobs = (old + math.log(ratio)).requires_grad_()
+    loss = policy_loss(logprobs, old, old - math.log(weight), torch.tensor([advantage]), torch.zeros(1), settings)
+    loss.total.backward()
+    assert logprobs.grad is not None
+    return loss, logprobs.grad.item()
+
+
+def named(loss: TokenLoss) -> dict[str, float]:
+    """The token sums by name."""
+    return dict(zip(SUMS, loss.sums.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected", "gradient"),
+    [
+        (1.0, 2.0, -2.0, -2.0),
+        (1.1, 2.0, -2.2, -2.2),
+        (1.5, 2.0, -2.6, 0.0),  # beyond 1 + high: clipped, no gradient
+        (0.5, 2.0, -1.0, -1.0),  # a good token that became rare is always pulled back
+        (0.5, -2.0, 1.6, 0.0),  # beyond 1 - low: clipped
+        (1.5, -2.0, 3.0, 3.0),
+    ],
+)
+def test_clipping(ratio: float, advantage: float, expected: float, gradient: float) -> None:
+    loss, actual_gradient = one_token(ratio=ratio, advantage=advantage)
+    assert loss.total.item() == pytest.approx(expected, rel=1e-6)
+    assert actual_gradient == pytest.approx(gradient, rel=1e-6)
+    assert named(loss)["clipped"] == (gradient == 0.0)
+
+
+@pytest.mark.parametrize(("weight", "used"), [(0.5, 0.5), (1.9, 1.9), (8.0, 2.0)])
+def test_importance_weights_are_truncated_and_told_untruncated(weight: float, used: float) -> None:
+    loss, gradient = one_token(weight=weight, advantage=3.0)
+    assert loss.total.item() == pytest.approx(-3.0 * used, rel=1e-6)
+    assert gradient == pytest.approx(-3.0 * used, rel=1e-6)
+    assert named(loss)["mismatch"] == pytest.approx(weight, rel=1e-6)
+    assert loss.largest_mismatch.item() == pytest.approx(weight, rel=1e-6)
+    assert named(loss)["truncated"] == (weight > 2.0)
+
+
+def test_weight_times_ratio_is_the_ratio_to_the_behaviour_policy() -> None:
+    loss, _ = one_token(ratio=1.1, weight=1.5)
+    assert loss.total.item() == pytest.approx(-1.65, rel=1e-6)
+
+
+def test_a_hopeless_mismatch_stays_finite() -> None:
+    old = torch.tensor([-1.0])
+    loss = policy_loss(old, old, torch.tensor([-200.0]), torch.ones(1), torch.zeros(1), CLIPS)
+    assert loss.total.item() == -2.0
+    assert math.isfinite(named(loss)["mismatch"])
+
+
+def test_k3_is_zero_for_equal_policies_and_unbiased() -> None:
+    p, q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.5, 0.3, 0.2])
+    assert k3(p.log(), p.log()).tolist() == [0.0, 0.0, 0.0]
+    exact = (p * (p / q).log()).sum()
+    assert (p * k3(p.log(), q.log())).sum().item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+def test_kl_to_the_reference_enters_the_loss() -> None:
+    settings = LossSettings(0.2, 0.2, 2.0, kl_coefficient=0.5)
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    loss = policy_loss(
+        logprobs,
+        logprobs.detach(),
+        torch.tensor([-1.0]),
+        torch.zeros(1),
+        torch.zeros(1),
+        settings,
+        torch.tensor([-1.5]),
+    )
+    assert loss.total.item() == pytest.approx(0.5 * (math.exp(-0.5) + 0.5 - 1.0), rel=1e-6)
+    loss.total.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(0.5 * (1.0 - math.exp(-0.5)), rel=1e-6)
+
+
+def test_likelihood() -> None:
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    loss = likelihood_loss(logprobs, torch.tensor([1.0, 0.5]), torch.tensor([0.3, 0.4]))
+    assert loss.total.item() == 2.0
+    assert named(loss)["nll"] == 3.0
+    assert named(loss)["entropy"] == pytest.approx(0.7)
+
+
+def test_no_tokens_give_a_zero_that_can_be_differentiated() -> None:
+    """What a filler micro-batch passes through the loss."""
+    weight = torch.ones(3, requires_grad=True)
+    nothing = weight[:0]
+    empty = torch.zeros(0)
+    loss = policy_loss(nothing, nothing.detach(), empty, empty, empty, CLIPS)
+    loss.total.backward()
+    assert loss.total.item() == 0.0
+    assert weight.grad is not None and weight.grad.tolist() == [0.0, 0.0, 0.0]
+    assert loss.sums.tolist() == [0.0] * len(SUMS)
