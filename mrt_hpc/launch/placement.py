@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mrt_hpc.launch.slurm_environment import SlurmTask
 from mrt_hpc.recipe.errors import UserError
 
 RANK, WORLD_SIZE, LOCAL_RANK, ATTEMPT, PARENT = (
@@ -39,16 +38,13 @@ class Placement:
         }
 
 
-def find_placement() -> Placement:
-    """The placement that the backend gave this process, the local one or Slurm.
+def local_placement() -> Placement:
+    """The placement that the local backend gave this process.
 
     Raises:
-        UserError: neither started it.
+        UserError: the local backend did not start it.
     """
-    if ATTEMPT in os.environ:
-        rank, world_size, local_rank = (int(os.environ[name]) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
-        return Placement(rank, world_size, local_rank, os.environ[ATTEMPT])
-    task = SlurmTask.from_environment()
-    if task is None:
-        raise UserError("array tasks are started by the local backend or by Slurm", advice="mrt-hpc submit RECIPE")
-    return Placement(task.rank, task.world_size, task.local_rank, f"{task.task_id}-{task.restarts}")
+    if ATTEMPT not in os.environ:
+        raise UserError("this process was not started as a task of a run", advice="mrt-hpc submit RECIPE")
+    rank, world_size, local_rank = (int(os.environ[name]) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
+    return Placement(rank, world_size, local_rank, os.environ[ATTEMPT])

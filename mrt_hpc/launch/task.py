@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.launch.placement import PARENT, Placement, find_placement
+from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.plan.model import Plan, Role
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -30,19 +30,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
+UNWIND_DEADLINE_S = 30
+"""For a task to stop its server and leave, after it was told to."""
 
 
 class Stopped(SystemExit):
     """The task was told to stop; it unwinds, and running it again goes on."""
 
 
-def run_task(run_dir: str, job_name: str, index: int) -> None:
+def run_task(run_dir: str, job_name: str, index: int, placement: Placement) -> None:
     """Run one process of one array task to its end.
 
     Args:
         run_dir: the run directory.
         job_name: the job's name in the plan.
         index: the task's index within the job.
+        placement: which rank this process is, of which attempt.
 
     Raises:
         UserError: the role failed in a way that it can explain.
@@ -50,7 +53,6 @@ def run_task(run_dir: str, job_name: str, index: int) -> None:
     layout = RunLayout(Path(run_dir))
     if read_task(layout, job_name, index).state is TaskState.DONE:
         return
-    placement = find_placement()
     task = load_task(layout, job_name, index, placement)
     _set_up_logging(task)
     first = placement.rank == 0
@@ -109,6 +111,9 @@ def _set_up_logging(task: Task) -> None:
 
 
 def _stop(signal_number: int, _frame: FrameType | None) -> None:
+    """Unwind; and should some library swallow the exception, let the kernel end the process after the deadline."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(UNWIND_DEADLINE_S)
     raise Stopped(128 + signal_number)
 
 
@@ -132,7 +137,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _stop)
     stop_with_parent()
     try:
-        run_task(arguments.run_dir, arguments.job, arguments.index)
+        run_task(arguments.run_dir, arguments.job, arguments.index, local_placement())
     except UserError as error:
         print(error.message(), file=sys.stderr)
         return int(error.exit_code)

@@ -76,8 +76,8 @@ class SmallWorldProblems(Section):
     type: Literal["small_world"] = "small_world"
     split: Literal["train", "held_out"] = "train"
     """The two splits share no problem."""
-    problems: Positive = 2000
-    """How many."""
+    problems: Positive | None = None
+    """How many; null takes all of the split."""
 
 
 Problems = Annotated[JsonlProblems | SmallWorldProblems, Field(discriminator="type")]

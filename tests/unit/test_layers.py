@@ -1,0 +1,72 @@
+"""Imports go only downwards, and the light half of the package loads nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
+LAYERS = [
+    {"cli"},
+    {"launch"},
+    {"roles"},
+    {"inference", "training", "grading", "analysis", "world"},
+    {"plan"},
+    {"mrt"},
+    {"run"},
+    {"recipe"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+HEAVY = ["torch", "vllm", "deepspeed", "ray", "submitit", "transformers"]
+
+
+def imports(path: Path) -> set[str]:
+    """Sub-packages of mrt_hpc that a module imports, wherever in it the import stands."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return {name.split(".")[1] for name in found if name.startswith("mrt_hpc.")}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_downwards(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for other in imports(path) - {own}:
+        assert LEVEL[other] > LEVEL[own], f"{own} imports {other}, which does not lie below it"
+
+
+def test_every_folder_has_a_layer() -> None:
+    assert {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"} == set(LEVEL)
+
+
+@pytest.mark.parametrize("package", ["recipe", "run", "mrt", "plan"])
+def test_the_light_half_imports_nothing_heavy(package: str) -> None:
+    modules = [
+        "mrt_hpc." + ".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in (PACKAGE / package).rglob("*.py")
+    ]
+    assert_light("import " + ", ".join(sorted(modules)))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "recipes/quickstart.yaml"], ["status", "--help"]])
+def test_plan_and_help_load_nothing_heavy(arguments: list[str]) -> None:
+    assert_light(f"from mrt_hpc.cli.main import main; main({arguments!r}, standalone_mode=False)")
+
+
+def test_status_loads_nothing_heavy() -> None:
+    assert_light("import mrt_hpc.cli.status")
+
+
+def assert_light(code: str) -> None:
+    check = f"import sys; heavy = [m for m in {HEAVY!r} if m in sys.modules]; sys.exit(f'loaded: {{heavy}}' if heavy else 0)"
+    root = PACKAGE.parent
+    result = subprocess.run([sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, cwd=root, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,91 @@
+"""Values, progress and advantages against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mrt_hpc.mrt.grpo import outcome_advantages
+from mrt_hpc.mrt.mrt_online import ScoredTrace, outcome_token_advantages, token_advantages
+from mrt_hpc.mrt.progress import normalise, per_token, progress
+from mrt_hpc.mrt.values import mean_rewards, standard_errors
+
+
+def test_values_are_mean_rewards_of_the_branches() -> None:
+    values = mean_rewards({0: [0, 0, 1, 0], 1: [1, 0, 1, 1], 2: [1, 1, 1, 1]}, 3)
+    assert values.tolist() == [0.25, 0.75, 1.0]
+
+
+def test_a_boundary_without_branches_is_an_error_and_not_a_zero() -> None:
+    with pytest.raises(ValueError, match=r"boundaries \[1\] of 3"):
+        mean_rewards({0: [1.0], 2: [0.0]}, 3)
+
+
+def test_standard_error_of_four_branches() -> None:
+    # one of four right: sample variance 0.25, so the standard error is sqrt(0.25 / 4) = 0.25
+    errors = standard_errors({0: [1, 0, 0, 0], 1: [1]}, 2)
+    assert errors[0] == pytest.approx(0.25)
+    assert np.isnan(errors[1])
+
+
+def test_progress_is_the_change_of_value() -> None:
+    assert progress(np.array([0.25, 0.75, 0.5])).tolist() == [0.5, -0.25]
+
+
+def test_progress_is_normalised_over_all_episodes_of_the_batch() -> None:
+    # values -1, 0, 1: mean 0, standard deviation sqrt(2/3)
+    normalised = normalise([np.array([-1.0, 0.0]), np.array([1.0])])
+    assert np.concatenate(normalised) == pytest.approx([-1.5**0.5, 0.0, 1.5**0.5])
+
+
+def test_progress_without_spread_says_nothing() -> None:
+    assert normalise([np.array([0.3, 0.3])])[0].tolist() == [0.0, 0.0]
+
+
+def test_progress_is_spread_over_the_tokens_of_its_episode_and_not_over_the_answer() -> None:
+    assert per_token(np.array([0.5, -0.25]), [0, 2, 3], 5).tolist() == [0.5, 0.5, -0.25, 0.0, 0.0]
+
+
+def test_boundaries_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        per_token(np.array([0.5]), [0, 2, 3], 5)
+    with pytest.raises(ValueError, match="do not fit"):
+        per_token(np.array([0.5]), [0, 9], 5)
+
+
+def test_outcome_advantages_compare_within_the_group() -> None:
+    rewards = np.array([1.0, 0.0, 1.0, 1.0])
+    # group a: 1, 1 -> mean 1; group b: 0, 1 -> mean 1/2
+    assert outcome_advantages(rewards, ["a", "b", "a", "b"], divide_by_std=False).tolist() == [0, -0.5, 0, 0.5]
+
+
+def test_dividing_by_the_standard_deviation() -> None:
+    rewards = np.array([1.0, 0.0, 0.0, 0.0])
+    # mean 1/4, standard deviation sqrt(3)/4
+    got = outcome_advantages(rewards, ["a"] * 4, divide_by_std=True)
+    assert got == pytest.approx([3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)], rel=1e-5)
+
+
+TRACES = [
+    ScoredTrace("p", 1.0, 5, [0, 2, 4], np.array([0.0, 0.5, 1.0])),
+    ScoredTrace("p", 0.0, 3, [0, 3], np.array([0.5, 0.25])),  # cut by the limit: no answer tokens
+]
+
+
+def test_mrt_online_adds_progress_to_the_outcome_of_each_episode() -> None:
+    first, second = token_advantages(TRACES, alpha=2.0, divide_by_std=False, normalise_progress=False)
+    # outcome +-0.5; progress 0.5, 0.5 and -0.25, times two; the answer token gets the outcome only
+    assert first.tolist() == [1.5, 1.5, 1.5, 1.5, 0.5]
+    assert second.tolist() == [-1.0, -1.0, -1.0]
+
+
+def test_alpha_zero_is_grpo() -> None:
+    mrt = token_advantages(TRACES, alpha=0.0, divide_by_std=True, normalise_progress=False)
+    grpo = outcome_token_advantages(TRACES, divide_by_std=True)
+    for a, b in zip(mrt, grpo, strict=True):
+        assert a == pytest.approx(b)
+
+
+def test_progress_telescopes_to_the_value_of_the_whole_thought() -> None:
+    values = np.array([0.1, 0.7, 0.4, 0.9])
+    assert progress(values).sum() == pytest.approx(0.8)

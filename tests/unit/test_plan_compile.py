@@ -1,0 +1,139 @@
+"""Plans: segments, dependencies, evaluations, split arrays, limits and costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mrt_hpc.plan.compile import build_plan, compile_plan, evaluated_versions
+from mrt_hpc.plan.cost import plan_cost
+from mrt_hpc.plan.model import DependencyKind, Job, Plan, Role
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.site import LocalSite, SlurmSite
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def recipe(*overrides: str, name: str = "quickstart") -> Recipe:
+    return load_recipe(RECIPES / f"{name}.yaml", overrides)
+
+
+def names(plan: Plan, role: Role) -> list[str]:
+    return [job.name for job in plan.jobs if job.role is role]
+
+
+def after(job: Job) -> list[str]:
+    return [f"{d.kind}:{d.job}" for d in job.after]
+
+
+def test_a_run_of_one_segment() -> None:
+    plan = build_plan(recipe("schedule.iterations=5", "schedule.iterations_per_job=5"), max_array_size=None)
+    assert [job.name for job in plan.jobs] == [
+        "prepare", "segment-000.inference", "segment-000.trainer", "segment-000.evaluation", "report",
+    ]  # fmt: skip
+    assert after(plan.job("segment-000.trainer")) == ["afterok:prepare"]
+    assert after(plan.job("segment-000.evaluation")) == ["afterok:segment-000.trainer"]
+    assert after(plan.job("report")) == ["afterany:segment-000.trainer", "afterany:segment-000.evaluation"]
+    assert [u.version for u in plan.job("segment-000.evaluation").evaluations] == [0, 5]
+
+
+def test_segments_follow_each_other_by_their_trainers() -> None:
+    plan = build_plan(recipe("schedule.iterations=5", "schedule.iterations_per_job=2"), max_array_size=None)
+    assert plan.segments == 3
+    last = plan.job("segment-002.inference")
+    assert (last.first_iteration, last.end_iteration) == (4, 5)
+    assert after(last) == ["afterok:segment-001.trainer"]
+    assert names(plan, Role.EVALUATION) == ["segment-000.evaluation", "segment-002.evaluation"]
+
+
+def test_sequential_trainers_wait_for_their_inference() -> None:
+    changes = ("schedule.iterations=2", "schedule.iterations_per_job=1", "schedule.coupling=sequential")
+    plan = build_plan(recipe(*changes), max_array_size=None)
+    assert after(plan.job("segment-001.inference")) == ["afterok:segment-000.trainer"]
+    assert after(plan.job("segment-001.trainer")) == ["afterok:segment-001.inference"]
+
+
+def test_a_large_array_is_split_and_keeps_its_numbers() -> None:
+    plan = build_plan(recipe("resources.inference.tasks=7"), max_array_size=3)
+    parts = [job for job in plan.jobs if job.role is Role.INFERENCE]
+    assert [(p.name, p.first_task, p.tasks) for p in parts] == [
+        ("segment-000.inference-0", 0, 3), ("segment-000.inference-1", 3, 3), ("segment-000.inference-2", 6, 1),
+    ]  # fmt: skip
+
+
+def test_evaluations_of_a_split_array_are_dealt_out_once() -> None:
+    plan = build_plan(recipe("evaluation.problem_shards=5"), max_array_size=4)
+    units = [u for job in plan.jobs for u in job.evaluations]
+    assert len(units) == len(set(units)) == 10
+    assert all(len(job.evaluations) == job.tasks for job in plan.jobs if job.role is Role.EVALUATION)
+
+
+@given(iterations=st.integers(1, 40), size=st.integers(1, 40), every=st.none() | st.integers(1, 40))
+def test_every_iteration_and_version_is_planned_once(iterations: int, size: int, every: int | None) -> None:
+    base = recipe()
+    schedule = base.schedule.model_copy(update={"iterations": iterations, "iterations_per_job": size})
+    evaluation = base.evaluation.model_copy(update={"every": every})
+    changed = base.model_copy(update={"schedule": schedule, "evaluation": evaluation})
+    plan = build_plan(changed, max_array_size=None)
+    trained = [i for job in plan.jobs if job.role is Role.TRAINER for i in range(job.first_iteration, job.end_iteration)]
+    assert trained == list(range(iterations))
+    assert sorted(u.version for job in plan.jobs for u in job.evaluations) == evaluated_versions(changed)
+    earlier: set[str] = set()
+    for job in plan.jobs:
+        assert {d.job for d in job.after} <= earlier
+        earlier.add(job.name)
+
+
+def test_sbatch_calls_do_not_depend_on_the_array_size() -> None:
+    few = build_plan(recipe("resources.inference.tasks=2"), max_array_size=1001)
+    many = build_plan(recipe("resources.inference.tasks=32"), max_array_size=1001)
+    assert len(few.jobs) == len(many.jobs)
+
+
+def test_the_reference_recipe_takes_at_most_five_calls_a_segment() -> None:
+    plan = compile_plan(recipe(name="mrt_online"), SlurmSite(name="x"))
+    assert plan.iterations == 248
+    for segment in range(plan.segments):
+        assert sum(job.segment == segment for job in plan.jobs) <= 5
+
+
+def test_a_plan_beyond_the_submit_limit_names_iterations_per_job_that_fit() -> None:
+    site = SlurmSite(name="x", max_submit_jobs=20)
+    changes = ("schedule.iterations=12", "schedule.iterations_per_job=1")
+    with pytest.raises(UserError, match=r"schedule\.iterations_per_job=(\d+)") as caught:
+        compile_plan(recipe(*changes), site)
+    advice = str(caught.value).rpartition("--set ")[2]
+    plan = compile_plan(recipe(changes[0], advice), site)
+    assert plan.tasks <= 20
+    one_less = int(advice.partition("=")[2]) - 1
+    assert build_plan(recipe(changes[0], f"schedule.iterations_per_job={one_less}"), max_array_size=None).tasks > 20
+
+
+def test_a_time_limit_beyond_the_site_is_refused() -> None:
+    with pytest.raises(UserError, match="time_limit_minutes"):
+        compile_plan(recipe(), SlurmSite(name="x", max_time_minutes=10))
+
+
+def test_the_cost_counts_every_task_and_rank() -> None:
+    changes = ("resources.inference={tasks: 3, gpus: 2, cpus: 4, time_limit_minutes: 30}",
+               "resources.trainer={ranks: 4, ranks_per_node: 2, gpus: 1, cpus: 8, time_limit_minutes: 120}",
+               "resources.evaluation={cpus: 1, time_limit_minutes: 60}",
+               "resources.prepare={cpus: 1, time_limit_minutes: 60}", "resources.report={cpus: 1, time_limit_minutes: 60}")  # fmt: skip
+    plan = build_plan(recipe(*changes), max_array_size=None)
+    trainer = plan.job("segment-000.trainer").resources
+    assert (trainer.nodes, trainer.ranks, trainer.memory_gib_per_node) == (2, 4, 16.0)
+    cost = plan_cost(plan)
+    assert cost.gpu_hours == pytest.approx(3 * 2 * 0.5 + 4 * 2)
+    assert cost.core_hours == pytest.approx(3 * 4 * 0.5 + 4 * 8 * 2 + 2 * 1 + 1 + 1)
+
+
+def test_plans_are_the_same_for_the_same_input_and_survive_json() -> None:
+    plan = compile_plan(recipe(), LocalSite())
+    assert plan == compile_plan(recipe(), LocalSite())
+    assert Plan.model_validate(plan.as_json()) == plan
+    assert plan.job("report").after[0].kind is DependencyKind.AFTERANY

@@ -1,0 +1,126 @@
+"""Recipes are read strictly: what is wrong is named with file, line, field, value and the nearest valid name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.load import load_recipe, load_site
+from mrt_hpc.recipe.schema import Coupling, Recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+QUICKSTART = RECIPES / "quickstart.yaml"
+
+
+def refusal(*overrides: str, recipe: Path = QUICKSTART) -> str:
+    with pytest.raises(UserError) as caught:
+        load_recipe(recipe, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_recipe_of_the_project_is_valid(path: Path) -> None:
+    assert isinstance(load_recipe(path), Recipe)
+
+
+def test_overrides_replace_fields_and_list_items() -> None:
+    recipe = load_recipe(
+        QUICKSTART, ("training.learning_rate=2e-6", "evaluation.benchmarks.0.samples=7", "schedule.coupling=sequential",
+                     "schedule.iterations_per_job=1")
+    )  # fmt: skip
+    assert recipe.training.learning_rate == 2e-6
+    assert recipe.evaluation.benchmarks[0].samples == 7
+    assert recipe.schedule.coupling is Coupling.SEQUENTIAL
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.learning_rat=1", ["no such field", "learning_rate is the nearest"]),
+        ("algorithm.alpa=2", ["algorithm.alpa", "alpha is the nearest"]),
+        ("algorithm.type=grp", ["algorithm.type", "'grp'", "grpo is the nearest"]),
+        ("resources.trainer.gpu=1", ["gpus is the nearest"]),
+        ("training.learning_rate=fast", ["'fast'", "valid number"]),
+        ("sampling.max_tokens=1.5", ["1.5", "integer"]),
+        ("seed=-1", ["-1", "greater than or equal to 0"]),
+        ("sampling.top_p=0.9", ["refused in training"]),
+        ("prover=null", ["mrt_online needs a prover"]),
+        ("evaluation.benchmarks.0.problems.split=test", ["evaluation.benchmarks.0.problems.split", "'held_out'"]),
+        ("evaluation.benchmarks.3.samples=1", ["no such list item", "from 0 to 0"]),
+        ("nonsense", ["not an override"]),
+        ("name=a b", ["'a b'"]),
+        ("training.learning_rate=.inf", ["training.learning_rate"]),
+    ],
+)
+def test_a_wrong_override_is_explained(override: str, words: list[str]) -> None:
+    message = refusal(override)
+    for word in [*words, override]:
+        assert word in message
+
+
+def test_a_wrong_field_is_named_with_its_line(tmp_path: Path) -> None:
+    text = QUICKSTART.read_text().replace("  zero_stage: 0", "  zero_stag: 0")
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    line = text.splitlines().index("  zero_stag: 0") + 1
+    message = refusal(recipe=path)
+    assert f"{path}, line {line}" in message
+    assert "zero_stage is the nearest" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1", ["not YAML", "line"]),
+        ("", ["holds no fields"]),
+        ("- 1\n- 2", ["holds no fields"]),
+        ("name: x\nname: y", ["line 2"]),
+    ],
+)
+def test_what_is_no_recipe_is_refused_in_words(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    message = refusal(recipe=path)
+    for word in words:
+        assert word in message
+
+
+def test_a_missing_file_names_its_nearest_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("")
+    assert "mine.yaml" in refusal(recipe=tmp_path / "mime.yaml")
+
+
+def test_combinations_that_do_not_fit_say_why() -> None:
+    assert "1 or less" in refusal("schedule.coupling=sequential")
+    assert "nothing to do" in refusal("resources.inference.tasks=1000")
+    assert "compares the rollouts" in refusal("sampling.rollouts_per_problem=1")
+
+
+def test_relative_paths_start_at_the_recipe(tmp_path: Path) -> None:
+    recipe = load_recipe(RECIPES / "mrt_online.yaml")
+    assert Path(recipe.model.path).is_absolute()  # type: ignore[union-attr]
+    assert str(RECIPES) in recipe.data.path  # type: ignore[union-attr]
+
+
+def test_the_lock_gives_back_the_recipe(tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART, ("training.learning_rate=3e-7",))
+    path = tmp_path / "recipe.lock.yaml"
+    path.write_text(lock_text(recipe))
+    assert read_recipe_lock(path) == recipe
+
+
+def test_site_profiles(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("type: slurm\nname: here\npartitions: {cpu: short}\n")
+    assert load_site(path).name == "here"
+    path.write_text("type: slurm\nname: here\npartition: {cpu: short}\n")
+    with pytest.raises(UserError, match="partitions is the nearest"):
+        load_site(path)
+
+
+@pytest.mark.parametrize("path", sorted((RECIPES.parent / "slurm" / "sites").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_site_profile_of_the_project_is_valid(path: Path) -> None:
+    assert load_site(path).name
