@@ -26,6 +26,7 @@ def _note(run_dir: str, what: str, job_name: str) -> SlurmTask:
         "task": task.task_id,
         "time": time.time(),
         "uid": os.getuid(),
+        "container": os.environ.get("APPTAINER_CONTAINER"),
     }
     with (Path(run_dir) / "notes.jsonl").open("a") as stream:
         stream.write(json.dumps(line) + "\n")

@@ -1,0 +1,63 @@
+"""Tasks in an Apptainer image, built and run by the ordinary user: the image is an empty shell, all else is bound."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from slurm_cluster import REPOSITORY, Cluster, notes, wait_for_end
+from slurm_plans import job, plan
+
+from mrt_hpc.launch.slurm_queue import QueueState
+
+DEFINITION = """
+Bootstrap: scratch
+
+%files
+    {note} /built-from
+"""
+SYSTEM_FOLDERS = ("/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/tmp", "/usr", "/var")
+WELL_KNOWN = Path("/opt/apptainer/usr/bin/apptainer")
+
+
+@pytest.fixture(scope="module")
+def apptainer(cluster: Cluster) -> str:
+    """Apptainer, installed by the project's script where the host has none."""
+    found = shutil.which("apptainer") or (str(WELL_KNOWN) if WELL_KNOWN.exists() else None)
+    if found:
+        return found
+    prefix = cluster.home / "apptainer"
+    script = REPOSITORY / "containers" / "install_apptainer.sh"
+    done = subprocess.run([str(script), str(prefix)], capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        pytest.skip(f"Apptainer cannot be installed here: {done.stderr.strip()}")
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.timeout(900)
+def test_tasks_run_in_the_image_and_come_back_from_within(cluster: Cluster, apptainer: str) -> None:
+    run_dir = cluster.run_dir("container")
+    image = build_image(cluster, apptainer, run_dir)
+    folders = [*SYSTEM_FOLDERS, str(REPOSITORY), str(Path(cluster.python).parents[1])]
+    container = {"image": str(image), "executable": apptainer, "binds": folders, "python": cluster.python}
+    site = cluster.site(container=container)
+
+    ids = cluster.submitted(
+        plan(job("requeues"), job("after", ranks=2, ok=("requeues",))), run_dir, "comes_back", site=site
+    )
+    states = wait_for_end(ids, seconds=300)
+    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
+    assert {note["restarts"] for note in notes(run_dir) if note["job"] == "requeues"} == {0, 1}
+    assert {note["rank"] for note in notes(run_dir) if note["job"] == "after"} == {0, 1}
+    assert {note["container"] for note in notes(run_dir)} == {str(image)}
+
+
+def build_image(cluster: Cluster, apptainer: str, run_dir: Path) -> Path:
+    (run_dir / "note").write_text("nothing\n")
+    definition, image = run_dir / "shell.def", run_dir / "shell.sif"
+    definition.write_text(DEFINITION.format(note=run_dir / "note"))
+    built = cluster.as_user(apptainer, "build", str(image), str(definition), timeout=300)
+    assert built.returncode == 0, built.stderr
+    return image
