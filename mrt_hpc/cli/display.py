@@ -50,6 +50,7 @@ class Display(ABC):
     def __enter__(self) -> Display:
         return self
 
+    @abstractmethod
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """End the display."""
 
@@ -69,6 +70,9 @@ class LineDisplay(Display):
             self._last = said
             seconds = int(time.monotonic() - self._started)
             print(f"[{seconds // 60:3d}:{seconds % 60:02d}] {said[1]}; {said[2]}; {said[0]}", flush=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass  # lines need no end
 
 
 class BarDisplay(Display):

@@ -37,8 +37,10 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     console.print(plan_table(plan))
     cost = plan_cost(plan)
     console.print(
-        f"{plan.iterations} iterations in {plan.segments} segment(s); {len(plan.jobs)} sbatch calls, {plan.tasks} array tasks. "
-        f"At most {cost.gpu_hours:,.0f} GPU-hours and {cost.core_hours:,.0f} core-hours, if every job runs to its limit.",
+        f"{plan.iterations} iterations in {plan.segments} segment(s); "
+        f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks. "
+        f"At most {cost.gpu_hours:,.0f} GPU-hours and {cost.core_hours:,.0f} core-hours, "
+        "if every job runs to its limit.",
         highlight=False,
     )
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)

@@ -66,9 +66,12 @@ def run_here(plan: Plan, layout: RunLayout, site: LocalSite) -> None:
 def failed(plan: Plan, layout: RunLayout) -> UserError:
     """What to tell when tasks have failed."""
     broken = failures(plan, layout)
+    if not broken:
+        return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.root}")
     job, index, record = broken[0]
+    reason = record.message.strip().partition("\n")[0]
     return UserError(
-        f"{len(broken)} task(s) failed, first task {index} of {job.name}: {record.message.strip().rpartition(chr(10))[2]}",
+        f"{len(broken)} task(s) failed, first task {index} of {job.name}: {reason}",
         where=layout.logs,
         advice=f"mrt-hpc logs {layout.root} {job.role}; the same submit command goes on where the run stopped",
         exit_code=ExitCode.RETRYABLE,

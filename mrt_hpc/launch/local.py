@@ -1,6 +1,7 @@
 """The local backend: the plan's tasks as child processes of this one, dependencies kept, slots given out.
 
-The children die with this process, however it ends. What they have finished is in the run directory, so running the plan again goes on.
+The children die with this process, however it ends. What they have finished is in the run directory, so running the
+plan again goes on.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class Progress:
 def progress(plan: Plan, layout: RunLayout) -> Progress:
     """How far a run is.
 
-    Old weights versions may be pruned, so the newest tells how far training is: version v is what iteration v - 1 published.
+    Old weights versions may be pruned, so the newest tells how far training is: version v is what iteration v - 1
+    published.
     """
     done = max(published_versions(layout), default=0)
     units = [u for job in plan.jobs for u in job.evaluations]

@@ -42,8 +42,8 @@ class Slots:
 def machine_slots(plan: Plan, site: LocalSite) -> Slots:
     """The slots of this machine for a plan.
 
-    Where nothing is said, CPU slots are the machine's cores, or what the largest segment needs where that is more: its roles mostly take
-    turns, so sharing cores costs less than not running.
+    Where nothing is said, CPU slots are the machine's cores, or what the largest segment needs where that is more: its
+    roles mostly take turns, so sharing cores costs less than not running.
 
     Raises:
         UserError: a segment needs more than there is, so the plan could never run here.
@@ -56,13 +56,15 @@ def machine_slots(plan: Plan, site: LocalSite) -> Slots:
             raise UserError(
                 f"a segment needs {need} {what} at a time, and this machine has {have}",
                 where="resources",
-                advice="lower resources.*.gpus and .cpus, set schedule.coupling: sequential, or name a cluster with --site",
+                advice="lower resources.*.gpus and .cpus, or schedule.coupling: sequential, or --site SITE",
             )
     return Slots(cpus, gpus)
 
 
 def largest_need(plan: Plan) -> tuple[int, int]:
-    """CPU slots and GPUs that must be free at a time: of one job's task, or of an inference task beside its segment's trainer."""
+    """CPU slots and GPUs that must be free at a time: of one job's task, or of an inference task beside its segment's
+    trainer.
+    """
     needs = [(job.resources.cpus, job.resources.gpus) for job in plan.jobs]
     for trainer in (job for job in plan.jobs if job.role is Role.TRAINER):
         beside = [job for job in plan.jobs if runs_beside(job, trainer)]

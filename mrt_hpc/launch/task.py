@@ -1,4 +1,6 @@
-"""The entry point of every array task, whoever started it: from (run directory, job, index) to the role that does the work."""
+"""The entry point of every array task, whoever started it: from (run directory, job, index) to the role that does the
+work.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def _role(role: Role) -> Any:
 def _set_up_logging(task: Task) -> None:
     logging.basicConfig(
         level=logging.INFO,
-        format=f"%(asctime)s {socket.gethostname()} {task.job.name}[{task.index}] rank {task.rank} %(levelname)s %(message)s",
+        format=f"%(asctime)s {socket.gethostname()} {task.job.name}[{task.index}].{task.rank} %(levelname)s %(message)s",
         force=True,
     )
 

@@ -1,11 +1,12 @@
 r"""Cutting a trace into episodes (paper, Section 4.1 and Appendix on segmentation).
 
-The rule: the thought is cut at blank lines into paragraphs; a new episode starts at a paragraph that begins with a reconsideration marker
-("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after the last boundary; at most ``max_cuts`` cuts; then
-every ``group_size`` consecutive steps merge into one episode, and whatever lies beyond ``max_episodes`` joins the last one.
+The rule: the thought is cut at blank lines into paragraphs; a new episode starts at a paragraph that begins with a
+reconsideration marker ("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after the last
+boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps merge into one episode, and whatever
+lies beyond ``max_episodes`` joins the last one.
 
-Progress is credited to tokens, so a boundary must be a token boundary. A cut that falls inside a token moves to that token's start: the
-marker stays whole, in the episode that it opens.
+Progress is credited to tokens, so a boundary must be a token boundary. A cut that falls inside a token moves to that
+token's start: the marker stays whole, in the episode that it opens.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
         rule: the segmentation rule.
 
     Returns:
-        [k + 1] token offsets, strictly ascending from 0 to T, with 1 <= k <= ``rule.max_episodes``; ``[0]`` for an empty thought.
+        [k + 1] token offsets, strictly ascending from 0 to T, with 1 <= k <= ``rule.max_episodes``; ``[0]`` for an
+        empty thought.
     """
     if not pieces:
         return [0]

@@ -1,6 +1,7 @@
 """GRPO: the outcome reward, compared within the group of a problem.
 
-Left out: the clipped objective itself, which all algorithms share and which lives with the trainer. Here is only the advantage.
+Left out: the clipped objective itself, which all algorithms share and which lives with the trainer. Here is only the
+advantage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The value of a prefix: the probability that the prover mu answers correctly from it (paper, Section 4.2).
 
-V_j = J_r(mu(. | x, c_j)), estimated here by the mean reward of G branches. The standard error of one value is sqrt(V (1 - V) / G): up to 0.25 at
-G = 4, hence up to 0.35 for the difference of two, which is why the estimator matters so much.
+V_j = J_r(mu(. | x, c_j)), estimated here by the mean reward of G branches. The standard error of one value is sqrt(V (1
+- V) / G): up to 0.25 at G = 4, hence up to 0.35 for the difference of two, which is why the estimator matters so much.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compile a recipe and a site into a plan: pure, and the same for the same input.
 
-Segment s is an inference array and a trainer; both start when trainer s-1 has ended well (the first when ``prepare`` has). Evaluations of the
-weights versions that fall into the segment are queued behind its trainer, off the critical path; the report waits for everything, however it
-ended, and says what is missing.
+Segment s is an inference array and a trainer; both start when trainer s-1 has ended well (the first when ``prepare``
+has). Evaluations of the weights versions that fall into the segment are queued behind its trainer, off the critical
+path; the report waits for everything, however it ended, and says what is missing.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def _check_time(job: Job, site: SlurmSite) -> None:
 
 def _too_many_tasks(plan: Plan, recipe: Recipe, limit: int, rebuild: Callable[[Recipe], Plan]) -> UserError:
     fitting = fitting_iterations_per_job(recipe, limit, rebuild)
-    advice = f"--set schedule.iterations_per_job={fitting}" if fitting else "evaluate less often, or on fewer benchmarks"
+    advice = (
+        f"--set schedule.iterations_per_job={fitting}" if fitting else "evaluate less often, or on fewer benchmarks"
+    )
     return UserError(
         f"the plan has {plan.tasks} array tasks, more than the site lets you submit",
         value=recipe.schedule.iterations_per_job,

@@ -1,4 +1,6 @@
-"""From a YAML file and overrides to a checked model; every refusal names file, line, field, value, what was expected and the nearest name."""
+"""From a YAML file and overrides to a checked model; every refusal names file, line, field, value, what was expected
+and the nearest name.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The recipe: everything that decides a run's result, strictly checked, every field with its unit.
 
-What decides only where and how fast it runs (partitions, accounts, modules) is the site's, see :mod:`mrt_hpc.recipe.site`. Unknown fields and
-wrong types are errors; combinations that make no sense are refused here with the reason, before anything is submitted.
+What decides only where and how fast it runs (partitions, accounts, modules) is the site's, see
+:mod:`mrt_hpc.recipe.site`. Unknown fields and wrong types are errors; combinations that make no sense are refused here
+with the reason, before anything is submitted.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class HuggingFaceModel(Section):
 
     type: Literal["hugging_face"] = "hugging_face"
     path: str
-    """Directory with config.json, tokenizer and safetensors; relative paths start at the recipe's folder. Nothing is downloaded."""
+    """Directory with config.json, tokenizer and safetensors; relative paths start at the recipe's folder. Nothing is
+    downloaded.
+    """
 
 
 class SmallWorldModel(Section):
@@ -159,11 +162,14 @@ class ForcedAnswer(Section):
 Prover = Annotated[ForcedAnswer, Field(discriminator="type")] | None
 
 
-# -- sampling, serving, grading -----------------------------------------------------------------------------------------
+# -- sampling, serving, grading
+# -----------------------------------------------------------------------------------------
 
 
 class Sampling(Section):
-    """The rollouts of an iteration. There is no top-p and no top-k: log-probabilities must be of the distribution sampled from."""
+    """The rollouts of an iteration. There is no top-p and no top-k: log-probabilities must be of the distribution
+    sampled from.
+    """
 
     problems_per_iteration: Positive
     """Problems drawn for each iteration, without repetition until all have been used."""
@@ -264,7 +270,8 @@ class Training(Section):
     """Newest weights versions that stay on disk; versions to be evaluated stay in any case."""
 
 
-# -- schedule, evaluation, resources ------------------------------------------------------------------------------------
+# -- schedule, evaluation, resources
+# ------------------------------------------------------------------------------------
 
 
 class Coupling(StrEnum):
@@ -435,8 +442,8 @@ class Recipe(Section):
         if self.schedule.coupling is Coupling.SEQUENTIAL and self.schedule.iterations_per_job > ahead:
             raise misfit(
                 "schedule.iterations_per_job",
-                f"{ahead} or less: with coupling: sequential, inference ends before the trainer starts and can run {ahead} "
-                "iteration(s) ahead (max_staleness + 1)",
+                f"{ahead} or less: with coupling: sequential, inference ends before the trainer starts "
+                f"and can run {ahead} iteration(s) ahead (max_staleness + 1)",
             )
         if self.sampling.problems_per_iteration < self.resources.inference.tasks:
             raise misfit(

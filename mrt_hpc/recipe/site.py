@@ -44,10 +44,12 @@ class LocalSite(Section):
     name: Name = "local"
     """Name of the profile."""
     cpus: Positive | None = None
-    """CPU slots to give out; null takes the machine's cores, or what the largest pair of roles needs where that is more."""
+    """CPU slots to give out; null takes the machine's cores, or what the largest pair of roles needs where that is
+    more.
+    """
     gpus: NotNegative | None = None
     """GPU slots to give out; null takes the GPUs that the machine has."""
-    environment: dict[EnvironmentName, str] = {}
+    environment: dict[EnvironmentName, str] = Field(default_factory=dict)
     """Environment variables of every task."""
 
 
@@ -78,7 +80,7 @@ class SlurmSite(Section):
     """GPU model in the request, as in ``a100``."""
     setup: tuple[str, ...] = ()
     """Shell lines before each task, as in ``module load cuda``. Written to the job script as they stand."""
-    environment: dict[EnvironmentName, str] = {}
+    environment: dict[EnvironmentName, str] = Field(default_factory=dict)
     """Environment variables of every task; values are quoted."""
     python: str | None = None
     """Python that runs the tasks; null is the one that runs this command."""
@@ -89,12 +91,13 @@ class SlurmSite(Section):
     max_array_size: Positive = 1001
     """The cluster's MaxArraySize (``scontrol show config``); the largest array index is one less."""
     max_submit_jobs: Positive | None = None
-    """Jobs and array tasks that you may have queued at a time (``sacctmgr show assoc``, MaxSubmit); null is no limit."""
+    """Jobs and array tasks that you may have queued at a time (``sacctmgr show assoc``, MaxSubmit); null is no limit.
+    """
     max_time_minutes: Positive | None = None
     """The partition's longest time limit, minutes; null is no limit."""
     memory_request: bool = True
     """Ask for memory; false where the cluster gives out whole nodes."""
-    sbatch: dict[SbatchOption, str] = {}
+    sbatch: dict[SbatchOption, str] = Field(default_factory=dict)
     """More sbatch options, as in ``{constraint: a100}``."""
 
 

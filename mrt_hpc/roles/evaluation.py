@@ -1,7 +1,7 @@
 """The evaluation role: one weights version on one part of one benchmark, sampled, graded and committed as a shard.
 
-Whoever finds all shards of a version and benchmark complete writes the summary; it follows from the shards alone, so two who write it
-write the same.
+Whoever finds all shards of a version and benchmark complete writes the summary; it follows from the shards alone, so
+two who write it write the same.
 """
 
 from __future__ import annotations

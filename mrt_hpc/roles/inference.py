@@ -1,7 +1,8 @@
 """The inference role: rollouts and branches of a segment's iterations, one shard an iteration and task.
 
-The task owns a vLLM server for as long as the segment lasts. For each iteration it waits for weights that are fresh enough, loads them in
-place, samples its share of the problems, forks branches while the prefixes are in the server's cache, grades, and commits one shard.
+The task owns a vLLM server for as long as the segment lasts. For each iteration it waits for weights that are fresh
+enough, loads them in place, samples its share of the problems, forks branches while the prefixes are in the server's
+cache, grades, and commits one shard.
 """
 
 from __future__ import annotations

@@ -90,8 +90,9 @@ def iteration_metrics(
 def seconds_by_phase(timeline: Timeline, costs: Sequence[ShardStatistics]) -> dict[Phase, float]:
     """The trainer's wall time, split into what the whole run was doing in it.
 
-    While the trainer waits, the slowest inference task loads, generates and grades; what of the wait these do not explain stays waiting.
-    Work of inference that the trainer did not have to wait for (it ran ahead) costs no wall time and is left out.
+    While the trainer waits, the slowest inference task loads, generates and grades; what of the wait these do not
+    explain stays waiting. Work of inference that the trainer did not have to wait for (it ran ahead) costs no wall time
+    and is left out.
     """
     seconds = dict.fromkeys(Phase, 0.0)
     for name, phase in TRAINER_PHASES.items():

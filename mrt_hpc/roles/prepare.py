@@ -63,7 +63,8 @@ def check_model_directory(directory: Path) -> None:
 def copy_model(source: Path, directory: Path) -> None:
     """Take a model over by hard links where the filesystem allows it, by copies elsewhere.
 
-    The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link as it was.
+    The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link as
+    it was.
     """
     for file in sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith(".")):
         real = file.resolve()

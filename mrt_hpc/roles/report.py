@@ -104,7 +104,9 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
 
 
 def cost(layout: RunLayout, plan: Plan, iterations: Sequence[IterationMetrics]) -> Cost:
-    """What the run has used, by its events; an attempt that was lost without a word counts to the last event of its process."""
+    """What the run has used, by its events; an attempt that was lost without a word counts to the last event of its
+    process.
+    """
     spans = attempt_spans(layout)
     if not spans:
         return Cost()

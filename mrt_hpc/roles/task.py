@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LONGEST_LOOK_S = 0.25
-"""Between two looks at the run directory while a peer works: short beside an iteration, long for a shared filesystem."""
+"""Between two looks at the run directory while a peer works: short beside an iteration, long for a shared filesystem.
+"""
 
 
 @dataclass(frozen=True)

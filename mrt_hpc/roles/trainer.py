@@ -1,7 +1,8 @@
 """The trainer role: for each iteration of a segment wait for the rollouts, update, checkpoint, publish.
 
-The order within an iteration makes every instant safe to be killed at: metrics, then the checkpoint, then the weights version. What
-lies after the checkpoint resumed from can only be younger work that is computed again; it is set aside, never mixed in.
+The order within an iteration makes every instant safe to be killed at: metrics, then the checkpoint, then the weights
+version. What lies after the checkpoint resumed from can only be younger work that is computed again; it is set aside,
+never mixed in.
 """
 
 from __future__ import annotations

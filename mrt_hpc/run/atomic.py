@@ -1,7 +1,8 @@
 """Writing files that others read: whole or not at all.
 
-Every write goes to a temporary name in the same directory, is synced to the disk and then takes its place in one step. Nothing here
-locks: a shared filesystem gives no lock that survives a lost node, but rename and link are atomic on all of them.
+Every write goes to a temporary name in the same directory, is synced to the disk and then takes its place in one step.
+Nothing here locks: a shared filesystem gives no lock that survives a lost node, but rename and link are atomic on all
+of them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         sync_file(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
         sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
@@ -103,7 +104,7 @@ def commit_directory(temporary: Path, path: Path) -> bool:
     for directory in [*(d for d in temporary.rglob("*") if d.is_dir()), temporary]:
         sync_directory(directory)
     try:
-        os.rename(temporary, path)  # fails when path is a directory that is not empty
+        temporary.rename(path)  # fails when path is a directory that is not empty
     except OSError:
         if not path.exists():
             raise

@@ -77,8 +77,8 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
 def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:
     """The problems of one iteration: a window over shuffled passes through the data.
 
-    Every pass holds each problem once, in an order of its own; a window that reaches past the end goes on in the next pass. Within one
-    iteration no problem comes twice, unless there are fewer than ``count``.
+    Every pass holds each problem once, in an order of its own; a window that reaches past the end goes on in the next
+    pass. Within one iteration no problem comes twice, unless there are fewer than ``count``.
     """
     places = [divmod(position, len(problems)) for position in range(iteration * count, (iteration + 1) * count)]
     orders = {epoch: _order(len(problems), run_seed, epoch) for epoch in {epoch for epoch, _ in places}}

@@ -1,7 +1,7 @@
 """The event log: what each process of a run did, a line of JSON an event, a file a process.
 
-Nobody shares a file, so nothing needs a lock; a reader takes all files together and sorts by time. A line cut short by a lost node is the
-last of its file and is passed over by the reader.
+Nobody shares a file, so nothing needs a lock; a reader takes all files together and sorts by time. A line cut short by
+a lost node is the last of its file and is passed over by the reader.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class Problem:
 class Rollout:
     """One trace sampled by the policy, with all that the trainer needs to learn from it.
 
-    Lengths: T sampled tokens; k episodes, k + 1 boundaries. Episode z_j is ``token_ids[boundaries[j]:boundaries[j + 1]]``.
+    Lengths: T sampled tokens; k episodes, k + 1 boundaries. Episode z_j is ``token_ids[boundaries[j]:boundaries[j +
+    1]]``.
     """
 
     iteration: int

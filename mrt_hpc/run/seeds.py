@@ -11,7 +11,8 @@ SEED_BITS = 31
 def derive_seed(run_seed: int, *parts: int | str) -> int:
     """The seed of one draw, e.g. ``derive_seed(seed, "rollout", iteration, problem_id, sample)``.
 
-    Two different lists of parts give independent seeds; the same list gives the same seed on every machine and Python version.
+    Two different lists of parts give independent seeds; the same list gives the same seed on every machine and Python
+    version.
     """
     text = "\x1f".join([str(run_seed), *(f"{type(part).__name__}:{part}" for part in parts)])
     digest = hashlib.sha256(text.encode()).digest()

@@ -1,7 +1,7 @@
 """Parquet shards of records: written whole, committed once, read back strictly.
 
-A shard of an iteration is a directory of rollouts, their branches and their cost, so that all three appear in one step; a shard of an
-evaluation is one file.
+A shard of an iteration is a directory of rollouts, their branches and their cost, so that all three appear in one step;
+a shard of an evaluation is one file.
 """
 
 from __future__ import annotations

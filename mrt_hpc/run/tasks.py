@@ -1,7 +1,7 @@
 """The state of every array task, as a file of its own: what a peer, a backend and ``status`` look at.
 
-A task writes its own file; a backend that sees a task die without a word writes ``failed`` for it. ``done`` is final: a task that is
-done is never started again.
+A task writes its own file; a backend that sees a task die without a word writes ``failed`` for it. ``done`` is final: a
+task that is done is never started again.
 """
 
 from __future__ import annotations

@@ -66,7 +66,9 @@ def test_an_empty_thought_has_one_boundary_and_no_episode() -> None:
     assert cut_episodes([], ONE) == [0]
 
 
-paragraphs = st.lists(st.sampled_from(["Wait", "Wait, é", "Alternatively", "x", "日本", "\n", " "]) | st.text(max_size=8))
+paragraphs = st.lists(
+    st.sampled_from(["Wait", "Wait, é", "Alternatively", "x", "日本", "\n", " "]) | st.text(max_size=8)
+)
 
 
 @given(paragraphs, st.integers(1, 4), st.integers(0, 6), st.integers(1, 3), st.integers(1, 5))

@@ -35,7 +35,7 @@ def test_progress_is_the_change_of_value() -> None:
 def test_progress_is_normalised_over_all_episodes_of_the_batch() -> None:
     # values -1, 0, 1: mean 0, standard deviation sqrt(2/3)
     normalised = normalise([np.array([-1.0, 0.0]), np.array([1.0])])
-    assert np.concatenate(normalised) == pytest.approx([-1.5**0.5, 0.0, 1.5**0.5])
+    assert np.concatenate(normalised) == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5])
 
 
 def test_progress_without_spread_says_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,10 @@ from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.model import DependencyKind, Job, Plan, Role
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import LocalSite, SlurmSite
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -80,7 +83,9 @@ def test_every_iteration_and_version_is_planned_once(iterations: int, size: int,
     evaluation = base.evaluation.model_copy(update={"every": every})
     changed = base.model_copy(update={"schedule": schedule, "evaluation": evaluation})
     plan = build_plan(changed, max_array_size=None)
-    trained = [i for job in plan.jobs if job.role is Role.TRAINER for i in range(job.first_iteration, job.end_iteration)]
+    trained = [
+        i for job in plan.jobs if job.role is Role.TRAINER for i in range(job.first_iteration, job.end_iteration)
+    ]
     assert trained == list(range(iterations))
     assert sorted(u.version for job in plan.jobs for u in job.evaluations) == evaluated_versions(changed)
     earlier: set[str] = set()

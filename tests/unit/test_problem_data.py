@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,9 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.data import draw_problems, read_problems, share, write_problems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROBLEMS = [Problem(f"p{i}", f"What is {i}+1?", str(i + 1)) for i in range(10)]
 
@@ -86,6 +89,8 @@ def test_seeds_differ_by_every_part_and_stay_the_same_over_versions() -> None:
     assert all(0 <= derive_seed(s, "x") < 2**31 for s in range(100))
 
 
-@pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", "math500", "minerva_math", "math_train", "aime_1983_2023"])
+@pytest.mark.parametrize(
+    "name", ["aime24", "aime25", "amc23", "math500", "minerva_math", "math_train", "aime_1983_2023"]
+)
 def test_the_shared_data_sets_are_readable(shared_data: Path, name: str) -> None:
     assert len(read_problems(shared_data / f"{name}.jsonl")) >= 30

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.load import load_recipe, load_site
+from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import Coupling, Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,9 @@ from mrt_hpc.run.records import Branch, FinishReason, Rollout, ShardStatistics
 from mrt_hpc.run.shards import commit_iteration_shard, commit_shard, complete_shards, read_iteration_shard, read_shard
 from mrt_hpc.run.tasks import TaskState, read_task, write_task
 from mrt_hpc.run.weights import prune, publish, published_versions, verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def rollout(sample: int = 0, text: str = "x") -> Rollout:
@@ -84,7 +87,9 @@ def test_a_shard_of_an_iteration_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 @given(st.text(), st.lists(st.floats(allow_nan=False), max_size=5))
-def test_any_text_and_number_survives_a_shard(tmp_path_factory: pytest.TempPathFactory, text: str, logs: list[float]) -> None:
+def test_any_text_and_number_survives_a_shard(
+    tmp_path_factory: pytest.TempPathFactory, text: str, logs: list[float]
+) -> None:
     text = text.encode("utf-8", "replace").decode()
     record = dataclasses.replace(rollout(text=text), logprobs=logs)
     path = tmp_path_factory.mktemp("s") / "s.parquet"

@@ -1,0 +1,166 @@
+"""kill -9 of a whole run, once in generation, once in the update and once while publishing; the same command then
+finishes it.
+
+Afterwards the events must show that no completed shard and no checkpointed step was computed twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.run.atomic import is_temporary
+from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.shards import complete_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+ITERATIONS = 3
+SHRUNK = [
+    "model.warm_start_steps=30",
+    "sampling.problems_per_iteration=6",
+    "sampling.rollouts_per_problem=4",
+    f"schedule.iterations={ITERATIONS}",
+    f"schedule.iterations_per_job={ITERATIONS}",
+    "evaluation.benchmarks.0.problems.problems=20",
+]
+DEADLINE_S = 600
+
+
+def command(run: Path) -> list[str]:
+    sets = [part for change in SHRUNK for part in ("--set", change)]
+    return [
+        sys.executable,
+        "-m",
+        "mrt_hpc.cli.main",
+        "submit",
+        str(ROOT / "recipes/quickstart.yaml"),
+        "--run",
+        str(run),
+        *sets,
+    ]
+
+
+def start(run: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command(run), start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+def kill_when(run: Path, condition: Callable[[], bool]) -> None:
+    """Start the run, wait for the condition, and kill its process group at once."""
+    process = start(run)
+    end = time.monotonic() + DEADLINE_S
+    try:
+        while not condition():
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < end, "the moment to kill never came"
+            time.sleep(0.001)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def servers_of(run: Path) -> list[int]:
+    """Processes that still serve weights of this run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and str(run).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed three times and then finished."""
+    run = tmp_path_factory.mktemp("killed") / "run"
+    layout = RunLayout(run)
+
+    def in_generation() -> bool:
+        return bool(read_events(layout.events, EventKind.SERVER_STARTED)) and not complete_shards(layout.shards(0))
+
+    def in_update() -> bool:
+        return bool(complete_shards(layout.shards(0))) and not layout.weights_version(1).exists()
+
+    def while_publishing() -> bool:
+        return any(is_temporary(p) and "v000002" in p.name for p in layout.weights.iterdir())
+
+    for moment in (in_generation, in_update, while_publishing):
+        kill_when(run, moment)
+        gone = time.monotonic() + 30
+        while servers_of(run):
+            assert time.monotonic() < gone, f"processes outlived the run: {servers_of(run)}"
+            time.sleep(0.05)
+    finished = subprocess.run(
+        command(run),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=DEADLINE_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return run
+
+
+def test_the_report_is_complete(killed_run: Path) -> None:
+    layout = RunLayout(killed_run)
+    assert layout.report.is_file()
+    assert "missing" not in layout.report.read_text().lower()
+    for iteration in range(ITERATIONS):
+        assert json.loads(layout.metrics(iteration).read_text())["iteration"] == iteration
+    for version in (0, ITERATIONS):
+        assert layout.evaluation_summary(version, "held-out").is_file()
+
+
+def test_no_shard_was_completed_twice(killed_run: Path) -> None:
+    events = read_events(RunLayout(killed_run).events)
+    committed = Counter(
+        (e["iteration"], e["shard"]) for e in events if e["kind"] == "shard_committed" and e["what"] == "rollouts"
+    )
+    assert max(committed.values()) == 1
+    assert not [e for e in events if e["kind"] == "shard_discarded"]
+
+
+def test_no_checkpointed_step_was_computed_twice(killed_run: Path) -> None:
+    """Events count iterations from 0; the checkpoint of iteration i says i + 1 updates."""
+    checkpointed: set[int] = set()
+    for event in read_events(RunLayout(killed_run).events):
+        if event["kind"] == EventKind.CHECKPOINT:
+            checkpointed.add(event["iteration"])
+        if event["kind"] == EventKind.STEP:
+            assert event["iteration"] + 1 not in checkpointed
+    assert checkpointed == set(range(1, ITERATIONS + 1))
+
+
+def test_every_version_was_published_once(killed_run: Path) -> None:
+    events = read_events(RunLayout(killed_run).events, EventKind.PUBLISHED)
+    assert Counter(e["version"] for e in events) == {v: 1 for v in range(ITERATIONS + 1)}
+
+
+def test_the_finished_run_has_nothing_left_to_do(killed_run: Path) -> None:
+    before = len(read_events(RunLayout(killed_run).events))
+    again = subprocess.run(
+        command(killed_run),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+    assert len(read_events(RunLayout(killed_run).events)) == before
