@@ -11,7 +11,7 @@ ROLES = ["prepare", "inference", "trainer", "evaluation", "report"]
 site = click.option(
     "--site",
     metavar="SITE",
-    help="Site profile: a path, or the name of a file in slurm/sites or ~/.config/mrt-hpc/sites. Default: this machine.",
+    help="Site profile: a path, or a name in slurm/sites or ~/.config/mrt-hpc/sites. Default: this machine.",
 )
 overrides = click.option(
     "--set",

@@ -39,9 +39,8 @@ def main() -> None:
         wall = sum(m.wall_seconds or 0.0 for m in measured)
         spent = {phase: sum(m.seconds.get(phase, 0.0) for m in measured) / wall for phase in Phase}
         print(f"{run}: {len(shares)} iterations, {wall / len(shares):.2f} s each")
-        print(
-            f"  outside: whole {1 - sum(spent[p] for p in USEFUL):.3f}, median {statistics.median(shares):.3f}, max {max(shares):.3f}"
-        )
+        whole = 1 - sum(spent[p] for p in USEFUL)
+        print(f"  outside: whole {whole:.3f}, median {statistics.median(shares):.3f}, max {max(shares):.3f}")
         print("  by phase: " + ", ".join(f"{phase} {share:.3f}" for phase, share in spent.items() if share))
 
 

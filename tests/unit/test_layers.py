@@ -66,7 +66,7 @@ def test_status_loads_nothing_heavy() -> None:
 
 
 def assert_light(code: str) -> None:
-    check = f"import sys; heavy = [m for m in {HEAVY!r} if m in sys.modules]; sys.exit(f'loaded: {{heavy}}' if heavy else 0)"
+    check = f"import sys; heavy = [m for m in {HEAVY!r} if m in sys.modules]; sys.exit(str(heavy) if heavy else 0)"
     root = PACKAGE.parent
     result = subprocess.run(
         [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, cwd=root, check=False

@@ -128,7 +128,8 @@ def test_the_cost_counts_every_task_and_rank() -> None:
     changes = ("resources.inference={tasks: 3, gpus: 2, cpus: 4, time_limit_minutes: 30}",
                "resources.trainer={ranks: 4, ranks_per_node: 2, gpus: 1, cpus: 8, time_limit_minutes: 120}",
                "resources.evaluation={cpus: 1, time_limit_minutes: 60}",
-               "resources.prepare={cpus: 1, time_limit_minutes: 60}", "resources.report={cpus: 1, time_limit_minutes: 60}")  # fmt: skip
+               "resources.prepare={cpus: 1, time_limit_minutes: 60}",
+               "resources.report={cpus: 1, time_limit_minutes: 60}")  # fmt: skip
     plan = build_plan(recipe(*changes), max_array_size=None)
     trainer = plan.job("segment-000.trainer").resources
     assert (trainer.nodes, trainer.ranks, trainer.memory_gib_per_node) == (2, 4, 16.0)

@@ -99,7 +99,7 @@ def test_combinations_that_do_not_fit_say_why() -> None:
     assert "compares the rollouts" in refusal("sampling.rollouts_per_problem=1")
 
 
-def test_relative_paths_start_at_the_recipe(tmp_path: Path) -> None:
+def test_relative_paths_start_at_the_recipe() -> None:
     recipe = load_recipe(RECIPES / "mrt_online.yaml")
     assert Path(recipe.model.path).is_absolute()  # type: ignore[union-attr]
     assert str(RECIPES) in recipe.data.path  # type: ignore[union-attr]
