@@ -1,1 +1,2 @@
-"""Generation: a vLLM server of our own, the client that keeps it full, and the sampling of rollouts and branches through it."""
+"""Generation: a vLLM server of our own, the client that keeps it full, and the sampling of rollouts and branches
+through it."""

@@ -1,7 +1,7 @@
 """Asynchronous sampling through a server's socket: prompts as token ids in, token ids with log-probabilities out.
 
-Samples are yielded one by one as they finish, whatever order that is. A connection that breaks is tried again, for the samples that have
-not arrived yet; what the server refuses is not.
+Samples are yielded one by one as they finish, whatever order that is. A connection that breaks is tried again, for
+the samples that have not arrived yet; what the server refuses is not.
 """
 
 from __future__ import annotations
@@ -98,11 +98,13 @@ class GenerationClient:
                     self.generated_tokens += len(completion.token_ids)
                     yield completion
 
-    async def score(self, prompt_ids: list[int], continuations: Sequence[Sequence[int]], temperature: float) -> list[float]:
+    async def score(
+        self, prompt_ids: list[int], continuations: Sequence[Sequence[int]], temperature: float
+    ) -> list[float]:
         """Log-probability, at this temperature, of each token sequence as the continuation of the prompt.
 
-        One request of one token for each distinct prefix of the continuations: the prompt is in the prefix cache, and a temperature
-        applies to next-token probabilities only, not to the log-probabilities vLLM gives for a prompt.
+        One request of one token for each distinct prefix of the continuations: the prompt is in the prefix cache, and
+        a temperature applies to next-token probabilities only, not to the log-probabilities vLLM gives for a prompt.
         """
         nexts: dict[tuple[int, ...], set[int]] = {}
         for ids in continuations:
@@ -122,18 +124,16 @@ class GenerationClient:
             await self.revive()
 
     async def _attempt(self, requests: Sequence[Request], waiting: set[tuple[int, int]]) -> AsyncIterator[Completion]:
-        """Send what is still waited for, and yield what arrives."""
+        """Send what is still waited for, and yield what arrives; the caller strikes it off ``waiting``."""
         places = _by_request(waiting)
         kept = [(i, [requests[i].seeds[j] for j in js]) for i, js in places.items()]
         batch = Batch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
         started = time.time()
-        count = 0
         async for sample in self._samples(batch):
             i = kept[sample.request][0]
             j = places[i][sample.sample]
             yield _completion(sample, requests[i], i, j, started)
-            count += 1
-        if count < len(waiting) + count:
+        if waiting:
             raise ServerGone("the response ended early")
 
     async def _samples(self, batch: Batch) -> AsyncIterator[Sample]:
@@ -189,7 +189,7 @@ def _completion(sample: Sample, request: Request, i: int, j: int, started: float
         token_ids=sample.token_ids,
         logprobs=sample.logprobs,
         finish_reason=_FINISH_REASONS[sample.finish_reason],
-        weights_version=int(sample.weights_versions[0]),
+        weights_version=sample.weights_versions[0],
         prompt_tokens=len(request.prompt_ids),
         cached_tokens=sample.cached_tokens,
         scores=sample.scores,
@@ -203,7 +203,9 @@ def _refusal(sample: Sample, request: Request) -> Exception:
     reason = sample.error or f"finished by {sample.finish_reason!r}"
     if sample.error is None or sample.error.startswith("EngineDeadError"):
         return ServerGone(reason)
-    return UserError(f"the vLLM server refused a request: {reason}", value=f"a prompt of {len(request.prompt_ids)} tokens")
+    return UserError(
+        f"the vLLM server refused a request: {reason}", value=f"a prompt of {len(request.prompt_ids)} tokens"
+    )
 
 
 def _give_up(state: RetryCallState) -> None:

@@ -1,7 +1,8 @@
 """What this package adds inside the vLLM server: the run's key on every route, and a lean route for samples.
 
-Loaded by vLLM's ``--middleware``. vLLM's own key guards /v1 and a few prefixes only, not the control routes; here nothing but /health is
-answered without it. The server listens on a socket in a private directory besides, so this is the second of two locks.
+Loaded by vLLM's ``--middleware``. vLLM's own key guards /v1 and a few prefixes only, not the control routes; here
+nothing but /health is answered without it. The server listens on a socket in a private directory besides, so this is
+the second of two locks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from mrt_hpc.inference.wire import GENERATE_PATH, Batch, Request, Sample
+from mrt_hpc.inference.wire import FIRST_VERSION_VARIABLE, GENERATE_PATH, Batch, Request, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -60,18 +61,25 @@ async def _respond(send: Send, status: int, body: bytes) -> None:
 
 
 async def _generate(engine: EngineClient, receive: Receive, send: Send) -> None:
-    """Sample a batch; each sample is sent when it is finished, so that its branches can start while the others go on."""
+    """Sample a batch; each sample is sent when it is finished, so that its branches can start while the others go
+    on."""
     try:
         batch = _decode_batch(await _read_body(receive))
     except msgspec.MsgspecError as error:
         await _respond(send, 400, f"{error}\n".encode())
         return
     finished: asyncio.Queue[Sample] = asyncio.Queue()
-    work = [_sample(engine, request, i, j, finished) for i, request in enumerate(batch.requests) for j in range(len(request.seeds))]
+    work = [
+        _sample(engine, request, i, j, finished)
+        for i, request in enumerate(batch.requests)
+        for j in range(len(request.seeds))
+    ]
     tasks = [asyncio.create_task(w) for w in work]
     abandon = asyncio.create_task(_cancel_when_gone(receive, tasks))
     try:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
+        )
         await _send_lines(finished, len(tasks), send)
         await asyncio.gather(*tasks)
     finally:
@@ -120,10 +128,8 @@ async def _sample(engine: EngineClient, request: Request, i: int, j: int, finish
 async def _final_output(engine: EngineClient, request: Request, seed: int) -> Any:
     prompt = tokens_input(request.prompt_ids)
     name = f"mrt-{next(_request_numbers)}"
-    result = None
-    async for result in engine.generate(prompt, sampling_params(request, seed), name):
-        pass
-    return result
+    outputs = engine.generate(prompt, sampling_params(request, seed), name)
+    return [output async for output in outputs][-1]
 
 
 def sampling_params(request: Request, seed: int) -> SamplingParams:
@@ -158,9 +164,14 @@ def _as_sample(request: Request, i: int, j: int, result: Any) -> Sample:
         logprobs=list(_sampled_logprobs(flat)),
         finish_reason=output.finish_reason,
         cached_tokens=result.num_cached_tokens,
-        weights_versions=[span.version for span in output.weight_versions or []],
+        weights_versions=[_version_number(span.version) for span in output.weight_versions or []],
         scores=flat.logprobs[first_scored : first_scored + len(request.score_ids)],
     )
+
+
+def _version_number(name: str) -> int:
+    """vLLM calls the weights it starts with ``default``."""
+    return int(os.environ[FIRST_VERSION_VARIABLE] if name == "default" else name)
 
 
 def _sampled_logprobs(flat: Any) -> Iterator[float]:

@@ -1,7 +1,8 @@
 """Rollouts and their branches: the sampling of one unit of work, from problems to traces with values to be graded.
 
-Each trace is cut into episodes the moment it is finished, and the prover's branches from all its boundaries are asked for at once, while
-the prefix is still in the server's cache; other traces go on meanwhile. Left out: grading, and the writing of shards.
+Each trace is cut into episodes the moment it is finished, and the prover's branches from all its boundaries are asked
+for at once, while the prefix is still in the server's cache; other traces go on meanwhile. Left out: grading, and the
+writing of shards.
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ class RolloutSampler:
     tokens: TokenBytes
     plan: RolloutPlan
     concurrency: int = 256
-    """Traces under way at once: enough to fill the server, no more than it can hold, so that branches find their prefix in its cache."""
+    """Traces under way at once: enough to fill the server, no more than it can hold, so that branches find their
+    prefix in its cache."""
 
     async def sample(self, problems: Sequence[PromptedProblem]) -> AsyncIterator[SampledTrace]:
         """Every trace of every problem, each as soon as its branches are finished, in no particular order.

@@ -1,13 +1,14 @@
-"""A vLLM server process of our own: started, watched, given new weights in place, restarted when it dies, and gone when we are.
+"""A vLLM server process of our own: started, watched, given new weights in place, restarted when it dies, and gone
+when we are.
 
-It listens on a Unix socket in a directory that only this user may enter, so that no port is guessed and neither its sampling nor its
-control routes can be reached by anybody else on the node; the run's key, handed over in the environment, is asked for besides.
-Sampling goes through `mrt_hpc.inference.client`.
+It listens on a Unix socket in a directory that only this user may enter, so that no port is guessed and neither its
+sampling nor its control routes can be reached by anybody else on the node; the run's key, handed over in the
+environment, is asked for besides. Sampling goes through `mrt_hpc.inference.client`.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import secrets
 import shutil
@@ -15,6 +16,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,23 +25,26 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import torch
 
-from mrt_hpc.inference.serve import OWNER_VARIABLE
+from mrt_hpc.inference.serve import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.inference.wire import FIRST_VERSION_VARIABLE
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
-START_DEADLINE_S = 900.0
-"""A large model is read from a busy shared filesystem within this."""
 STOP_DEADLINE_S = 20.0
+RECOVERY_DEADLINE_S = 60.0
+"""A server that runs but does not answer is given up after this."""
 CONTROL_TIMEOUT_S = 600.0
 """A reload waits for the samples under way, and then reads the weights."""
+_LOOK_EVERY_S = 0.2
 _LONGEST_SOCKET_PATH = 100
 _LOG_TAIL_BYTES = 4000
 _CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
-"""Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed (vLLM 0.32 rewinds the
-offset of the request's generator, and a CPU generator has none)."""
+"""Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
+(vLLM 0.32 rewinds the offset of the request's generator, and a CPU generator has none)."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,15 @@ class ServerSettings:
     tensor_parallel: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
-    """Memory of the key-value cache; needed on CPU, else found from ``gpu_memory_utilization``."""
+    """Memory of the key-value cache on CPU; on GPU it is found from ``gpu_memory_utilization``."""
     block_size: int | None = None
-    """Tokens a block of the prefix cache; None for vLLM's own, and for 32 on CPU, where its own of 128 misses most prefixes."""
+    """Tokens a block of the prefix cache; None for vLLM's own, and for 32 on CPU, where its own of 128 misses most
+    prefixes."""
     cpu_threads: str | None = None
     """On CPU, the cores to bind to, as in ``0-3``; None for all that this process may use."""
     seed: int = 0
+    start_deadline_s: float = 900.0
+    """Seconds until it must answer: a large model may be read from a busy shared filesystem."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's API server."""
 
@@ -72,7 +81,7 @@ def on_cpu() -> bool:
 
 @dataclass
 class VllmServer:
-    """The server process. Use as a context manager; safe to use from any thread, but from one at a time."""
+    """The server process. Use as a context manager. `restart_if_dead` may be called from several threads at once."""
 
     settings: ServerSettings
     log: Path
@@ -82,6 +91,7 @@ class VllmServer:
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     starts: int = 0
     """How often it was started."""
+    _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _model_dir: Path = field(init=False, repr=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
     _directory: Path = field(init=False, repr=False)
@@ -108,7 +118,9 @@ class VllmServer:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def start(self) -> None:
@@ -132,11 +144,10 @@ class VllmServer:
         wait_until(
             self.healthy,
             reason=f"the vLLM server (log: {self.log})",
-            deadline_s=START_DEADLINE_S,
+            deadline_s=self.settings.start_deadline_s,
             check=self._raise_if_dead,
-            longest_pause_s=0.2,
+            longest_pause_s=_LOOK_EVERY_S,
         )
-        self._name_weights_version()
 
     def healthy(self) -> bool:
         """Whether it answers and its engine is alive."""
@@ -148,18 +159,22 @@ class VllmServer:
             return False
 
     def restart_if_dead(self) -> bool:
-        """Start it again, with the weights loaded last, if it died or does not answer; True when it was restarted."""
-        if self._running() and self.healthy():
-            return False
-        self._end_process()
-        self.start()
-        return True
+        """Start it again, with the weights loaded last, if it died or no longer answers; True when it was restarted.
+
+        Of several callers one restarts it, and the others wait for that.
+        """
+        with self._restarting:
+            if self._recovers():
+                return False
+            self._end_process()
+            self.start()
+            return True
 
     def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
         """Put new weights into the running model, and forget the cached prefixes of the old ones.
 
-        Samples under way are finished first, with the old weights. Every worker compares its embedding with the directory and its
-        output head with its weights before this returns.
+        Samples under way are finished first, with the old weights. Every worker compares its embedding with the
+        directory and its output head with its weights before this returns.
 
         Returns:
             What the first worker reports: the ``seconds`` it took, and the ``directory``.
@@ -173,7 +188,7 @@ class VllmServer:
             report = self._control("/collective_rpc", json=arguments).json()["results"][0]
             self._control("/reset_prefix_cache")
             self._model_dir, self.weights_version = directory, version
-            self._name_weights_version()
+            self._control("/update_weight_version", json={"new_version": str(version)})
         finally:
             self._control("/resume")
         return dict(report)
@@ -196,6 +211,15 @@ class VllmServer:
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def _recovers(self) -> bool:
+        """Whether it answers after all: it may be busy, or about to end because its engine has died."""
+        end = time.monotonic() + RECOVERY_DEADLINE_S
+        while self._running() and time.monotonic() < end:
+            if self.healthy():
+                return True
+            time.sleep(_LOOK_EVERY_S)
+        return False
+
     def _running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -214,23 +238,16 @@ class VllmServer:
             return log.read().decode(errors="replace")
 
     def _end_process(self) -> None:
-        """Ask, then force. The process leads a group of its own, in which all its children are."""
-        if self._process is None:
+        """Ask, then force, and wait until the memory of its children is free again."""
+        process, self._process = self._process, None
+        if process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # nobody left, as it should be
-        self._process = None
-
-    def _name_weights_version(self) -> None:
-        self._control("/update_weight_version", json={"new_version": str(self.weights_version)})
+        if process.poll() is None:
+            process.terminate()
+            _wait_at_most(STOP_DEADLINE_S, lambda: _has_ended(process.pid))
+            os.killpg(process.pid, signal.SIGKILL)  # its number is still its own, since nobody has reaped it
+            process.wait()
+        _wait_at_most(STOP_DEADLINE_S, lambda: _group_is_empty(process.pid))
 
     def _control(self, path: str, *, method: str = "POST", **arguments: Any) -> httpx.Response:
         try:
@@ -255,6 +272,8 @@ class VllmServer:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([package_parent, given] if given else [package_parent]),
             OWNER_VARIABLE: str(os.getpid()),
+            DIRECTORY_VARIABLE: str(self._directory),
+            FIRST_VERSION_VARIABLE: str(self.weights_version),
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # the control routes
             "VLLM_RPC_BASE_PATH": str(self._directory),  # the sockets between its processes, out of reach as well
@@ -289,12 +308,16 @@ class VllmServer:
             "middleware": "mrt_hpc.inference.routes.RunRoutes",
             "uvicorn-log-level": "warning",
         }
-        if settings.kv_cache_gib is not None:
+        if settings.kv_cache_gib is not None and on_cpu():
             options["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
         if block_size := settings.block_size or (32 if on_cpu() else None):
             options["block-size"] = block_size
         flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if on_cpu() else [])]
-        return [*(text for name, value in options.items() for text in (f"--{name}", str(value))), *flags, *settings.extra_args]
+        return [
+            *(text for name, value in options.items() for text in (f"--{name}", str(value))),
+            *flags,
+            *settings.extra_args,
+        ]
 
 
 def _private_directory() -> Path:
@@ -303,3 +326,22 @@ def _private_directory() -> Path:
     if len(parent) > _LONGEST_SOCKET_PATH - len("/mrt-hpc-12345678/vllm.sock"):
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix="mrt-hpc-", dir=parent))
+
+
+def _wait_at_most(seconds: float, condition: Callable[[], bool]) -> None:
+    with contextlib.suppress(UserError):
+        wait_until(condition, reason="a process to end", deadline_s=seconds, longest_pause_s=_LOOK_EVERY_S)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended, without reaping it."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _group_is_empty(leader: int) -> bool:
+    """Whether no process is left of a server whose own process is gone; the kernel ends them one after the other."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return True
+    return False

@@ -1,7 +1,8 @@
-"""The exact bytes of each token, so that a trace can be cut at token boundaries and its text needs no decoding by the server.
+"""The exact bytes of each token, so that a trace can be cut at token boundaries and its text needs no decoding by the
+server.
 
-Decoding ids one at a time does not do: a character may be spread over several tokens. Two families of tokenizers are known here: byte-level
-BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2, Mistral).
+Decoding ids one at a time does not do: a character may be spread over several tokens. Two families of tokenizers are
+known here: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2, Mistral).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class TokenBytes:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
         to_bytes = _rule(tokenizer)
-        self._table: dict[int, bytes] = {i: to_bytes(token) for token, i in tokenizer.get_vocab().items() if i not in added}
+        self._table: dict[int, bytes] = {
+            i: to_bytes(token) for token, i in tokenizer.get_vocab().items() if i not in added
+        }
         self._table.update((i, content.encode()) for i, content in added.items())
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:

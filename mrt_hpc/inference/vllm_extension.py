@@ -2,9 +2,10 @@
 
 Mixed into vLLM's worker class by ``--worker-extension-cls``; called through ``/collective_rpc``.
 
-On CPU, vLLM multiplies by a packed copy of a weight. Its own reload makes the copy anew for linear layers, but not for the output head
-of a model with tied embeddings, which then goes on with the old weights and says nothing. `reload_and_verify` makes that copy anew, and
-then compares, for the embedding, memory with disk, and, for every output head, what it computes with what its weights say.
+On CPU, vLLM multiplies by a packed copy of a weight. Its own reload makes the copy anew for linear layers, but not
+for the output head of a model with tied embeddings, which then goes on with the old weights and says nothing.
+`reload_and_verify` makes that copy anew, and then compares, for the embedding, memory with disk, and, for every
+output head, what it computes with what its weights say.
 """
 
 from __future__ import annotations
@@ -56,12 +57,16 @@ def _repack(embedding: VocabParallelEmbedding) -> None:
 def _verify_product(embedding: VocabParallelEmbedding) -> None:
     """The product the model computes is the product with the weights it shows."""
     weight = embedding.weight
-    probe = torch.linspace(-1, 1, _PROBE_ROWS * weight.shape[1], device=weight.device, dtype=weight.dtype).view(_PROBE_ROWS, -1)
+    probe = torch.linspace(-1, 1, _PROBE_ROWS * weight.shape[1], device=weight.device, dtype=weight.dtype).view(
+        _PROBE_ROWS, -1
+    )
     computed = embedding.quant_method.apply(embedding, probe).float()
     expected = probe.float() @ weight.float().T
     error = ((computed - expected).norm() / expected.norm().clamp_min(1e-12)).item()
     if error > (1e-4 if weight.dtype == torch.float32 else 2e-2):
-        raise RuntimeError(f"after the reload an output head computes with other weights than it shows: relative error {error:.3g}")
+        raise RuntimeError(
+            f"after the reload an output head computes with other weights than it shows: relative error {error:.3g}"
+        )
 
 
 def _verify_rows(embedding: VocabParallelEmbedding, directory: Path) -> None:
@@ -77,9 +82,10 @@ def _verify_rows(embedding: VocabParallelEmbedding, directory: Path) -> None:
 def _read_embedding(directory: Path, start: int, end: int) -> torch.Tensor:
     for path in _weight_files(directory):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():
+            for name in file.keys():  # noqa: SIM118 - the file is not a dict
                 if name.endswith("embed_tokens.weight"):
-                    return file.get_slice(name)[start:end]
+                    rows: torch.Tensor = file.get_slice(name)[start:end]
+                    return rows
     raise RuntimeError(f"no embed_tokens.weight in {directory}")
 
 

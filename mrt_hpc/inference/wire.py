@@ -1,7 +1,9 @@
-"""What the client and the server's own route say to each other: requests as one JSON body, finished samples as lines of JSON.
+"""What the client and the server's own route say to each other: requests as one JSON body, finished samples as lines
+of JSON.
 
-Both ends import this module, so it imports neither vLLM nor an HTTP library. vLLM's own routes spend, on a small model, as much time
-on one object per token and on text nobody reads as the engine does on the model; here a sample is two flat lists.
+Both ends import this module, so it imports neither vLLM nor an HTTP library. vLLM's own routes spend, on a small
+model, as much time on one object per token and on text nobody reads as the engine does on the model; here a sample is
+two flat lists.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import msgspec
 
 GENERATE_PATH = "/mrt/generate"
+FIRST_VERSION_VARIABLE = "MRT_HPC_WEIGHTS_VERSION"
+"""Environment of the server: the weights version that it starts with."""
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,7 +58,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: list[float] = []
     finish_reason: str = ""
     cached_tokens: int | None = None
-    weights_versions: list[str] = []
+    weights_versions: list[int] = []
     """Every weights version that sampled a token of it, in order."""
     scores: list[float] = []
     """[len(score_ids)]"""

@@ -1,8 +1,10 @@
-"""Generated tokens per second of the rollout pipeline against vLLM's own offline ``LLM.generate``, on this machine, side by side.
+"""Generated tokens per second of the rollout pipeline against vLLM's own offline ``LLM.generate``, on this machine,
+side by side.
 
-Both get the same model, prompts, number of samples a prompt, seeds, engine settings and sampling parameters (log-probabilities of the sampled
-tokens, no text). Both engines stay loaded; the repeats alternate between them, so that what else the machine does meets both. The pipeline's
-time runs from the first request to the last trace cut into episodes.
+Both get the same model, prompts, number of samples a prompt, seeds, engine settings and sampling parameters
+(log-probabilities of the sampled tokens, no text). Both engines stay loaded; the repeats alternate between them, so
+that what else the machine does meets both. The pipeline's time runs from the first request to the last trace cut into
+episodes.
 
     python tests/benchmarks/bench_rollout_throughput.py --model small
     python tests/benchmarks/bench_rollout_throughput.py --model 100m --prompts 16 --tokens 64
@@ -71,7 +73,16 @@ def engine_options(model: Path, load: Load) -> dict[str, Any]:
         "max_model_len": 512,
         "max_num_seqs": load.max_num_seqs,
         "gpu_memory_utilization": 0.4,
-        **({"kv_cache_memory_bytes": 2 * 2**30, "block_size": 32, "enforce_eager": True, "enable_chunked_prefill": False} if on_cpu() else {}),
+        **(
+            {
+                "kv_cache_memory_bytes": 2 * 2**30,
+                "block_size": 32,
+                "enforce_eager": True,
+                "enable_chunked_prefill": False,
+            }
+            if on_cpu()
+            else {}
+        ),
     }
 
 
@@ -133,13 +144,18 @@ def compare(model: Path, load: Load, repeats: int, scratch: Path) -> list[float]
         dtype=options["dtype"],
         max_num_seqs=load.max_num_seqs,
         gpu_memory_utilization=options["gpu_memory_utilization"],
-        kv_cache_gib=2.0 if on_cpu() else None,
+        kv_cache_gib=2.0,
     )
     ratios = []
-    with offline_engine(model, scratch / "offline.log") as offline, VllmServer(settings, scratch / "server.log") as server:
+    with (
+        offline_engine(model, scratch / "offline.log") as offline,
+        VllmServer(settings, scratch / "server.log") as server,
+    ):
         pipeline = Pipeline(server, load)
         offline(), pipeline()  # warm up
-        print(f"{load.prompts} prompts x {load.group} samples x {load.tokens} tokens, at most {load.max_num_seqs} at once")
+        print(
+            f"{load.prompts} prompts x {load.group} samples x {load.tokens} tokens, at most {load.max_num_seqs} at once"
+        )
         print(f"{'repeat':>6} {'offline tok/s':>14} {'pipeline tok/s':>15} {'ratio':>6}")
         for repeat in range(repeats):
             if repeat % 2:
@@ -147,7 +163,10 @@ def compare(model: Path, load: Load, repeats: int, scratch: Path) -> list[float]
             else:
                 offline_s, online_s = offline(), pipeline()
             ratios.append(offline_s / online_s)
-            print(f"{repeat:6d} {load.generated / offline_s:14.0f} {load.generated / online_s:15.0f} {ratios[-1]:6.3f}", flush=True)
+            print(
+                f"{repeat:6d} {load.generated / offline_s:14.0f} {load.generated / online_s:15.0f} {ratios[-1]:6.3f}",
+                flush=True,
+            )
     return ratios
 
 
@@ -188,7 +207,10 @@ def offline_engine(model: Path, log: Path) -> Iterator[Callable[[], float]]:
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with log.open("w") as errors, subprocess.Popen(command, env=environment, text=True, stderr=errors, **pipes) as process:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, env=environment, text=True, stderr=errors, **pipes) as process,
+    ):
 
         def generate() -> float:
             process.stdin.write("generate\n")
@@ -214,7 +236,13 @@ def offline_worker(model: Path, load: Load) -> None:
         disable_log_stats=True,
     )
     params = SamplingParams(
-        n=load.group, max_tokens=load.tokens, temperature=load.temperature, seed=0, logprobs=0, ignore_eos=True, detokenize=False
+        n=load.group,
+        max_tokens=load.tokens,
+        temperature=load.temperature,
+        seed=0,
+        logprobs=0,
+        ignore_eos=True,
+        detokenize=False,
     )
     prompts = [{"prompt_token_ids": load.prompt(i)} for i in range(load.prompts)]
     for _ in sys.stdin:

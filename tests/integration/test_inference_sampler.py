@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,7 +54,9 @@ class Scripted:
                 ids = [*ANSWER, EOS] if forks else self.trace
                 self.running -= not forks
                 reason = FinishReason.STOP if forks else self.reason
-                yield Completion(i, j, seed, ids, [-0.5] * len(ids), reason, 3, len(request.prompt_ids), 0, [], 0.0, 1.0)
+                yield Completion(
+                    i, j, seed, ids, [-0.5] * len(ids), reason, 3, len(request.prompt_ids), 0, [], 0.0, 1.0
+                )
                 await asyncio.sleep(0)
 
 
@@ -79,7 +82,7 @@ def test_every_problem_gets_its_group_and_every_trace_its_seed() -> None:
 def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_tag() -> None:
     trace = sample(Scripted(), plan())[0]
     ids, cuts = trace.completion.token_ids, trace.boundaries
-    episodes = [TOKENS.text(ids[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    episodes = [TOKENS.text(ids[a:b]) for a, b in pairwise(cuts)]
     assert episodes == ["First, x=3\n\n", "Wait, x=5\n\n", "Wait, x=7\n"]
     assert trace.text == TRACE
     assert trace.answer_text == " is \\boxed{7}"
@@ -133,7 +136,7 @@ def test_a_group_larger_than_the_room_goes_alone() -> None:
 def test_a_refusal_reaches_the_caller() -> None:
     class Refusing(Scripted):
         async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-            raise UserError("the prompt is too long")
+            raise UserError("the prompt is too long", value=requests)
             yield
 
     with pytest.raises(UserError, match="too long"):

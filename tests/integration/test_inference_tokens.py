@@ -14,7 +14,12 @@ from mrt_hpc.inference.tokens import TokenBytes, token_pieces
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.world.tokenizer import build_tokenizer
 
-CORPUS = ["Wait, let me re-check: 3*x + 4 = 19.\n\n", "naïve café — Δx ≈ 0,1 €", "数学の問題を解く。", "🙂🧮 proof ∎"] * 20
+CORPUS = [
+    "Wait, let me re-check: 3*x + 4 = 19.\n\n",
+    "naïve café — Δx ≈ 0,1 €",
+    "数学の問題を解く。",
+    "🙂🧮 proof ∎",
+] * 20
 
 
 def byte_level() -> PreTrainedTokenizerFast:
@@ -35,7 +40,9 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False
+    )
 
 
 TOKENIZERS = {"byte level": byte_level(), "sentencepiece": sentencepiece(), "small world": build_tokenizer()}

@@ -1,0 +1,373 @@
+"""A real vLLM server with tiny random models: started, asked, given new weights, killed, and never left behind.
+
+Log-probabilities are compared with a transformers forward pass in fp32. The server with tied embeddings serves the
+whole module and is killed last; the one with untied embeddings belongs to a process of its own, which is killed to
+see that nothing outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from mrt_hpc.inference.client import Completion, GenerationClient, Request, Settings, connect
+from mrt_hpc.inference.sampler import PromptedProblem, Prover, RolloutPlan, RolloutSampler
+from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.wire import GENERATE_PATH
+from mrt_hpc.mrt.episodes import EpisodeRule
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.records import FinishReason, Problem
+from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.world.tokenizer import build_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+T = TypeVar("T")
+
+TOKENIZER = build_tokenizer()
+PROMPT = list(range(20, 90))
+NOBODY = 65534
+GONE_DEADLINE_S = 30.0
+
+
+def write_model(directory: Path, *, tied: bool, seed: int) -> Path:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(TOKENIZER), hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=tied,
+        eos_token_id=TOKENIZER.eos_token_id, bos_token_id=None, initializer_range=0.1,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    TOKENIZER.save_pretrained(directory)
+    return directory
+
+
+def reference_logprobs(directory: Path, prompt: list[int], ids: list[int], temperature: float) -> list[float]:
+    """[T] log-probabilities of ``ids`` after ``prompt`` by transformers, in fp32."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    return logprobs.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+
+
+def assert_sampled_from(directory: Path, completions: list[Completion], temperature: float) -> None:
+    for completion in completions:
+        expected = reference_logprobs(directory, PROMPT, completion.token_ids, temperature)
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A running server as its clients see it."""
+
+    socket: Path
+    key: str
+    pid: int
+    load_weights: Callable[[Path, int], Any]
+
+    def ask(self, question: Callable[[GenerationClient], Awaitable[T]], **options: Any) -> T:
+        """The answer to ``question``, asked through a connection of its own."""
+
+        async def connected() -> T:
+            async with connect(self.socket, self.key, **options) as client:
+                return await question(client)
+
+        return asyncio.run(connected())
+
+    def sample(
+        self, temperature: float = 1.0, seeds: tuple[int, ...] = (1, 2, 3), max_tokens: int = 24
+    ) -> list[Completion]:
+        settings = Settings(max_tokens, temperature, ignore_stop=True)
+        return self.ask(lambda client: client.complete(PROMPT, list(seeds), settings))
+
+    def http(self, method: str, path: str, key: str | None) -> int:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), timeout=30) as client:
+            return client.request(method, f"http://vllm{path}", headers=headers).status_code
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all it started."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    def none_left() -> bool:
+        return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+    wait_until(none_left, reason="the end of every process of the server", deadline_s=GONE_DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    kinds = {f"{'tied' if tied else 'untied'}{seed}": (tied, seed) for tied in (True, False) for seed in (0, 1)}
+    return {name: write_model(root / name, tied=tied, seed=seed) for name, (tied, seed) in kinds.items()}
+
+
+@pytest.fixture(scope="module")
+def vllm(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    settings = ServerSettings(models["tied0"], max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32)
+    server = VllmServer(settings, tmp_path_factory.mktemp("logs") / "server.log")
+    with server:
+        yield server
+        processes = family(server.pid or 0)
+    assert_gone(processes)
+    assert not server.socket.parent.exists()
+
+
+@pytest.fixture(scope="module")
+def tied(vllm: VllmServer) -> Reached:
+    return Reached(vllm.socket, vllm.key, vllm.pid or 0, vllm.load_weights)
+
+
+OWNER = """
+import json, sys
+from pathlib import Path
+from mrt_hpc.inference.server import ServerSettings, VllmServer
+settings = ServerSettings(Path(sys.argv[1]), max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32)
+with VllmServer(settings, Path(sys.argv[2])) as server:
+    print(json.dumps([str(server.socket), server.key, server.pid]), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(server.load_weights(Path(line.strip()), 1)), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def owner(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A process that owns the server with untied embeddings."""
+    command = [sys.executable, "-c", OWNER, str(models["untied0"]), str(tmp_path_factory.mktemp("logs") / "server.log")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def untied(owner: subprocess.Popen[str]) -> Reached:
+    assert owner.stdin and owner.stdout
+    commands, answers = owner.stdin, owner.stdout
+    socket, key, pid = json.loads(answers.readline())
+
+    def load_weights(directory: Path, _: int) -> Any:
+        commands.write(f"{directory}\n")
+        commands.flush()
+        return json.loads(answers.readline())
+
+    return Reached(Path(socket), key, pid, load_weights)
+
+
+# -- sampling ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probabilities_are_those_of_the_distribution_sampled_from(
+    tied: Reached, models: dict[str, Path], temperature: float
+) -> None:
+    completions = tied.sample(temperature)
+    assert_sampled_from(models["tied0"], completions, temperature)
+    assert {c.weights_version for c in completions} == {0}
+
+
+def test_a_seed_decides_its_sample_whoever_shares_the_request(tied: Reached) -> None:
+    together, alone = tied.sample(seeds=(1, 2, 3)), tied.sample(seeds=(2,))
+    assert together[1].token_ids == alone[0].token_ids
+    assert len({tuple(c.token_ids) for c in together}) == 3
+
+
+def test_the_stop_token_is_the_last_and_has_its_log_probability(tied: Reached, models: dict[str, Path]) -> None:
+    likely = max(tied.sample(seeds=tuple(range(8))), key=lambda c: len(set(c.token_ids))).token_ids[5]
+    settings = Settings(400, stop_token_ids=(likely,))
+    found = tied.ask(lambda client: client.complete(PROMPT, list(range(8)), settings))
+    stopped = [c for c in found if c.finish_reason is FinishReason.STOP]
+    assert stopped
+    assert all(c.token_ids.index(likely) == len(c.token_ids) - 1 for c in stopped if c.token_ids[-1] == likely)
+    assert_sampled_from(models["tied0"], stopped[:2], 1.0)
+
+
+def test_scores_are_exact_at_any_temperature(tied: Reached, models: dict[str, Path]) -> None:
+    continuations = [[5, 6, 7], [5, 6, 9], [5, 8], [100]]
+    scores = tied.ask(lambda client: client.score(PROMPT, continuations, 0.6))
+    expected = [sum(reference_logprobs(models["tied0"], PROMPT, ids, 0.6)) for ids in continuations]
+    assert scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_many_seeded_prompts_at_once_are_prefilled_whole(tied: Reached) -> None:
+    """vLLM's CPU engine dies when it splits a prompt whose request has a seed."""
+    requests = [Request([*PROMPT * 5, i], [i], Settings(2)) for i in range(40)]
+
+    async def count(client: GenerationClient) -> int:
+        return len([c async for c in client.stream(requests)])
+
+    assert tied.ask(count) == 40
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_the_servers_words(tied: Reached) -> None:
+    with pytest.raises(UserError, match="maximum model length"):
+        tied.ask(lambda client: client.complete([5] * 600, [0], Settings(4)))
+
+
+def test_samples_of_a_client_that_went_away_are_aborted(tied: Reached, vllm: VllmServer) -> None:
+    async def leave_early(client: GenerationClient) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await client.complete(PROMPT, list(range(32)), Settings(440, ignore_stop=True))
+
+    before = vllm.metrics()["vllm:generation_tokens_total"]
+    tied.ask(leave_early)
+    wait_until(lambda: vllm.metrics()["vllm:num_requests_running"] == 0, reason="the abort", deadline_s=10)
+    assert vllm.metrics()["vllm:generation_tokens_total"] - before < 32 * 440
+
+
+def test_branches_find_their_prefix_in_the_cache(tied: Reached) -> None:
+    forced = TOKENIZER.encode("\n\nTime is up.\n</think> is \\boxed{")
+    plan = RolloutPlan(
+        run_seed=0, iteration=0, group_size=4, settings=Settings(400, ignore_stop=True),
+        rule=EpisodeRule(markers=("",), min_paragraphs=1), prover=Prover(forced, "", 2, Settings(4)),
+    )  # fmt: skip
+    problems = [PromptedProblem(Problem(str(i), "", ""), [*PROMPT, i]) for i in range(3)]
+
+    async def collect(client: GenerationClient) -> list[Any]:
+        return [t async for t in RolloutSampler(client, TokenBytes(TOKENIZER), plan).sample(problems)]
+
+    traces = tied.ask(collect)
+    assert len(traces) == 12
+    assert any(len(trace.boundaries) > 2 for trace in traces)
+    for branch in (b for trace in traces for b in trace.branches):
+        before_fork = branch.completion.prompt_tokens - len(forced)
+        assert branch.completion.cached_tokens >= (before_fork - 1) // 32 * 32
+
+
+# -- out of reach ------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_is_in_no_command_line(tied: Reached) -> None:
+    lines = ["\0".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
+    assert any("mrt_hpc.inference.serve" in line for line in lines)
+    assert not any(tied.key in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/collective_rpc", "/pause", "/reset_prefix_cache", "/metrics", GENERATE_PATH]
+)
+@pytest.mark.parametrize("key", [None, "wrong"])
+def test_no_route_answers_without_the_key(tied: Reached, path: str, key: str | None) -> None:
+    assert tied.http("POST" if path != "/v1/models" else "GET", path, key) == 401
+    assert tied.http("GET", "/health", key) == 200
+
+
+STRANGER = """
+import socket, sys
+try:
+    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+except PermissionError:
+    sys.exit(13)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_reaches_no_socket_of_the_server(tied: Reached) -> None:
+    listening = {
+        Path(c.laddr) for p in family(tied.pid) for c in p.net_connections("unix") if str(c.laddr).startswith("/")
+    }
+    assert tied.socket in listening
+    for socket in listening:
+        stranger = subprocess.run(
+            [sys.executable, "-I", "-c", STRANGER, str(socket)], user=NOBODY, group=NOBODY, extra_groups=[]
+        )
+        assert stranger.returncode == 13, socket
+
+
+def test_it_listens_on_no_port_for_http(tied: Reached) -> None:
+    ports = {
+        (c.laddr.ip, c.laddr.port)
+        for p in family(tied.pid)
+        for c in p.net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN
+    }
+    for host, port in ports:
+        address = f"[{host}]" if ":" in host else host
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://{address}:{port}/health", timeout=2)
+
+
+# -- new weights, death and restart, in this order ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("kind", ["untied", "tied"])
+def test_reloaded_weights_are_those_of_the_directory(
+    kind: str, temperature: float, models: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
+    server: Reached = request.getfixturevalue(kind)
+    before = server.sample(temperature)
+    report = server.load_weights(models[f"{kind}1"], 1)
+    after = server.sample(temperature)
+    assert report["directory"] == str(models[f"{kind}1"])
+    assert [c.token_ids for c in after] != [c.token_ids for c in before] or before[0].weights_version == 1
+    assert_sampled_from(models[f"{kind}1"], after, temperature)
+    assert {c.weights_version for c in after} == {1}
+
+
+def test_a_reload_forgets_the_prefixes_of_the_old_weights(tied: Reached, models: dict[str, Path]) -> None:
+    tied.sample()
+    assert tied.sample(seeds=(1,))[0].cached_tokens
+    tied.load_weights(models["tied1"], 1)
+    assert tied.sample(seeds=(1,))[0].cached_tokens == 0
+
+
+def test_weights_that_cannot_be_read_are_refused(vllm: VllmServer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="refused"):
+        vllm.load_weights(tmp_path / "nothing here", 2)
+    assert vllm.weights_version == 1
+
+
+def test_nothing_outlives_an_owner_that_was_killed(owner: subprocess.Popen[str], untied: Reached) -> None:
+    processes = family(untied.pid)
+    assert len(processes) > 2
+    owner.kill()
+    assert_gone(processes)
+    assert not untied.socket.parent.exists()
+
+
+def test_a_server_killed_under_load_is_restarted_with_the_weights_loaded_last(
+    vllm: VllmServer, tied: Reached, models: dict[str, Path]
+) -> None:
+    processes = family(vllm.pid or 0)
+
+    async def kill_and_go_on(client: GenerationClient) -> list[Completion]:
+        samples = asyncio.create_task(client.complete(PROMPT, list(range(32)), Settings(440, ignore_stop=True)))
+        while not vllm.metrics()["vllm:num_requests_running"]:
+            await asyncio.sleep(0.05)
+        os.kill(vllm.pid or 0, signal.SIGKILL)
+        await asyncio.to_thread(assert_gone, processes)
+        return await samples
+
+    completions = tied.ask(kill_and_go_on, revive=lambda: asyncio.to_thread(vllm.restart_if_dead))
+    assert vllm.starts == 2
+    assert [c.sample for c in completions] == list(range(32))
+    assert_sampled_from(models["tied1"], completions[:2], 1.0)
+    assert not vllm.restart_if_dead()
+
+
+def test_a_server_that_cannot_start_tells_the_end_of_its_log(tmp_path: Path) -> None:
+    settings = ServerSettings(tmp_path / "no model", max_model_len=512)
+    with pytest.raises(UserError, match="no model"), VllmServer(settings, tmp_path / "server.log"):
+        pass
