@@ -183,11 +183,11 @@ def _require_known(job: Job, ids: Mapping[str, str]) -> None:
 def _lost_jobs(layout: RunLayout, recorded: set[str]) -> dict[str, str]:
     """Ids of this run's jobs that are queued or running but were never recorded, by job name."""
     marker = str(layout.root)
-    lines = run_slurm(["squeue", "--me", "--noheader", "--format=%F|%j|%k"]).splitlines()
+    lines = run_slurm(["squeue", "--me", "--noheader", "--format=%F|%T|%j|%k"]).splitlines()
     found = {}
     for line in lines:
-        job_id, name, comment = line.strip().split("|", 2)
-        if comment == marker and job_id not in recorded:
+        job_id, state, name, comment = line.strip().split("|", 3)
+        if comment == marker and state != "COMPLETING" and job_id not in recorded:
             found[name.removeprefix(f"{layout.root.name}.")] = job_id
     return found
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.slurm_environment import SlurmTask
 
 _ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
+_ENDING = "Ending"
+"""Reason of a task whose processes are just being ended."""
 _ALREADY_OVER = re.compile(r"invalid job id|already compl|job has finished|has already finished", re.IGNORECASE)
 
 
@@ -95,6 +97,9 @@ _SLURM_STATES = {
 }
 
 
+_NEVER_BACK = frozenset({QueueState.COMPLETED, QueueState.FAILED, QueueState.CANCELLED, QueueState.TIMEOUT})
+
+
 def queue_states(job_ids: Iterable[str]) -> dict[str, TaskState]:
     """The state of every task of these jobs, by task id, from one squeue and one sacct.
 
@@ -109,7 +114,7 @@ def queue_states(job_ids: Iterable[str]) -> dict[str, TaskState]:
     if not wanted:
         return {}
     queued = _queued(wanted)  # first: a task that ends between the two calls is then found in one of them
-    states = _accounted(wanted) | queued
+    states = _merged(_accounted(wanted), queued)
     found = {task_id.split("_")[0] for task_id in states}
     return states | {job: TaskState(job, QueueState.UNKNOWN) for job in wanted if job not in found}
 
@@ -150,6 +155,16 @@ def _unless_over(command: list[str]) -> None:
             raise
 
 
+def _merged(accounted: dict[str, TaskState], queued: dict[str, TaskState]) -> dict[str, TaskState]:
+    """squeue's word, except on tasks that are just ending: whether those come back, only accounting knows."""
+    gone = {
+        task_id: accounted[task_id]
+        for task_id, state in queued.items()
+        if state.reason == _ENDING and task_id in accounted and accounted[task_id].state in _NEVER_BACK
+    }
+    return accounted | queued | gone
+
+
 def _queued(job_ids: list[str]) -> dict[str, TaskState]:
     command = ["squeue", "--noheader", "--array", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r|%N"]
     try:
@@ -161,7 +176,8 @@ def _queued(job_ids: list[str]) -> dict[str, TaskState]:
     states = {}
     for line in lines:
         task_id, word, reason, nodes = line.strip().split("|", 3)
-        states[task_id] = TaskState(task_id, _state(word), "" if reason == "None" else reason, nodes)
+        reason = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
+        states[task_id] = TaskState(task_id, _state(word), reason, nodes)
     return states
 
 

@@ -6,18 +6,19 @@ import os
 import pwd
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from slurm_cluster import Cluster, run_onehost
+from slurm_cluster import REPOSITORY, Cluster, run_onehost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-ENVIRONMENT_CHECK = "import submitit, pydantic"
+IMPORT_CHECK = "import submitit, torch, mrt_hpc.plan.model"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,20 +79,32 @@ def prepared(settings: Mapping[str, str]) -> Iterator[Cluster]:
     os.chown(home, account.pw_uid, account.pw_gid)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", conf)
-        yield Cluster(settings, user, user_python(settings), home)
+        yield Cluster(settings, user, home, *readable_by_user(settings, home))
     shutil.rmtree(home)
 
 
-def user_python(settings: Mapping[str, str]) -> str:
-    """A Python with the package's requirements that the ordinary user may run.
+def readable_by_user(settings: Mapping[str, str], home: Path) -> tuple[str, Path]:
+    """A Python and a checkout that the ordinary user may read: those of the tests, or else copies in the user's folder.
 
-    MRT_HPC_TEST_PYTHON names one; otherwise it is the one that runs the tests. A Python under root's home cannot be it.
+    Neither a checkout nor a virtual environment below root's home is within reach of others.
     """
-    python = os.environ.get("MRT_HPC_TEST_PYTHON", sys.executable)
-    check = run_onehost(settings, "run", python, "-c", ENVIRONMENT_CHECK)
-    if check.returncode:
+    check = import_check(settings, sys.executable, REPOSITORY)
+    if not check.returncode:
+        return sys.executable, REPOSITORY
+    checkout, venv = home / "checkout", home / "venv"
+    ignored = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.egg-info")
+    shutil.copytree(REPOSITORY, checkout, ignore=ignored)
+    environment = {**os.environ, "MRT_HPC_VENV": str(venv)}
+    made = subprocess.run([checkout / "env/setup", "cpu"], env=environment, capture_output=True, text=True, check=False)
+    python = str(venv / "bin/python")
+    if made.returncode or import_check(settings, python, checkout).returncode:
         pytest.skip(
-            f"the ordinary user cannot run {python} ({check.stderr.strip().splitlines()[-1:]}); "
-            "set MRT_HPC_TEST_PYTHON to a Python with mrt-hpc's requirements that every user may read"
+            f"the ordinary user cannot use {sys.executable} ({check.stderr.strip().splitlines()[-1:]}), "
+            f"and no second environment could be made: {made.stderr.strip()[-500:]}"
         )
-    return python
+    return python, checkout
+
+
+def import_check(settings: Mapping[str, str], python: str, checkout: Path) -> subprocess.CompletedProcess[str]:
+    """Import what tasks need as the ordinary user."""
+    return run_onehost(settings, "run", "env", f"PYTHONPATH={checkout}", python, "-c", IMPORT_CHECK)

@@ -23,18 +23,30 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ONEHOST = REPOSITORY / "slurm" / "onehost"
-HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster, its ordinary user, and a Python that this user may run."""
+    """The cluster, its ordinary user, and what this user may read."""
 
     settings: Mapping[str, str]
     user: str
-    python: str
     home: Path
     """A folder of the user's for run directories."""
+    python: str
+    """A Python with the package's requirements."""
+    checkout: Path
+    """The repository: the one under test, or a copy of it where that is out of the user's reach."""
+
+    @property
+    def tests(self) -> Path:
+        """The folder of these tests, for the modules that tasks import."""
+        return self.checkout / "tests" / "slurm"
+
+    @property
+    def python_path(self) -> str:
+        """Where Python finds the package and the trivial tasks."""
+        return f"{self.checkout}:{self.tests}"
 
     def onehost(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return run_onehost(self.settings, *arguments)
@@ -43,7 +55,7 @@ class Cluster:
         """Run a command as the ordinary user, from the user's own folder."""
         return subprocess.run(
             [sys.executable, str(ONEHOST), "run", *command],
-            env={**os.environ, **self.settings, "PYTHONPATH": f"{REPOSITORY}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, **self.settings, "PYTHONPATH": self.python_path, "PYTHONDONTWRITEBYTECODE": "1"},
             cwd=self.home,
             capture_output=True,
             text=True,
@@ -62,7 +74,7 @@ class Cluster:
             "account": "lab",
             "partitions": {"cpu": "cpu", "gpu": "gpu"},
             "python": self.python,
-            "environment": {"PYTHONPATH": f"{REPOSITORY}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1"},
+            "environment": {"PYTHONPATH": self.python_path, "PYTHONDONTWRITEBYTECODE": "1"},
         }
         return SlurmSite.model_validate_json(json.dumps({**values, **changes}))
 
@@ -87,7 +99,7 @@ class Cluster:
         }
         file = run_dir / "request.json"
         file.write_text(json.dumps(request))
-        return self.as_user(self.python, str(HERE / "slurm_submit_driver.py"), "submit", str(file))
+        return self.as_user(self.python, str(self.tests / "slurm_submit_driver.py"), "submit", str(file))
 
     def submitted(self, plan: Plan, run_dir: Path, function: str, **options: object) -> dict[str, str]:
         """The ids of a submission that has to succeed, by job name."""

@@ -40,7 +40,7 @@ def apptainer(cluster: Cluster) -> str:
 def test_tasks_run_in_the_image_and_come_back_from_within(cluster: Cluster, apptainer: str) -> None:
     run_dir = cluster.run_dir("container")
     image = build_image(cluster, apptainer, run_dir)
-    folders = [*SYSTEM_FOLDERS, str(REPOSITORY), str(Path(cluster.python).parents[1])]
+    folders = [*SYSTEM_FOLDERS, str(cluster.checkout), str(Path(cluster.python).parents[1])]
     container = {"image": str(image), "executable": apptainer, "binds": folders, "python": cluster.python}
     site = cluster.site(container=container)
 

@@ -7,7 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from slurm_cluster import REPOSITORY, Cluster, wait_for_end
+from slurm_cluster import Cluster, wait_for_end
 
 from mrt_hpc.launch.ledger import latest_ids, submissions
 from mrt_hpc.launch.slurm_queue import QueueState
@@ -16,7 +16,6 @@ from mrt_hpc.run.layout import RunLayout
 if TYPE_CHECKING:
     from pathlib import Path
 
-RECIPE = REPOSITORY / "recipes" / "quickstart.yaml"
 SHRUNK = {
     "model.warm_start_steps": 5,
     "sampling.problems_per_iteration": 4,
@@ -38,7 +37,14 @@ SHRUNK = {
 @pytest.mark.timeout(1500)
 def test_quickstart_runs_to_its_report(cluster: Cluster) -> None:
     run = cluster.run_dir("e2e") / "quickstart"
-    arguments = [str(RECIPE), "--site", str(site_file(cluster, run)), "--run", str(run), *shrunk_options()]
+    arguments = [
+        str(cluster.checkout / "recipes/quickstart.yaml"),
+        "--site",
+        str(site_file(cluster, run)),
+        "--run",
+        str(run),
+        *shrunk_options(),
+    ]
 
     planned = cluster.mrt_hpc("plan", *arguments, "--sbatch")
     assert planned.returncode == 0, planned.stderr

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from slurm_cluster import HERE, Cluster, notes, recorded_ids, wait_for_end
+from slurm_cluster import Cluster, notes, recorded_ids, wait_for_end
 from slurm_plans import job, plan
 
 from mrt_hpc.launch.slurm import sbatch_texts
@@ -103,9 +103,8 @@ def test_cancelled_jobs_stay_cancelled(cluster: Cluster) -> None:
     assert Counter(state.state for state in shown.values()) == {QueueState.RUNNING: 2, QueueState.PENDING: 3}
     assert shown[ids["waiting"]].reason == "Dependency"
 
-    again = [
-        cluster.as_user(cluster.python, str(HERE / "slurm_submit_driver.py"), "cancel", *ids.values()) for _ in range(2)
-    ]
+    driver = str(cluster.tests / "slurm_submit_driver.py")
+    again = [cluster.as_user(cluster.python, driver, "cancel", *ids.values()) for _ in range(2)]
     assert [done.returncode for done in again] == [0, 0], again[-1].stderr
     states = wait_for_end(ids)
     assert {state.state for state in states.values()} == {QueueState.CANCELLED}
@@ -146,6 +145,20 @@ def test_a_task_that_comes_back_keeps_its_id_and_those_who_wait(cluster: Cluster
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}, states
     ends = {note["job"]: note["restarts"] for note in notes(run_dir) if note["what"] == "end"}
     assert {name: ends[name] for name in names} == dict.fromkeys(names, 1)
+
+
+def test_a_preempted_task_comes_back(cluster: Cluster) -> None:
+    run_dir = cluster.run_dir("preempted")
+    site = cluster.site(partitions={"cpu": "preempt"})
+    ids = cluster.submitted(plan(job("pushed")), run_dir, "comes_back", site=site)
+    wait_for_start(run_dir)
+    nodes = str(len(cluster.as_user("sinfo", "-h", "-N", "-p", "cpu", "-o", "%N").stdout.split()))
+    important = ("sbatch", "--parsable", "-p", "cpu", "--exclusive", "-N", nodes, "-o", "/dev/null", "--wrap", "true")
+    other = cluster.as_user(*important)
+    assert other.returncode == 0, other.stderr
+    states = wait_for_end({**ids, "important": other.stdout.strip()})
+    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
+    assert [note["restarts"] for note in notes(run_dir) if note["what"] == "end"] == [1]
 
 
 def test_lack_of_memory_is_told_apart_from_failure(cluster: Cluster) -> None:
