@@ -285,6 +285,7 @@ def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, An
             "stage": max(1, settings.zero_stage) if bf16 else settings.zero_stage,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
+            "stage3_param_persistence_threshold": min(100_000, parameters // 100),
             "stage3_prefetch_bucket_size": min(50_000_000, bucket),
         },
         "steps_per_print": None,

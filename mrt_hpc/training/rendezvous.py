@@ -53,9 +53,9 @@ def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800
     Raises:
         UserError: the file exists already, nobody wrote it in time, or no address in it answers.
     """
-    _tell_deepspeed(ranks)
     timeout = timedelta(seconds=timeout_s)
     store = _store(ranks, address_file, timeout)
+    _tell_deepspeed(ranks)
     distributed.init_process_group(
         backend(), store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )

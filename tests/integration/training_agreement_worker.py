@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from training_support import random_batch, settings
+from training_support import VOCABULARY, random_batch, settings
 
+from mrt_hpc.training import policy
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join, leave
 from mrt_hpc.training.settings import Precision
@@ -36,21 +37,26 @@ def measure(trainer: TrainerEngine) -> dict[str, object]:
 
 
 def main() -> None:
-    """Arguments: rank, world size, address file, model, output, then stage:tokens:precision:steps:checkpointing."""
+    """Arguments: rank, world size, address file, model, output, variants.
+
+    A variant is stage:tokens:precision:steps:options; options are c (activations computed twice), p (projection in
+    pieces) or neither.
+    """
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     model, output, *variants = sys.argv[4:]
     torch.set_num_threads(1)
     ranks = Ranks(rank, world_size, rank)
     join(ranks, Path(sys.argv[3]), timeout_s=120)
     for variant in variants:
-        stage, tokens, precision, steps, checkpointing = variant.split(":")
+        stage, tokens, precision, steps, options = variant.split(":")
         chosen = settings(
             zero_stage=int(stage),
             max_tokens_per_micro_batch=int(tokens),
             precision=Precision(precision),
             optimizer_steps_per_iteration=int(steps),
-            gradient_checkpointing=checkpointing == "1",
+            gradient_checkpointing="c" in options,
         )
+        policy.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
         result = measure(build(chosen, Path(model), ranks))
         if rank == 0:
             torch.save(result, Path(output) / f"{world_size}-{variant.replace(':', '-')}.pt")

@@ -1,0 +1,126 @@
+"""The trainer against a plain computation: one process, one sequence at a time, no DeepSpeed."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from training_support import PlainTrainer, random_batch, run_ranks, settings, tiny_model
+
+from mrt_hpc.training.learning_rate import learning_rate
+from mrt_hpc.training.packing import split_by_group
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOLERANCE = 1e-5
+VARIANTS = [
+    *(f"{stage}:{tokens}:fp32:1:-" for stage in (0, 2, 3) for tokens in (40, 128)),
+    "1:40:fp32:1:-",  # every stage
+    "0:128:fp32:2:-",  # two optimiser steps, with ratios other than 1
+    "3:40:fp32:2:c",  # the same with activations computed twice
+    "3:128:fp32:1:cp",  # and with the projection in pieces, each computed twice
+    "2:40:bf16:1:-",
+    "3:40:bf16:1:-",
+    "0:40:bf16:1:-",
+    "0:40:bf16_autocast:1:-",
+]
+EXACT = [v for v in VARIANTS if ":fp32:" in v]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and what the trainer computed with it on one and on two ranks."""
+    directory = tmp_path_factory.mktemp("agreement")
+    model = tiny_model(directory / "model")
+    for world_size in (1, 2):
+        run_ranks("training_agreement_worker.py", [str(model), str(directory), *VARIANTS], world_size, directory)
+    return directory
+
+
+def measured(folder: Path, world_size: int, variant: str) -> dict[str, Any]:
+    """What the ranks computed."""
+    result: dict[str, Any] = torch.load(folder / f"{world_size}-{variant.replace(':', '-')}.pt", weights_only=True)
+    return result
+
+
+@cache
+def plain(folder: Path, optimizer_steps: int) -> dict[str, Any]:
+    """The same by the plain trainer: gradients of batch 0, then updates on batches 0, 1 and 2."""
+    chosen = settings(optimizer_steps_per_iteration=optimizer_steps)
+    trainer = PlainTrainer(folder / "model", chosen)
+    rates = (learning_rate(k, 10, chosen.learning_rate, 0.0, chosen.schedule) for k in range(10))
+    batch = random_batch(0)
+    loss, gradients = trainer.gradients(batch, trainer.old_logprobs(batch))
+    norm = trainer.apply(next(rates))
+    updates = []
+    for batch in (random_batch(1), random_batch(2)):
+        old = trainer.old_logprobs(batch)
+        losses, norms = [], []
+        for part in split_by_group([s.group for s in batch], [s.width for s in batch], optimizer_steps):
+            losses.append(trainer.gradients([batch[i] for i in part], [old[i] for i in part])[0])
+            norms.append(trainer.apply(next(rates)))
+        updates.append((sum(losses) / len(losses), sum(norms) / len(norms)))
+    weights = {n: p.detach() for n, p in trainer.model.named_parameters()}
+    return {"loss": loss, "gradients": gradients, "norm": norm, "updates": updates, "weights": weights}
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Over all tensors of two dictionaries of the same names."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+@pytest.mark.parametrize("variant", EXACT)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_loss_and_gradients_are_those_of_the_plain_computation(folder: Path, world_size: int, variant: str) -> None:
+    actual, expected = measured(folder, world_size, variant), plain(folder, 1)
+    assert actual["loss"] == pytest.approx(expected["loss"], abs=TOLERANCE)
+    assert largest_difference(actual["gradients"], expected["gradients"]) < TOLERANCE
+    assert max(float(g.abs().max()) for g in expected["gradients"].values()) > 0.05  # something was compared
+
+
+@pytest.mark.parametrize("variant", EXACT)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_updates_are_those_of_the_plain_trainer(folder: Path, world_size: int, variant: str) -> None:
+    """Clipping, learning rate, weight decay and, with two steps, ratios to the policy before the iteration."""
+    actual, expected = measured(folder, world_size, variant), plain(folder, int(variant.split(":")[3]))
+    assert actual["norm"] == pytest.approx(expected["norm"], rel=1e-5)
+    assert actual["norm"] > settings().gradient_clip  # so that clipping did something
+    for update, (loss, norm) in zip(actual["updates"], expected["updates"], strict=True):
+        assert update["loss"] == pytest.approx(loss, abs=TOLERANCE)
+        assert update["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    # Adam divides by the size of the gradient: where that is almost zero, rounding is made visible
+    assert largest_difference(actual["weights"], expected["weights"]) < 1e-3
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in EXACT])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_bfloat16_is_near(folder: Path, world_size: int, variant: str) -> None:
+    actual, expected = measured(folder, world_size, variant), plain(folder, 1)
+    assert actual["loss"] == pytest.approx(expected["loss"], abs=0.02)
+    assert actual["norm"] == pytest.approx(expected["norm"], rel=0.05)
+    flat = [
+        torch.cat([g[n].flatten() for n in expected["gradients"]]) for g in (actual["gradients"], expected["gradients"])
+    ]
+    assert float(torch.nn.functional.cosine_similarity(*flat, dim=0)) > 0.99
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_difference_between_engine_and_trainer_is_told(folder: Path, world_size: int) -> None:
+    batch = random_batch(1)
+    trainer = PlainTrainer(folder / "model", settings())
+    old = trainer.old_logprobs(random_batch(0))
+    trainer.gradients(random_batch(0), old)
+    trainer.apply(settings().learning_rate)
+    computed = [(s, o) for s, o in zip(batch, trainer.old_logprobs(batch), strict=True) if s.has_signal]
+    ratios = torch.cat(
+        [(o - torch.from_numpy(s.behaviour_logprobs))[torch.from_numpy(s.mask)].exp() for s, o in computed]
+    )
+    update = measured(folder, world_size, "2:40:fp32:1:-")["updates"][0]
+    assert update["mismatch_mean"] == pytest.approx(float(ratios.mean()), rel=1e-3)
+    assert update["mismatch_max"] == pytest.approx(float(ratios.max()), rel=1e-3)
+    assert update["truncated_share"] == pytest.approx(float((ratios > 1.5).float().mean()), abs=1e-6)
+    assert update["computed_tokens"] == len(ratios) < update["tokens"] == sum(s.trained_tokens for s in batch)

@@ -1,0 +1,204 @@
+"""Stopping and going on, and publishing: complete or absent, and the same numbers afterwards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from training_support import plain_logprobs, random_batch, run_ranks, settings, tiny_model
+from transformers import AutoModelForCausalLM
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run import weights
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.training import checkpoint, export
+from mrt_hpc.training.engine import build
+from mrt_hpc.training.rendezvous import Ranks, join, leave
+from mrt_hpc.training.settings import Objective
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mrt_hpc.training.engine import TrainerEngine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a file of its own beside the weights."""
+    directory = tiny_model(tmp_path_factory.mktemp("model"))
+    (directory / "tokenizer_config.json").write_text('{"kept": "as it is"}')
+    return directory
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[Ranks]:
+    """This process as a trainer of one rank."""
+    torch.set_num_threads(1)
+    join(Ranks(), timeout_s=60)
+    yield Ranks()
+    leave()
+
+
+def make(model: Path, ranks: Ranks, **changes: object) -> TrainerEngine:
+    """A trainer of the tests' settings."""
+    return build(settings(**changes), model, ranks)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "stage", "precision"),
+    [(1, 0, "fp32"), (1, 3, "fp32"), (1, 2, "bf16"), (2, 3, "bf16"), (2, 0, "fp32")],
+)
+def test_a_new_process_goes_on_bit_by_bit(
+    world_size: int, stage: int, precision: str, model: Path, tmp_path: Path
+) -> None:
+    layout = RunLayout(tmp_path)
+    seen: dict[str, dict[str, Any]] = {}
+    for action in ("save", "load"):
+        arguments = [str(model), str(tmp_path), str(stage), precision, action]
+        run_ranks("training_resume_worker.py", arguments, world_size, tmp_path)
+        seen[action] = json.loads((tmp_path / f"{action}.json").read_text())
+    assert seen["load"]["cursor"] == {"iteration": 2}
+    assert seen["load"]["draws"] == seen["save"]["draws"]
+    for going_on, resumed in zip(seen["save"]["updates"], seen["load"]["updates"], strict=True):
+        timeless = {k for k in going_on if not k.startswith("seconds")}
+        assert {k: resumed[k] for k in timeless} == {k: going_on[k] for k in timeless}
+    digests = [weights.verify(layout.weights_version(v)).files["model.safetensors"] for v in (1, 2)]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_published_weights_are_the_trainers(stage: int, model: Path, one_rank: Ranks, tmp_path: Path) -> None:
+    layout, batch = RunLayout(tmp_path), random_batch(5)
+    trainer = make(model, one_rank, zero_stage=stage, max_tokens_per_micro_batch=10_000)
+    trainer.update(batch)
+    assert export.publish(trainer, lambda write: weights.publish(layout, 1, write), "float32")
+    published = layout.weights_version(1)
+    weights.verify(published)
+    assert (published / "tokenizer_config.json").read_text() == '{"kept": "as it is"}'
+    assert json.loads((published / "config.json").read_text())["dtype"] == "float32"
+    served = AutoModelForCausalLM.from_pretrained(published)
+    probe = next(s for s in batch if s.has_signal)
+    ours = trainer._old_logprobs(trainer.prepare([probe]))[0]
+    theirs = plain_logprobs(served, probe, settings().temperature)[torch.from_numpy(probe.mask)]
+    assert torch.allclose(ours, theirs.detach(), atol=1e-5)
+
+
+def test_weights_are_published_in_the_number_format_asked_for(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    trainer = make(model, one_rank)
+    export.publish(trainer, lambda write: weights.publish(layout, 1, write), "bfloat16")
+    served = AutoModelForCausalLM.from_pretrained(layout.weights_version(1), dtype="auto")
+    assert {p.dtype for p in served.parameters()} == {torch.bfloat16}
+    with pytest.raises(UserError, match="unknown number format"):
+        export.publish(trainer, lambda write: weights.publish(layout, 2, write), "int8")
+
+
+def test_untied_weights_are_published_whole(one_rank: Ranks, tmp_path: Path) -> None:
+    untied = tiny_model(tmp_path / "model", tied=False)
+    trainer = make(untied, one_rank, zero_stage=3)
+    (tmp_path / "out").mkdir()
+    export.publish(trainer, lambda write: write(tmp_path / "out"), "float32")
+    published = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    original = AutoModelForCausalLM.from_pretrained(untied).state_dict()
+    assert published.keys() == original.keys()
+    assert all(torch.equal(published[n], original[n]) for n in original)
+
+
+def test_a_failing_commit_leaves_no_version(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+
+    def full_disk(directory: Path) -> None:
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    with pytest.raises(UserError, match="no space left"):
+        export.publish(make(model, one_rank), lambda _: weights.publish(layout, 1, full_disk), "float32")
+    assert list(layout.weights.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_refused(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
+    trainer = make(model, one_rank)
+    path = RunLayout(tmp_path).checkpoint(1)
+    checkpoint.save(trainer, path, {})
+    victim = next((path / checkpoint.DEEPSPEED_TAG).iterdir())
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(UserError, match="differs from the manifest"):
+        checkpoint.load(trainer, path)
+
+
+def test_a_checkpoint_of_another_shape_is_refused(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
+    path = RunLayout(tmp_path).checkpoint(1)
+    checkpoint.save(make(model, one_rank, zero_stage=0), path, {})
+    with pytest.raises(UserError, match="another shape"):
+        checkpoint.load(make(model, one_rank, zero_stage=2), path)
+
+
+def test_only_complete_checkpoints_count_and_the_newest_stay(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    assert checkpoint.newest(layout.checkpoints) is None
+    trainer = make(model, one_rank)
+    checkpoint.save(trainer, layout.checkpoint(9), {})
+    for step in (10, 11):
+        shutil.copytree(layout.checkpoint(9), layout.checkpoint(step))
+    (layout.checkpoint(11) / weights.MANIFEST).unlink()
+    (layout.checkpoints / ".step000012.tmp-0123").mkdir()
+    assert checkpoint.newest(layout.checkpoints) == layout.checkpoint(10)
+    assert checkpoint.retain(layout.checkpoints, 1) == [layout.checkpoint(9)]
+    assert sorted(p.name for p in layout.checkpoints.iterdir()) == ["step000010", "step000011"]
+
+
+def test_a_batch_without_a_trained_token_takes_no_step(model: Path, one_rank: Ranks) -> None:
+    stats = make(model, one_rank).update([])
+    assert (stats.optimizer_steps, stats.step, stats.tokens, stats.loss) == (0, 0, 0, 0.0)
+
+
+def test_sequences_without_advantage_are_counted_but_not_computed(model: Path, one_rank: Ranks) -> None:
+    batch = random_batch(0)
+    stats = make(model, one_rank).update(batch)
+    assert stats.tokens == sum(s.trained_tokens for s in batch)
+    assert stats.computed_tokens == sum(s.trained_tokens for s in batch if s.has_signal)
+
+
+def test_an_address_file_of_an_earlier_attempt_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "address.json").write_text("{}")
+    with pytest.raises(UserError, match="earlier attempt"):
+        join(Ranks(0, 2, 0), tmp_path / "address.json", timeout_s=1)
+
+
+def test_a_missing_rank_zero_is_told_in_time(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gave up waiting for rank 0"):
+        join(Ranks(1, 2, 1), tmp_path / "address.json", timeout_s=0.2)
+
+
+def test_a_reference_holds_the_policy_back(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
+    other = tiny_model(tmp_path / "other", seed=1)
+    trainer = build(settings(kl_coefficient=0.5), model, one_rank, other)
+    first = trainer.update(random_batch(0))
+    for _ in range(4):
+        last = trainer.update(random_batch(0))
+    assert first.kl_reference > last.kl_reference > 0
+    with pytest.raises(UserError, match="needs a reference"):
+        make(model, one_rank, kl_coefficient=0.5)
+
+
+def test_projection_in_pieces_gives_the_same(model: Path, one_rank: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, pieces = make(model, one_rank), make(model, one_rank)
+    expected = whole.update(random_batch(0))
+    monkeypatch.setattr("mrt_hpc.training.policy.LOGIT_ELEMENTS", 48 * 7)
+    actual = pieces.update(random_batch(0))
+    assert actual.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert actual.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+
+
+def test_likelihood_raises_the_likelihood(model: Path, one_rank: Ranks) -> None:
+    trainer = make(model, one_rank, objective=Objective.LIKELIHOOD, optimizer_steps_per_iteration=2)
+    batch = [s for s in random_batch(3) if s.has_signal]
+    for s in batch:
+        s.advantages[:] = 1.0
+    first = trainer.update(batch)
+    assert first.loss == pytest.approx(first.nll, rel=0.2)
+    assert trainer.update(batch).nll < first.nll
