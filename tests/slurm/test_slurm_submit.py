@@ -152,8 +152,8 @@ def test_a_preempted_task_comes_back(cluster: Cluster) -> None:
     site = cluster.site(partitions={"cpu": "preempt"})
     ids = cluster.submitted(plan(job("pushed")), run_dir, "comes_back", site=site)
     wait_for_start(run_dir)
-    nodes = str(len(cluster.as_user("sinfo", "-h", "-N", "-p", "cpu", "-o", "%N").stdout.split()))
-    important = ("sbatch", "--parsable", "-p", "cpu", "--exclusive", "-N", nodes, "-o", "/dev/null", "--wrap", "true")
+    (node,) = {str(note["node"]) for note in notes(run_dir)}
+    important = ("sbatch", "--parsable", "-p", "cpu", "--exclusive", "-w", node, "-o", "/dev/null", "--wrap", "true")
     other = cluster.as_user(*important)
     assert other.returncode == 0, other.stderr
     states = wait_for_end({**ids, "important": other.stdout.strip()})
