@@ -76,6 +76,15 @@ def end(pid: int, what: str, seconds: float = 20) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def kill_all(pids: list[int]) -> None:
+    """SIGKILL at once, as when the power goes."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # it ended by itself in between
+
+
 def require_free(port: int, daemon: str) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
