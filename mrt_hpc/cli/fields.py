@@ -17,7 +17,7 @@ PIPE_WIDTH = 160
 def print_fields(kind: str) -> None:
     """Print every field with its default and meaning."""
     table = Table("field", "default", "meaning", show_lines=False)
-    table.columns[0].overflow = "fold"
+    table.columns[0].no_wrap = True
     for name, default, text in documented_fields(Recipe if kind == "recipe" else SlurmSite):
         table.add_row(name, default, " ".join(text.split()))
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
