@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-
-class Precision(StrEnum):
-    """Number formats of weights and computation."""
-
-    FP32 = "fp32"
-    """Everything in 32 bits."""
-    BF16 = "bf16"
-    """Weights and computation in bfloat16; the optimiser holds 32-bit master weights and sums gradients in 32 bits."""
-    BF16_AUTOCAST = "bf16_autocast"
-    """32-bit weights and gradients; matrix products in bfloat16. Fast for small models on CPU."""
+from mrt_hpc.recipe.schema import Precision
 
 
 class Schedule(StrEnum):
@@ -74,3 +65,12 @@ class TrainerSettings:
 
     objective: Objective = Objective.POLICY_GRADIENT
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Take the names of choices as well as the choices: a recipe holds names."""
+        object.__setattr__(self, "schedule", Schedule(self.schedule))
+        object.__setattr__(self, "objective", Objective(self.objective))
+        object.__setattr__(self, "precision", Precision(self.precision))
+
+
+__all__ = ["Objective", "Precision", "Schedule", "TrainerSettings"]
