@@ -151,12 +151,7 @@ class VllmServer:
 
     def healthy(self) -> bool:
         """Whether it answers and its engine is alive."""
-        if not self.socket.exists():
-            return False
-        try:
-            return self._call("GET", "/health", timeout=10.0).status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
+        return self._health() == httpx.codes.OK
 
     def restart_if_dead(self) -> bool:
         """Start it again, with the weights loaded last, if it died or no longer answers; True when it was restarted.
@@ -180,18 +175,18 @@ class VllmServer:
             What the first worker reports: the ``seconds`` it took, and the ``directory``.
 
         Raises:
-            UserError: the server refused or is gone; its weights are then unknown, so restart it before sampling.
+            UserError: the directory holds no weights, and the old ones are still served; or the reload failed half-way,
+                and the server was ended: `restart_if_dead` starts it with the weights it had.
         """
-        self._control("/pause", params={"mode": "wait"})
+        if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
+            raise UserError("no weights to load", where=directory, expected="config.json and *.safetensors")
         try:
-            arguments = {"method": "reload_and_verify", "args": [str(directory)]}
-            report = self._control("/collective_rpc", json=arguments).json()["results"][0]
-            self._control("/reset_prefix_cache")
-            self._model_dir, self.weights_version = directory, version
-            self._control("/update_weight_version", json={"new_version": str(version)})
-        finally:
-            self._control("/resume")
-        return dict(report)
+            report = self._reload(directory, version)
+        except BaseException:
+            self._end_process()  # nobody may sample from half a model
+            raise
+        self._model_dir, self.weights_version = directory, version
+        return report
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
@@ -211,14 +206,30 @@ class VllmServer:
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def _reload(self, directory: Path, version: int) -> dict[str, Any]:
+        self._control("/pause", params={"mode": "wait"})
+        arguments = {"method": "reload_and_verify", "args": [str(directory)]}
+        report = self._control("/collective_rpc", json=arguments).json()["results"][0]
+        self._control("/reset_prefix_cache")
+        self._control("/update_weight_version", json={"new_version": str(version)})
+        self._control("/resume")
+        return dict(report)
+
     def _recovers(self) -> bool:
-        """Whether it answers after all: it may be busy, or about to end because its engine has died."""
+        """Whether it is well after all: it may only be busy."""
         end = time.monotonic() + RECOVERY_DEADLINE_S
         while self._running() and time.monotonic() < end:
-            if self.healthy():
-                return True
+            if (status := self._health()) is not None:
+                return status == httpx.codes.OK
             time.sleep(_LOOK_EVERY_S)
         return False
+
+    def _health(self) -> int | None:
+        """Status of its health route, which is an error once the engine has died; None when it does not answer."""
+        try:
+            return self._call("GET", "/health", timeout=10.0).status_code
+        except httpx.TransportError:
+            return None
 
     def _running(self) -> bool:
         return self._process is not None and self._process.poll() is None
