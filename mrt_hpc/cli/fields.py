@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mrt_hpc.recipe.fields import documented_fields
@@ -19,5 +20,5 @@ def print_fields(kind: str) -> None:
     table = Table("field", "default", "meaning", show_lines=False)
     table.columns[0].no_wrap = True
     for name, default, text in documented_fields(Recipe if kind == "recipe" else SlurmSite):
-        table.add_row(name, default, " ".join(text.split()))
+        table.add_row(escape(name), escape(default), escape(" ".join(text.split())))
     Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

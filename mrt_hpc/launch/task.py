@@ -110,6 +110,7 @@ def _set_up_logging(task: Task) -> None:
         format=f"%(asctime)s {socket.gethostname()} {task.job.name}[{task.index}].{task.rank} %(levelname)s %(message)s",
         force=True,
     )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look at a server's health
 
 
 def _stop(signal_number: int, _frame: FrameType | None) -> None:
