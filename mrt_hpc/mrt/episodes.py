@@ -17,18 +17,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from mrt_hpc.recipe.prompts import REFERENCE_MARKERS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-REFERENCE_MARKERS = (
-    "Wait",
-    "But wait",
-    "Alternatively",
-    "Is there another way",
-    "But let me double-check",
-    "But hold on",
-)
-"""The authors' markers of reconsideration."""
 
 _BLANK_LINES = re.compile(rb"\n[ \t]*\n\s*")
 

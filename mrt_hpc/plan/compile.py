@@ -8,11 +8,15 @@ path; the report waits for everything, however it ended, and says what is missin
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.limits import check_limits
 from mrt_hpc.plan.model import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
-from mrt_hpc.recipe.schema import Coupling, Recipe, RoleResources, TrainerResources
+from mrt_hpc.recipe.schema import Coupling, Recipe
 from mrt_hpc.recipe.site import Site, SlurmSite
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.resources import RoleResources, TrainerResources
 
 PREPARE = "prepare"
 REPORT = "report"

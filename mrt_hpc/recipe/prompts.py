@@ -1,4 +1,4 @@
-"""The texts that the method puts in front of or behind a trace; recipes may replace each of them."""
+"""What the method puts before or after a trace, or looks for in it; recipes may replace each of these texts."""
 
 DEFAULT_INSTRUCTION = "\n\nReason step by step, and put your final answer within \\boxed{}."
 """Follows the problem in the prompt."""
@@ -8,3 +8,13 @@ DEFAULT_FORCED_TEXT = (
     "**Final Answer**\n\nThe final answer is"
 )
 """Closes the thought at a boundary and starts mu's answer."""
+
+REFERENCE_MARKERS = (
+    "Wait",
+    "But wait",
+    "Alternatively",
+    "Is there another way",
+    "But let me double-check",
+    "But hold on",
+)
+"""The authors' markers of reconsideration: a paragraph that begins with one may open an episode."""

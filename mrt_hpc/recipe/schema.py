@@ -10,31 +10,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
-from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT, DEFAULT_INSTRUCTION
-
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-"""Names become parts of paths and job names, hence no spaces and no slashes."""
-
-
-def misfit(field: str, reason: str) -> PydanticCustomError:
-    """The refusal of a combination: the field to change first, and the reason."""
-    return PydanticCustomError("misfit", "{reason}", {"field": field, "reason": reason})
-
-
-class Section(BaseModel):
-    """A part of a recipe: immutable, with no unknown fields, each field documented by the text under it."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
+from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT, DEFAULT_INSTRUCTION, REFERENCE_MARKERS
+from mrt_hpc.recipe.resources import Resources
+from mrt_hpc.recipe.section import Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
 
 # -- model ------------------------------------------------------------------------------------------------------------
 
@@ -103,14 +83,7 @@ class Prompt(Section):
 class Episodes(Section):
     """How a thought is cut into episodes (method: reference rule)."""
 
-    markers: tuple[str, ...] = (
-        "Wait",
-        "But wait",
-        "Alternatively",
-        "Is there another way",
-        "But let me double-check",
-        "But hold on",
-    )
+    markers: tuple[str, ...] = REFERENCE_MARKERS
     """A paragraph that begins with one of these may open an episode."""
     min_paragraphs: Positive = 3
     """Paragraphs, at least, between two cuts."""
@@ -324,57 +297,6 @@ class Evaluation(Section):
     """Tokens of a completion, at most."""
     problem_shards: Positive = 1
     """Array tasks that share one version and benchmark."""
-
-
-class RoleResources(Section):
-    """What one process of a role needs."""
-
-    gpus: NotNegative = 0
-    """GPUs a process."""
-    cpus: Positive = 2
-    """CPU cores a process."""
-    memory_gib: PositiveFloat = 8.0
-    """Memory a process, GiB."""
-    time_limit_minutes: Positive = 60
-    """Wall-clock limit of the job, minutes."""
-
-
-class InferenceResources(RoleResources):
-    """The inference array of a segment."""
-
-    tasks: Positive = 1
-    """Array tasks, each with its own server; an iteration's problems are shared among them."""
-
-
-class TrainerResources(RoleResources):
-    """The trainer of a segment."""
-
-    ranks: Positive = 1
-    """Processes, one a GPU where there are GPUs."""
-    ranks_per_node: Positive | None = None
-    """Processes a node; null puts all on one node."""
-
-
-class EvaluationResources(RoleResources):
-    """The evaluation array of a segment."""
-
-    max_parallel: Positive | None = None
-    """Tasks of the array that run at the same time, at most; null leaves it to the queue."""
-
-
-class Resources(Section):
-    """What each role needs."""
-
-    prepare: RoleResources = RoleResources()
-    """The first job: makes or copies weights version 0."""
-    inference: InferenceResources = InferenceResources()
-    """vLLM servers for rollouts and branches."""
-    trainer: TrainerResources = TrainerResources()
-    """DeepSpeed updates."""
-    evaluation: EvaluationResources = EvaluationResources()
-    """Benchmarks."""
-    report: RoleResources = RoleResources(cpus=1, memory_gib=4.0, time_limit_minutes=30)
-    """Report and plots."""
 
 
 class Tracking(Section):

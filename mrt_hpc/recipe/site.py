@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mrt_hpc.recipe.schema import Name, NotNegative, Positive, Section
+from mrt_hpc.recipe.section import Name, NotNegative, Positive, Section
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 SbatchOption = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]

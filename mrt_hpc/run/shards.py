@@ -12,7 +12,6 @@ import shutil
 import types
 import typing
 from enum import StrEnum
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -43,7 +42,6 @@ class IterationShard:
 _ARROW_TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
 
-@cache
 def arrow_schema(record_type: type) -> pa.Schema:
     """The columns of a record dataclass; optional fields may hold nulls, all others may not."""
     hints = typing.get_type_hints(record_type)
@@ -149,7 +147,6 @@ def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
     return row
 
 
-@cache
 def _enum_fields(record_type: type[Any]) -> dict[str, type[StrEnum]]:
     hints = typing.get_type_hints(record_type)
     return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, StrEnum)}

@@ -77,7 +77,7 @@ class TrainerEngine:
     @property
     def policy(self) -> Policy:
         """The module inside the engine; under ZeRO-3 its parameters are partitioned."""
-        return self.engine.module  # type: ignore[no-any-return]
+        return self.engine.module
 
     def update(self, batch: Sequence[TrainingSequence]) -> UpdateStats:
         """Take one iteration's optimiser steps on ``batch``, which is the same on every rank.

@@ -81,7 +81,7 @@ def on_rank_zero(action: Callable[[], T]) -> T:
     distributed.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
         raise outcome[1]
-    return outcome[0]  # type: ignore[no-any-return]
+    return outcome[0]
 
 
 def _tell_deepspeed(ranks: Ranks) -> None:

@@ -1,0 +1,28 @@
+"""What recipes and site profiles are made of: the strict base model, and the checked kinds of numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+"""Names become parts of paths and job names, hence no spaces and no slashes."""
+
+
+def misfit(field: str, reason: str) -> PydanticCustomError:
+    """The refusal of a combination: the field to change first, and the reason."""
+    return PydanticCustomError("misfit", "{reason}", {"field": field, "reason": reason})
+
+
+class Section(BaseModel):
+    """A part of a recipe: immutable, with no unknown fields, each field documented by the text under it."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
