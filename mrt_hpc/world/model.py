@@ -20,7 +20,7 @@ class ModelSize:
     """The numbers that make up the model."""
 
     width: int = 128
-    layers: int = 3
+    layers: int = 2
     heads: int = 4
     feed_forward: int = 384
     longest: int = 512

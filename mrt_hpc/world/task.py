@@ -31,9 +31,11 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
 
-FACTORS = range(2, 13)
+FACTORS = range(2, 10)
 UNKNOWNS = range(1, 13)
-OFFSETS = range(1, 10)
+OFFSETS = range(1, 13)
+TARGETS = range(10, 100)
+"""Rarer targets are left out: a model that never saw one in training does not copy it reliably."""
 
 THINK, END_THINK = "<think>", "</think>"
 PARAGRAPH_END = "\n\n"
@@ -42,6 +44,7 @@ FORCED_TEXT = "Time is up." + PARAGRAPH_END + ANSWER_START
 """What the prover writes to close a thought at once; it ends inside the box, so that an answer is a number and a brace."""
 MARKER = "Wait"
 OPENINGS = ("First", MARKER)
+VERDICTS = ("low", "high", "yes")
 
 _STATEMENT = re.compile(r"(\d+)\*x\+(\d+)=(\d+)")
 _CHECK = re.compile(r"(First|Wait), x=(\d+): (\d+)\*(\d+)=(\d+), (\d+)\+(\d+)=(\d+) vs (\d+) (low|high|yes)")
@@ -122,7 +125,7 @@ def problems(split: Split, count: int | None = None, seed: int = 0) -> list[Prob
 
 
 def _split_equations(split: Split) -> list[Equation]:
-    everything = [Equation(a, c, a * x + c) for a in FACTORS for x in UNKNOWNS for c in OFFSETS]
+    everything = [Equation(a, c, a * x + c) for a in FACTORS for x in UNKNOWNS for c in OFFSETS if a * x + c in TARGETS]
     random.Random(_SPLIT_SEED).shuffle(everything)
     return everything[:HELD_OUT_PROBLEMS] if split is Split.HELD_OUT else everything[HELD_OUT_PROBLEMS:]
 

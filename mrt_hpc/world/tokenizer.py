@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 )
 """The thought is opened in the prompt, as R1-style models have it."""
 
-NUMBERS = range(200)
+NUMBERS = range(128)
 WORDS = (
     "Solve", " ", "*", "x", "+", "=", "*x+", "\n", PARAGRAPH_END, "First", "Wait", ", x=", ": ", ", ", " vs ",
     " low", " high", " yes", "Time", " is", " up", ".", r"\boxed{", "}",

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.world.model import ModelSize, fresh_model
-from mrt_hpc.world.task import Equation, Habits, Split, example, problems
+from mrt_hpc.world.task import VERDICTS, Equation, Habits, Split, example, problems
 from mrt_hpc.world.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+    from torch.optim import Optimizer
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 IGNORED = -100
@@ -35,11 +36,16 @@ class WarmStartSettings:
     """All numbers of the warm start; the defaults are those of the quickstart recipe."""
 
     seed: int = 0
-    steps: int = 1000
-    batch: int = 20
+    steps: int = 750
+    batch: int = 24
     """Examples a step."""
-    learning_rate: float = 3e-3
-    warm_up: int = 80
+    matrix_learning_rate: float = 1.2e-2
+    """Of the matrices inside the layers, by Muon, which learns the sums from half the examples."""
+    learning_rate: float = 5e-3
+    """Of all the rest, by AdamW."""
+    verdict_weight: float = 4.0
+    """Weight in the loss of the tokens low, high and yes: the last thing to be learned, and what all thinking rests on."""
+    warm_up: int = 20
     """Steps over which the learning rate rises; it then falls to zero along a cosine."""
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
@@ -89,28 +95,43 @@ def train(
     progress: Callable[[str], None],
 ) -> tuple[list[float], int]:
     """Run all steps; the loss of each, and the number of tokens seen."""
-    optimiser = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+    optimisers = make_optimisers(model, settings)
+    weights = token_weights(tokenizer, settings)
     losses, tokens = [], 0
     model.train()
     for step, (inputs, labels) in enumerate(batches(tokenizer, settings)):
-        for group in optimiser.param_groups:
-            group["lr"] = settings.learning_rate * schedule(step, settings)
-        loss = example_loss(model, inputs, labels)
+        loss = example_loss(model, inputs, labels, weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimiser.step()
-        optimiser.zero_grad()
+        for optimiser in optimisers:
+            update(optimiser, schedule(step, settings))
         losses.append(loss.item())
         tokens += int((inputs != tokenizer.pad_token_id).sum())
         if step % 100 == 99 or step + 1 == settings.steps:
             progress(f"warm start: step {step + 1} of {settings.steps}, loss {losses[-1]:.3f}")
     return losses, tokens
+
+
+def make_optimisers(model: Qwen3ForCausalLM, settings: WarmStartSettings) -> list[Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the rest."""
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    taken = set(map(id, matrices))
+    rest = [p for p in model.parameters() if id(p) not in taken]
+    muon = torch.optim.Muon(
+        matrices, lr=settings.matrix_learning_rate, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(
+        rest, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+    )
+    return [muon, adamw]
+
+
+def update(optimiser: Optimizer, share: float) -> None:
+    """One step at ``share`` of the optimiser's own learning rate."""
+    for group in optimiser.param_groups:
+        group["lr"] = share * group.setdefault("highest_lr", group["lr"])
+    optimiser.step()
+    optimiser.zero_grad()
 
 
 def schedule(step: int, settings: WarmStartSettings) -> float:
@@ -121,13 +142,28 @@ def schedule(step: int, settings: WarmStartSettings) -> float:
     return float(0.5 + 0.5 * torch.cos(torch.pi * done))
 
 
-def example_loss(model: Qwen3ForCausalLM, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the labelled tokens; ``inputs`` and ``labels`` are [B, T], padded on the right."""
+def token_weights(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Tensor:
+    """[vocabulary] weight of each label in the loss."""
+    weights = torch.ones(len(tokenizer))
+    for verdict in VERDICTS:
+        weights[tokenizer.encode(f" {verdict}", add_special_tokens=False)] = settings.verdict_weight
+    return weights
+
+
+def example_loss(model: Qwen3ForCausalLM, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean negative log-likelihood of the labelled tokens.
+
+    Args:
+        model: its hidden states are computed in bfloat16, which is twice as fast here.
+        inputs: [B, T] token ids, padded on the right.
+        labels: [B, T] the same ids, or ``IGNORED``.
+        weights: [vocabulary] from :func:`token_weights`.
+    """
+    counted = labels[:, 1:] != IGNORED
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state
-        counted = labels[:, 1:] != IGNORED
         logits = model.lm_head(hidden[:, :-1][counted])
-    return cross_entropy(logits.float(), labels[:, 1:][counted])
+    return cross_entropy(logits.float(), labels[:, 1:][counted], weight=weights)
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Iterator[tuple[Tensor, Tensor]]:
