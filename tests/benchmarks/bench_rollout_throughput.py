@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,11 @@ class Load:
         """Distinct prompts: a shared one would measure the prefix cache."""
         generator = torch.Generator().manual_seed(i)
         return torch.randint(0, 250, (self.prompt_tokens,), generator=generator).tolist()
+
+    @property
+    def warm_up(self) -> Load:
+        """Sampled before each timed run: the engine has been idle while the other was measured."""
+        return replace(self, prompts=max(1, self.prompts // 4))
 
     @property
     def generated(self) -> int:
@@ -176,15 +181,13 @@ class Pipeline:
 
     server: VllmServer
     load: Load
-    runs: int = 0
 
     def __call__(self) -> float:
+        asyncio.run(self._sample(self.load.warm_up))
         self.server.reset_prefix_cache()
-        self.runs += 1
-        return asyncio.run(self._sample())
+        return asyncio.run(self._sample(self.load))
 
-    async def _sample(self) -> float:
-        load = self.load
+    async def _sample(self, load: Load) -> float:
         settings = Settings(load.tokens, load.temperature, ignore_stop=True)
         plan = RolloutPlan(run_seed=0, iteration=0, group_size=load.group, settings=settings)
         problems = [PromptedProblem(Problem(str(i), "", ""), load.prompt(i)) for i in range(load.prompts)]
@@ -246,6 +249,7 @@ def offline_worker(model: Path, load: Load) -> None:
     )
     prompts = [{"prompt_token_ids": load.prompt(i)} for i in range(load.prompts)]
     for _ in sys.stdin:
+        llm.generate(prompts[: load.warm_up.prompts], params, use_tqdm=False)
         llm.reset_prefix_cache()
         start = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
