@@ -105,11 +105,8 @@ def _role(role: Role) -> Any:
 
 
 def _set_up_logging(task: Task) -> None:
-    logging.basicConfig(
-        level=logging.INFO,
-        format=f"%(asctime)s {socket.gethostname()} {task.job.name}[{task.index}].{task.rank} %(levelname)s %(message)s",
-        force=True,
-    )
+    process = f"{socket.gethostname()} {task.job.name}[{task.index}].{task.rank}"
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {process} %(levelname)s %(message)s", force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look at a server's health
 
 

@@ -35,6 +35,7 @@ def running_server(task: Task, model_dir: Path, version: int, max_model_len: int
         gpu_memory_utilization=serving.gpu_memory_utilization,
         kv_cache_gib=serving.kv_cache_gib,
         seed=task.recipe.seed,
+        start_deadline_s=serving.start_limit_s,
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
     key = (task.layout.secrets / "server_key").read_text()

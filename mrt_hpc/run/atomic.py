@@ -97,7 +97,7 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
 
 
 def commit_directory(temporary: Path, path: Path) -> bool:
-    """Make the finished directory ``temporary`` appear as ``path``; False (and it is removed) when another was first."""
+    """Make a finished directory appear as ``path``; False (and it is removed) when another was first."""
     for file in sorted(temporary.rglob("*")):
         if file.is_file():
             sync_file(file)

@@ -1,4 +1,4 @@
-"""One lineage: what lies after the checkpoint that training resumed from is set aside, with the reason, never mixed in."""
+"""One lineage: what is younger than the checkpoint resumed from is set aside with the reason, never mixed in."""
 
 from __future__ import annotations
 

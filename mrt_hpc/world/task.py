@@ -12,10 +12,11 @@ A trace is a line of checks, each a paragraph of its own, and an answer::
 
     \boxed{7}
 
-The arithmetic is easy and is learned well by supervised training. What is left to reinforcement learning is how to think: to go on while the last
-check failed (the supervised traces often give up, and answer with a guess that they know to be wrong), to stop when it succeeded, and to guess
-between the bounds that the failed checks have set (the supervised traces often forget them). The value of a prefix therefore rises as the bounds
-close in, and jumps to one at the right guess.
+The arithmetic is easy and is learned well by supervised training. What is left to reinforcement learning is how to
+think: to go on while the last check failed (the supervised traces often give up, and answer with a guess that they know
+to be wrong), to stop when it succeeded, and to guess between the bounds that the failed checks have set (the supervised
+traces often forget them). The value of a prefix therefore rises as the bounds close in, and jumps to one at the right
+guess.
 
 This module owns the problems, the supervised examples and the inspection of traces. It knows nothing of tokens.
 """
@@ -41,7 +42,8 @@ THINK, END_THINK = "<think>", "</think>"
 PARAGRAPH_END = "\n\n"
 ANSWER_START = END_THINK + PARAGRAPH_END + r"\boxed{"
 FORCED_TEXT = "Time is up." + PARAGRAPH_END + ANSWER_START
-"""What the prover writes to close a thought at once; it ends inside the box, so that an answer is a number and a brace."""
+"""What the prover writes to close a thought at once; it ends inside the box, so that an answer is a number and a brace.
+"""
 MARKER = "Wait"
 OPENINGS = ("First", MARKER)
 VERDICTS = ("low", "high", "yes")
@@ -117,7 +119,9 @@ def problems(split: Split, count: int | None = None, seed: int = 0) -> list[Prob
     """
     equations = _split_equations(split)
     if count is not None and count > len(equations):
-        raise UserError(f"the small world has fewer {split} problems", value=count, expected=f"at most {len(equations)}")
+        raise UserError(
+            f"the small world has fewer {split} problems", value=count, expected=f"at most {len(equations)}"
+        )
     random.Random(derive_seed(seed, "world", split)).shuffle(equations)
     return [
         Problem(f"{split}-{e.factor}x{e.offset}-{e.target}", e.statement, str(e.solution)) for e in equations[:count]
@@ -185,7 +189,7 @@ def example(equation: Equation, habits: Habits, rng: random.Random) -> list[Span
     checks, answer = think(equation, habits, rng)
     if rng.random() >= habits.forced:
         return [Span("".join(c + PARAGRAPH_END for c in checks) + ANSWER_START + f"{answer}}}", trained=True)]
-    return _forced_example(equation, checks, habits, rng)
+    return _forced_example(checks, habits, rng)
 
 
 def think(equation: Equation, habits: Habits, rng: random.Random) -> tuple[list[str], int]:
@@ -204,7 +208,7 @@ def think(equation: Equation, habits: Habits, rng: random.Random) -> tuple[list[
             return checks, guess if rng.random() < habits.hasty else known.possible(rng)
 
 
-def _forced_example(equation: Equation, checks: list[str], habits: Habits, rng: random.Random) -> list[Span]:
+def _forced_example(checks: list[str], habits: Habits, rng: random.Random) -> list[Span]:
     """The checks up to a random one, the forced text, and the best answer at that point."""
     kept = rng.randint(0, len(checks))
     known = Knowledge()

@@ -1,7 +1,8 @@
 r"""The small world's tokenizer: one token a word or number of its traces, bytes for everything else.
 
-Any text survives ``decode(encode(text))``: a stretch that is no known word falls apart into its bytes. Every stretch (a number, ``\n\n``, ``\boxed{``)
-is a token of its own, so an episode always starts at a token boundary. It is saved as a Hugging Face directory like any other.
+Any text survives ``decode(encode(text))``: a stretch that is no known word falls apart into its bytes. Every stretch (a
+number, ``\n\n``, ``\boxed{``) is a token of its own, so an episode always starts at a token boundary. It is saved as a
+Hugging Face directory like any other.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|end|>"
 PADDING = "<|pad|>"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
-)
+_MESSAGES = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+CHAT_TEMPLATE = _MESSAGES + "{% if add_generation_prompt %}<think>\n{% endif %}"
 """The thought is opened in the prompt, as R1-style models have it."""
 
 NUMBERS = range(128)

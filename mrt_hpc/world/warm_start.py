@@ -1,7 +1,7 @@
 """Supervised training of the small world's model, to a policy that calculates well and thinks badly.
 
-Every step sees fresh traces of training problems, padded to the longest of the batch; no example is seen twice on purpose. The same settings give
-the same model on the same machine.
+Every step sees fresh traces of training problems, padded to the longest of the batch; no example is seen twice on
+purpose. The same settings give the same model on the same machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class WarmStartSettings:
     learning_rate: float = 5e-3
     """Of all the rest, by AdamW."""
     verdict_weight: float = 4.0
-    """Weight in the loss of the tokens low, high and yes: the last thing to be learned, and what all thinking rests on."""
+    """Weight in the loss of the tokens low, high and yes: the last thing to be learned, and what all thinking rests on.
+    """
     warm_up: int = 20
     """Steps over which the learning rate rises; it then falls to zero along a cosine."""
     weight_decay: float = 0.05
@@ -176,7 +177,9 @@ def batches(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> 
     together = 8
     for first in range(0, settings.steps, together):
         steps = min(together, settings.steps - first)
-        drawn = [tokenise(rng.choice(equations), settings.habits, rng, tokenizer) for _ in range(steps * settings.batch)]
+        drawn = [
+            tokenise(rng.choice(equations), settings.habits, rng, tokenizer) for _ in range(steps * settings.batch)
+        ]
         drawn.sort(key=lambda e: len(e[0]))
         chunks = [drawn[i * settings.batch : (i + 1) * settings.batch] for i in range(steps)]
         rng.shuffle(chunks)

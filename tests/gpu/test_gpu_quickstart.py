@@ -1,4 +1,6 @@
-"""The shrunk quickstart with inference, trainer and evaluation on a GPU, one after the other, so that one GPU is enough."""
+"""The shrunk quickstart with inference, trainer and evaluation on a GPU, one after the other, so that one GPU is
+enough.
+"""
 
 from __future__ import annotations
 

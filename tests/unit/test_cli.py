@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,8 +14,10 @@ from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.tasks import TaskState, write_task
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -113,7 +116,9 @@ def test_a_run_directory_is_private_and_holds_its_identity(run: RunLayout) -> No
 
 def test_status_tells_jobs_progress_and_failures(run: RunLayout) -> None:
     write_task(run, "prepare", 0, TaskState.DONE, attempt="a")
-    write_task(run, "segment-000.trainer", 0, TaskState.FAILED, attempt="b", message="the disk is full\n  next: buy one")
+    write_task(
+        run, "segment-000.trainer", 0, TaskState.FAILED, attempt="b", message="the disk is full\n  next: buy one"
+    )
     result = invoke("status", str(run.root))
     assert result.exit_code == 0
     for word in ("1 done", "1 failed", "iteration 0/", "the disk is full", "segment-000.evaluation"):
