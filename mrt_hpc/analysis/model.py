@@ -50,9 +50,7 @@ class Phase(StrEnum):
     """What a process of a run spends its time on."""
 
     GENERATION = "generation"
-    """Sampling traces."""
-    BRANCHING = "branching"
-    """Sampling the prover's branches."""
+    """Sampling traces and the prover's branches, which are in the server together."""
     GRADING = "grading"
     """Comparing answers with the gold answer."""
     WAITING = "waiting"
@@ -106,10 +104,10 @@ class IterationMetrics(Record):
     tokens_per_rollout: float
     """Mean length of a trace with its answer, tokens."""
     seconds: dict[Phase, float] = {}
-    """Time by phase, summed over the iteration's processes. Roles work side by side, so that the sum may exceed the
-    wall time."""
+    """The trainer's wall time by what the run was doing: while the trainer waits, the slowest inference task loads,
+    generates and grades."""
     wall_seconds: float | None = None
-    """From the first rollout to the published weights."""
+    """From one published weights version to the next."""
     problems: int | None = None
     rollouts: int | None = None
     branches: int | None = None
@@ -137,7 +135,7 @@ class IterationMetrics(Record):
     clip_fraction: float | None = None
     """Share of the tokens whose importance ratio is clipped."""
     mismatch_mean: float | None = None
-    """Mean |log-probability of the trainer - of the server| of the sampled tokens, nats."""
+    """Mean ratio of the sampled tokens' probabilities, the trainer's over the server's: 1 when they agree."""
     mismatch_max: float | None = None
     trainer: dict[str, float] = {}
     """Whatever else the trainer measured."""

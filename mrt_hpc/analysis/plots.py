@@ -140,7 +140,7 @@ def progress_by_episode(path: Path, stages: Sequence[Series]) -> None:
 
 def time_by_phase(path: Path, times: PhaseTimes) -> None:
     """Process time of each iteration, stacked by phase."""
-    with _figure(path, "Time by phase", "iteration", "process time per iteration (s)") as axes:
+    with _figure(path, "Time by phase", "iteration", "wall time (s)") as axes:
         blocks = np.array_split(np.arange(len(times.iterations)), min(MOST_BARS, len(times.iterations)))
         x = np.array([np.mean([times.iterations[i] for i in block]) for block in blocks])
         width = np.array([len(block) for block in blocks]) * (0.8 if len(blocks) == len(times.iterations) else 1.0)

@@ -247,7 +247,7 @@ _FIGURES: tuple[tuple[str, str, str, Callable[[Path, RunSummary], bool]], ...] =
     ("progress", "Progress by episode", "Mean progress of the j-th episode, early to late in training.", _progress),
     ("tokens", "Tokens per rollout", "Mean length of a trace with its answer.", _tokens),
     ("quality", "Quality of the traces", "Shares that the reward alone does not show.", _quality),
-    ("time", "Time by phase", "Seconds of all processes; roles work side by side.", _time),
+    ("time", "Time by phase", "Wall time of each iteration, by what the run was doing.", _time),
 )
 
 

@@ -36,9 +36,11 @@ class WarmStartSettings:
     """All numbers of the warm start; the defaults are those of the quickstart recipe."""
 
     seed: int = 0
-    steps: int = 750
-    batch: int = 24
-    """Examples a step."""
+    steps: int = 700
+    rows: int = 6
+    """Rows a step."""
+    row_tokens: int = 256
+    """Length of a row, which holds several examples."""
     matrix_learning_rate: float = 1.2e-2
     """Of the matrices inside the layers, by Muon, which learns the sums from half the examples."""
     learning_rate: float = 5e-3
@@ -100,14 +102,14 @@ def train(
     weights = token_weights(tokenizer, settings)
     losses, tokens = [], 0
     model.train()
-    for step, (inputs, labels) in enumerate(batches(tokenizer, settings)):
-        loss = example_loss(model, inputs, labels, weights)
+    for step, batch in enumerate(batches(tokenizer, settings)):
+        loss = packed_loss(model, batch, weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         for optimiser in optimisers:
             update(optimiser, schedule(step, settings))
         losses.append(loss.item())
-        tokens += int((inputs != tokenizer.pad_token_id).sum())
+        tokens += int((batch.examples >= 0).sum())
         if step % 100 == 99 or step + 1 == settings.steps:
             progress(f"warm start: step {step + 1} of {settings.steps}, loss {losses[-1]:.3f}")
     return losses, tokens
@@ -151,46 +153,85 @@ def token_weights(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSetting
     return weights
 
 
-def example_loss(model: Qwen3ForCausalLM, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean negative log-likelihood of the labelled tokens.
+@dataclass(frozen=True)
+class PackedBatch:
+    """Examples laid end to end in rows, all [rows, row_tokens]."""
+
+    inputs: Tensor
+    """Token ids."""
+    labels: Tensor
+    """The same ids where the loss counts them, else ``IGNORED``; the first token of an example is never counted."""
+    examples: Tensor
+    """Which example of its row a token belongs to; -1 is padding."""
+
+
+def packed_loss(model: Qwen3ForCausalLM, batch: PackedBatch, weights: Tensor) -> Tensor:
+    """Weighted mean negative log-likelihood of the labelled tokens, each example attending to itself only.
 
     Args:
-        model: its hidden states are computed in bfloat16, which is twice as fast here.
-        inputs: [B, T] token ids, padded on the right.
-        labels: [B, T] the same ids, or ``IGNORED``.
+        model: its hidden states are computed in bfloat16, which is faster here.
+        batch: what to learn.
         weights: [vocabulary] from :func:`token_weights`.
     """
-    counted = labels[:, 1:] != IGNORED
+    length = batch.inputs.shape[1]
+    same = batch.examples[:, :, None] == batch.examples[:, None, :]
+    mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+    targets = batch.labels[:, 1:]
+    counted = targets != IGNORED
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state
+        hidden = model.model(input_ids=batch.inputs, attention_mask=mask, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[:, :-1][counted])
-    return cross_entropy(logits.float(), labels[:, 1:][counted], weight=weights)
+    return cross_entropy(logits.float(), targets[counted], weight=weights)
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Iterator[tuple[Tensor, Tensor]]:
-    """``settings.steps`` batches of fresh examples: token ids and labels, each [B, T].
-
-    Examples are drawn for a few steps together and sorted by length, so that little of a batch is padding.
-    """
+def batches(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Iterator[PackedBatch]:
+    """``settings.steps`` batches of fresh examples."""
     rng = random.Random(derive_seed(settings.seed, "world", "examples"))
     equations = [Equation.parse(p.problem) for p in problems(Split.TRAIN)]
-    together = 8
-    for first in range(0, settings.steps, together):
-        steps = min(together, settings.steps - first)
-        drawn = [
-            tokenise(rng.choice(equations), settings.habits, rng, tokenizer) for _ in range(steps * settings.batch)
-        ]
-        drawn.sort(key=lambda e: len(e[0]))
-        chunks = [drawn[i * settings.batch : (i + 1) * settings.batch] for i in range(steps)]
-        rng.shuffle(chunks)
-        for chunk in chunks:
-            yield pad([ids for ids, _ in chunk], int(tokenizer.pad_token_id)), pad([ls for _, ls in chunk], IGNORED)
+    waiting: list[Example] = []
+    for _ in range(settings.steps):
+        rows: list[list[Example]] = [[] for _ in range(settings.rows)]
+        while True:
+            new = waiting.pop() if waiting else tokenise(rng.choice(equations), settings.habits, rng, tokenizer)
+            if not place(new, rows, settings.row_tokens):
+                waiting.append(new)  # opens the next batch, so that long examples are not passed over
+                break
+        yield pack(rows, settings.row_tokens, int(tokenizer.pad_token_id))
 
 
-def tokenise(
-    equation: Equation, habits: Habits, rng: random.Random, tokenizer: PreTrainedTokenizerFast
-) -> tuple[list[int], list[int]]:
-    """Token ids and labels of one example, the prompt and the forced text unlabelled."""
+@dataclass(frozen=True)
+class Example:
+    """One example in tokens."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+def place(example: Example, rows: list[list[Example]], row_tokens: int) -> bool:
+    """Put ``example`` into the first row with room for it; False when there is none."""
+    for row in rows:
+        if sum(len(e.ids) for e in row) + len(example.ids) <= row_tokens:
+            row.append(example)
+            return True
+    return False
+
+
+def pack(rows: list[list[Example]], row_tokens: int, padding: int) -> PackedBatch:
+    """Lay the examples of each row end to end."""
+
+    def filled(parts: list[list[list[int]]], value: int) -> Tensor:
+        flat = [[x for part in row for x in part] for row in parts]
+        return torch.tensor([row + [value] * (row_tokens - len(row)) for row in flat])
+
+    return PackedBatch(
+        inputs=filled([[e.ids for e in row] for row in rows], padding),
+        labels=filled([[e.labels for e in row] for row in rows], IGNORED),
+        examples=filled([[[i] * len(e.ids) for i, e in enumerate(row)] for row in rows], -1),
+    )
+
+
+def tokenise(equation: Equation, habits: Habits, rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Example:
+    """One example after its prompt; the prompt and the forced text are not labelled."""
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": equation.statement}], add_generation_prompt=True, tokenize=False
     )
@@ -200,10 +241,4 @@ def tokenise(
         piece = tokenizer.encode(span.text, add_special_tokens=False)
         ids += piece
         labels += piece if span.trained else [IGNORED] * len(piece)
-    return [*ids, int(tokenizer.eos_token_id)], [*labels, int(tokenizer.eos_token_id)]
-
-
-def pad(rows: list[list[int]], value: int) -> Tensor:
-    """[B, T] of ``rows``, filled up on the right."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+    return Example([*ids, int(tokenizer.eos_token_id)], [*labels, int(tokenizer.eos_token_id)])

@@ -16,7 +16,7 @@ from pathlib import Path
 from mrt_hpc.analysis.model import IterationMetrics, Phase
 from mrt_hpc.run.layout import RunLayout
 
-USEFUL = (Phase.GENERATION, Phase.BRANCHING, Phase.OPTIMISATION)
+USEFUL = (Phase.GENERATION, Phase.OPTIMISATION)
 
 
 def outside(metrics: IterationMetrics) -> float:

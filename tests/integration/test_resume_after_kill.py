@@ -35,6 +35,7 @@ SHRUNK = [
     f"schedule.iterations={ITERATIONS}",
     f"schedule.iterations_per_job={ITERATIONS}",
     "evaluation.benchmarks.0.problems.problems=20",
+    "tracking.wandb=true",
 ]
 DEADLINE_S = 600
 
@@ -150,6 +151,14 @@ def test_no_checkpointed_step_was_computed_twice(killed_run: Path) -> None:
 def test_every_version_was_published_once(killed_run: Path) -> None:
     events = read_events(RunLayout(killed_run).events, EventKind.PUBLISHED)
     assert Counter(e["version"] for e in events) == {v: 1 for v in range(ITERATIONS + 1)}
+
+
+def test_all_attempts_log_to_one_wandb_run(killed_run: Path) -> None:
+    layout = RunLayout(killed_run)
+    run_id = (layout.wandb / "run_id").read_text()
+    attempts = list(layout.wandb.glob("wandb/offline-run-*"))
+    assert len(attempts) >= 2
+    assert all(attempt.name.endswith(run_id) for attempt in attempts)
 
 
 def test_the_finished_run_has_nothing_left_to_do(killed_run: Path) -> None:
