@@ -138,7 +138,7 @@ def _split_equations(split: Split) -> list[Equation]:
 class Habits:
     """How the traces of the supervised data think. Every number is a probability but the last."""
 
-    give_up: float = 0.3
+    give_up: float = 0.35
     """Stop after a failed check, and answer all the same."""
     patient: float = 0.15
     """Share of traces that never give up; they show what thoughts of many episodes look like."""
