@@ -32,7 +32,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 PHASE_COLOURS = {
     Phase.GENERATION: "#0072B2",
-    Phase.BRANCHING: "#56B4E9",
     Phase.GRADING: "#F0E442",
     Phase.WAITING: "#BFBFBF",
     Phase.LOADING: "#CC79A7",
