@@ -34,7 +34,7 @@ from mrt_hpc.run.seeds import derive_seed
 
 FACTORS = range(2, 10)
 UNKNOWNS = range(1, 13)
-OFFSETS = range(1, 13)
+OFFSETS = range(1, 17)
 TARGETS = range(10, 100)
 """Rarer targets are left out: a model that never saw one in training does not copy it reliably."""
 
