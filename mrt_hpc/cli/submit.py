@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,8 @@ def run_here(plan: Plan, layout: RunLayout, site: LocalSite) -> None:
         UserError: a task failed.
     """
     claim = claim_local(layout)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a shell may have started us with these ignored
+        signal.signal(number, signal.default_int_handler)
     click.echo(f"run directory: {layout.root}")
     try:
         with Display.of(sys.stdout.isatty(), layout) as display:

@@ -1,5 +1,4 @@
-"""kill -9 of a whole run, once in generation, once in the update and once while publishing; the same command then
-finishes it.
+"""Ctrl-C, then kill -9 of a whole run in generation, in the update and while publishing; the same command finishes it.
 
 Afterwards the events must show that no completed shard and no checkpointed step was computed twice.
 """
@@ -18,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.recipe.errors import ExitCode
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.shards import complete_shards
+from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +74,15 @@ def kill_when(run: Path, condition: Callable[[], bool]) -> None:
         process.wait()
 
 
+def interrupt_when(run: Path, condition: Callable[[], bool]) -> None:
+    """Start the run, wait for the condition, and press Ctrl-C, which must stop it cleanly."""
+    process = start(run)
+    wait_until(condition, reason="the moment to interrupt", deadline_s=DEADLINE_S)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == ExitCode.INTERRUPTED
+    assert servers_of(run) == []
+
+
 def servers_of(run: Path) -> list[int]:
     """Processes that still serve weights of this run."""
     found = []
@@ -100,6 +110,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def while_publishing() -> bool:
         return any(is_temporary(p) and "v000002" in p.name for p in layout.weights.iterdir())
 
+    interrupt_when(run, lambda: bool(read_events(layout.events, EventKind.TASK_STARTED)))
     for moment in (in_generation, in_update, while_publishing):
         kill_when(run, moment)
         gone = time.monotonic() + 30
