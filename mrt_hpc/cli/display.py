@@ -108,7 +108,7 @@ class BarDisplay(Display):
 def doing(run: LocalRun) -> str:
     """Which roles are at work, and how many of each."""
     counts = {role: sum(r.job.role is role for r in run.running) for role in Role}
-    busy = [f"{count} {role}" if count > 1 else str(role) for role, count in counts.items() if count]
+    busy = [f"{role} x{count}" if count > 1 else str(role) for role, count in counts.items() if count]
     failed = sum(state is TaskState.FAILED for state in run.ended.values())
     return ("running " + ", ".join(busy) if busy else "nothing runs") + (f"; {failed} FAILED" if failed else "")
 
