@@ -1,0 +1,68 @@
+"""The quickstart as README's first command runs it, with one seed: it reaches its report and has learned.
+
+How long it takes and how it does over several seeds is for `tests/benchmarks/bench_quickstart_learning.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mrt_hpc.analysis.model import EvaluationSummary
+from mrt_hpc.analysis.statistics import paired_difference
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.layout import RunLayout
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    """A finished run of the quickstart."""
+    run = tmp_path_factory.mktemp("quickstart") / "run"
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", str(ROOT / "recipes/quickstart.yaml")]
+    result = subprocess.run(
+        [*command, "--run", str(run)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=2400,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert str(run / "report.md") in result.stdout
+    return RunLayout(run)
+
+
+@pytest.fixture(scope="module")
+def evaluations(quickstart: RunLayout) -> tuple[EvaluationSummary, EvaluationSummary]:
+    """The first and the last weights version on the held-out problems."""
+    last = read_recipe_lock(quickstart.recipe_lock).schedule.iterations
+    first, trained = (EvaluationSummary.read(quickstart.evaluation_summary(v, "held-out")) for v in (0, last))
+    return first, trained
+
+
+@pytest.mark.timeout(2700)
+def test_accuracy_rises_clear_of_chance(evaluations: tuple[EvaluationSummary, EvaluationSummary]) -> None:
+    first, trained = evaluations
+    assert first.problems == trained.problems == 500
+    assert 0.2 <= first.accuracy <= 0.6
+    assert paired_difference(first.per_problem, trained.per_problem, seed=0).low > 0
+
+
+@pytest.mark.parametrize("share", ["well_formed", "right_checks"])
+def test_the_traces_stay_sound(evaluations: tuple[EvaluationSummary, EvaluationSummary], share: str) -> None:
+    first, trained = evaluations
+    assert trained.quality[share] >= first.quality[share] - 0.05
+
+
+def test_the_report_shows_it(quickstart: RunLayout) -> None:
+    text = quickstart.report.read_text()
+    assert "interval excludes zero" in text
+    for plot in ("accuracy", "reward", "progress", "tokens", "time", "quality"):
+        assert f"plots/{plot}.png" in text
+        assert (quickstart.plots / f"{plot}.png").stat().st_size > 10_000
