@@ -372,6 +372,9 @@ class Recipe(Section):
                 "resources.inference.tasks",
                 "no more than sampling.problems_per_iteration: some tasks would have nothing to do",
             )
+        trainer = self.resources.trainer
+        if trainer.ranks_per_node is not None and trainer.ranks % trainer.ranks_per_node:
+            raise misfit("resources.trainer.ranks", f"a multiple of ranks_per_node ({trainer.ranks_per_node})")
         if self.training.keep_weights < self.schedule.max_staleness + 2:
             raise misfit(
                 "training.keep_weights", "at least schedule.max_staleness + 2: servers still load these versions"

@@ -97,6 +97,7 @@ def test_combinations_that_do_not_fit_say_why() -> None:
     assert "1 or less" in refusal("schedule.coupling=sequential")
     assert "nothing to do" in refusal("resources.inference.tasks=1000")
     assert "compares the rollouts" in refusal("sampling.rollouts_per_problem=1")
+    assert "multiple of ranks_per_node" in refusal("resources.trainer.ranks=5", "resources.trainer.ranks_per_node=2")
 
 
 def test_relative_paths_start_at_the_recipe() -> None:
