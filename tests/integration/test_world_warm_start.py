@@ -1,0 +1,184 @@
+"""The small world's tokenizer and a warm start of a few steps, read back as any Hugging Face directory is."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from mrt_hpc.world.task import ANSWER_START, END_THINK, FORCED_TEXT, Equation, Habits, Split, example, problems
+from mrt_hpc.world.tokenizer import NUMBERS, build_tokenizer, save_tokenizer
+from mrt_hpc.world.warm_start import (
+    IGNORED,
+    Example,
+    WarmStartReport,
+    WarmStartSettings,
+    batches,
+    pack,
+    packed_loss,
+    place,
+    tokenise,
+    warm_start,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerFast
+
+SHORT = WarmStartSettings(steps=6, rows=2, warm_up=2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WarmStartReport, list[str]]:
+    directory, lines = tmp_path_factory.mktemp("world") / "model", []
+    report = warm_start(SHORT, directory, lines.append)
+    return directory, report, lines
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+# -- tokenizer --------------------------------------------------------------------------------------------------------
+
+
+@given(st.text(max_size=60) | st.lists(st.sampled_from([" yes", "Wait", "\n", "12", "</think>", "x"])).map("".join))
+def test_any_text_survives(text: str):
+    tokenizer = build_tokenizer()
+    assert tokenizer.decode(encode(tokenizer, text)) == text
+
+
+def test_words_and_numbers_are_single_tokens(tokenizer: PreTrainedTokenizerFast):
+    pieces = [
+        "First",
+        "Wait",
+        ", x=",
+        "7",
+        ": ",
+        "*",
+        "=",
+        " vs ",
+        " low",
+        " high",
+        " yes",
+        "\n\n",
+        END_THINK,
+        "\\boxed{",
+    ]
+    assert [len(encode(tokenizer, piece)) for piece in pieces] == [1] * len(pieces)
+    assert all(len(encode(tokenizer, str(n))) == 1 for n in NUMBERS)
+
+
+def test_spans_of_an_example_join_at_token_boundaries(tokenizer: PreTrainedTokenizerFast):
+    """What is trained on in pieces must read the same in one piece, forced text and cuts inside a check included."""
+    rng = random.Random(0)
+    for problem in problems(Split.TRAIN, 100):
+        spans = example(Equation.parse(problem.problem), replace(Habits(), forced=0.7, forced_inside=0.5), rng)
+        whole = encode(tokenizer, "".join(s.text for s in spans))
+        assert whole == [i for s in spans for i in encode(tokenizer, s.text)]
+
+
+def test_no_word_of_the_world_falls_apart_into_bytes(tokenizer: PreTrainedTokenizerFast):
+    rng = random.Random(1)
+    for problem in problems(Split.TRAIN, 100):
+        text = "".join(s.text for s in example(Equation.parse(problem.problem), Habits(), rng))
+        checks = text.partition(END_THINK)[0].count(" vs ")
+        forced = len(encode(tokenizer, FORCED_TEXT.removesuffix(ANSWER_START))) if FORCED_TEXT in text else 0
+        assert len(encode(tokenizer, text)) <= 19 * (checks + 1) + forced + 5
+
+
+def test_auto_tokenizer_reads_it_back_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path):
+    save_tokenizer(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    text = "Solve 3*x+14=35\n<think>\nFirst, x=10: naïve  \t日本</think>\n\n\\boxed{7}"
+    assert encode(loaded, text) == encode(tokenizer, text)
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    messages = [{"role": "user", "content": "Solve 3*x+14=35"}]
+    rendered = loaded.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert rendered == "Solve 3*x+14=35\n<think>\n"
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_prompt_and_forced_text_are_not_labelled(tokenizer: PreTrainedTokenizerFast):
+    made = tokenise(Equation(3, 14, 35), replace(Habits(), forced=1.0), random.Random(0), tokenizer)
+    text = tokenizer.decode(made.ids)
+    labelled = tokenizer.decode([label for label in made.labels if label != IGNORED])
+    prompt = "Solve 3*x+14=35\n<think>\n"
+    assert text.startswith(prompt)
+    assert labelled == text.removeprefix(prompt).replace(FORCED_TEXT, "")
+    assert made.labels[-1] == tokenizer.eos_token_id
+
+
+def test_rows_hold_what_fits():
+    rows: list[list[Example]] = [[], []]
+    of_length = {n: Example([1] * n, [1] * n) for n in (3, 4, 5)}
+    assert all(place(of_length[n], rows, 8) for n in (5, 4, 3, 4))
+    assert [[len(e.ids) for e in row] for row in rows] == [[5, 3], [4, 4]]
+    assert not place(of_length[3], rows, 8)
+
+
+def test_packed_examples_do_not_see_each_other(trained: tuple[Path, WarmStartReport, list[str]]):
+    """The loss of examples packed into one row is that of the same examples in rows of their own."""
+    tokenizer, model = build_tokenizer(), AutoModelForCausalLM.from_pretrained(trained[0], dtype=torch.float32)
+    rng = random.Random(2)
+    examples = [tokenise(Equation(3, 14, 35), Habits(most_checks=2), rng, tokenizer) for _ in range(4)]
+    weights = torch.ones(len(tokenizer))
+    together = packed_loss(model, pack([examples], 256, tokenizer.pad_token_id), weights)
+    apart = packed_loss(model, pack([[e] for e in examples], 256, tokenizer.pad_token_id), weights)
+    assert together.item() == pytest.approx(apart.item(), rel=5e-3)  # bfloat16
+
+
+def test_batches_are_full_and_the_same_for_the_same_seed(tokenizer: PreTrainedTokenizerFast):
+    first, again = (list(batches(tokenizer, SHORT)) for _ in range(2))
+    assert len(first) == SHORT.steps
+    assert all(
+        torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels) for a, b in zip(first, again, strict=True)
+    )
+    assert sum((b.examples >= 0).float().mean().item() for b in first) / len(first) > 0.75
+    other = next(iter(batches(tokenizer, replace(SHORT, seed=1))))
+    assert not torch.equal(first[0].inputs, other.inputs)
+
+
+# -- warm start -------------------------------------------------------------------------------------------------------
+
+
+def test_the_directory_is_a_model_like_any_other(trained: tuple[Path, WarmStartReport, list[str]]):
+    directory, report, lines = trained
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert model.config.model_type == "qwen3"
+    assert not model.config.tie_word_embeddings
+    assert model.config.vocab_size == len(tokenizer)
+    assert 500_000 <= report.parameters <= 5_000_000
+    assert report.parameters == sum(p.numel() for p in model.parameters())
+    assert report.tokens > 0
+    assert GenerationConfig.from_pretrained(directory).eos_token_id == tokenizer.eos_token_id
+    assert any("step 6 of 6" in line for line in lines)
+
+
+def test_the_same_settings_give_the_same_weights(trained: tuple[Path, WarmStartReport, list[str]], tmp_path: Path):
+    warm_start(SHORT, tmp_path)
+    first, again = (AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32) for d in (trained[0], tmp_path))
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_a_hundred_steps_bring_the_loss_down(tmp_path: Path):
+    untrained = warm_start(replace(SHORT, steps=1), tmp_path / "one")
+    report = warm_start(replace(SHORT, steps=100, rows=3), tmp_path / "hundred")
+    assert untrained.loss > 4
+    assert report.loss < 1
