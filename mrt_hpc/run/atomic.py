@@ -33,49 +33,63 @@ def temporary_sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:12]}")
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace ``path`` by ``data`` in one step; a reader sees the old content or the new, never a part."""
-    with replacing(path) as temporary:
+    with replacing(path, durable=durable) as temporary:
         temporary.write_bytes(data)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace ``path`` by ``text`` (UTF-8) in one step."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), durable=durable)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace ``path`` by ``value`` as readable JSON in one step."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", durable=durable)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary file to write; on leaving without an error it is synced and takes the place of ``path``."""
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Give a temporary file to write; on leaving without an error it takes the place of ``path``.
+
+    Args:
+        path: what to replace.
+        durable: whether the content is synced to the disk first. What a power cut may take, such as a heartbeat, need
+            not wait for that.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_sibling(path)
     try:
         yield temporary
-        sync_file(temporary)
+        if durable:
+            sync_file(temporary)
         temporary.replace(path)
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def creating(path: Path) -> Iterator[Commit]:
+def creating(path: Path, *, durable: bool = True) -> Iterator[Commit]:
     """Give a temporary file to write; on leaving it becomes ``path`` unless another writer was first.
 
     The first commit wins (``link`` fails when the name exists); the outcome stands in ``Commit.won`` afterwards.
+
+    Args:
+        path: what to create.
+        durable: whether content and name are synced to the disk, as in :func:`replacing`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     commit = Commit(temporary_sibling(path))
     try:
         yield commit
-        sync_file(commit.temporary)
+        if durable:
+            sync_file(commit.temporary)
         commit.won = _link_if_absent(commit.temporary, path)
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
     finally:
         commit.temporary.unlink(missing_ok=True)
 
@@ -92,7 +106,7 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return False
+        return temporary.samefile(path)  # a network filesystem may have answered the second of two sendings
     return True
 
 
@@ -103,13 +117,15 @@ def commit_directory(temporary: Path, path: Path) -> bool:
             sync_file(file)
     for directory in [*(d for d in temporary.rglob("*") if d.is_dir()), temporary]:
         sync_directory(directory)
+    identity = temporary.stat().st_ino
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
     except OSError:
         if not path.exists():
             raise
-        shutil.rmtree(temporary)
-        return False
+        if path.stat().st_ino != identity:  # else a network filesystem answered the second of two sendings
+            shutil.rmtree(temporary, ignore_errors=True)
+            return False
     sync_directory(path.parent)
     return True
 

@@ -20,7 +20,7 @@ from torch import distributed
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.atomic import commit_directory, is_temporary, temporary_sibling, write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.weights import MANIFEST, verify, write_manifest
+from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
 from mrt_hpc.training.rendezvous import on_rank_zero
 
 if TYPE_CHECKING:

@@ -1,0 +1,115 @@
+"""Manifests: what makes a directory whole. Weights versions, checkpoints, groups and evaluation shards all have one.
+
+A manifest lists every file with its size and SHA-256, says where the directory came from, and is sealed by a checksum
+of its own. It is the last thing written before the directory takes its place in one step, so a directory under its own
+name is complete; whether it is still what was written, ``verify`` tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.atomic import checksum, commit_directory, temporary_sibling, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MANIFEST = "MANIFEST.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete directory holds."""
+
+    files: dict[str, tuple[int, str]]
+    """Relative path to (bytes, SHA-256)."""
+    about: dict[str, Any]
+    """Where it came from: version, iteration, attempt, time."""
+
+    @property
+    def digest(self) -> str:
+        """Identity of the content: SHA-256 over names, sizes and checksums, whatever ``about`` says."""
+        return _sha256(sorted(self.files.items()))
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> bool:
+    """Fill a directory with ``write(directory)``, add its manifest, and make it appear as ``path`` in one step.
+
+    Returns:
+        False when ``path`` was there already (what was written is dropped).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_sibling(path)
+    temporary.mkdir()
+    try:
+        write(temporary)
+        write_manifest(temporary, **about)
+        return commit_directory(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_manifest(directory: Path, **about: Any) -> Manifest:
+    """Add a manifest of all files in ``directory``; the last thing written before its commit."""
+    names = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+    files = {n: ((directory / n).stat().st_size, checksum(directory / n)) for n in names}
+    content = {"about": about, "files": files}
+    write_json(directory / MANIFEST, {**content, "seal": _sha256(content)})
+    return Manifest(files, about)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a complete directory.
+
+    Raises:
+        UserError: it is missing, unreadable, or not as it was written.
+    """
+    path = directory / MANIFEST
+    try:
+        content = json.loads(path.read_text())
+        seal = content.pop("seal")
+        files = {_inside(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
+        manifest = Manifest(files, dict(content["about"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"no readable manifest: {error!r}", where=path, exit_code=ExitCode.RETRYABLE) from error
+    if seal != _sha256(content):
+        raise UserError("the manifest is damaged: its seal does not fit", where=path, exit_code=ExitCode.RETRYABLE)
+    return manifest
+
+
+def _inside(name: str) -> str:
+    """A relative path that does not lead out of its directory."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{name!r} leads out of the directory")
+    return name
+
+
+def verify(directory: Path) -> Manifest:
+    """Compare every file with the manifest.
+
+    Raises:
+        UserError: naming the first file that is missing, cut short or changed.
+    """
+    manifest = read_manifest(directory)
+    for name, (size, digest) in manifest.files.items():
+        file = directory / name
+        if not file.is_file() or file.stat().st_size != size or checksum(file) != digest:
+            raise UserError(
+                "file differs from the manifest: it is damaged or was changed",
+                where=file,
+                expected=f"{size} bytes, SHA-256 {digest}",
+                exit_code=ExitCode.RETRYABLE,
+            )
+    return manifest
