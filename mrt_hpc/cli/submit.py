@@ -20,7 +20,7 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite, SlurmSite
-from mrt_hpc.run.tasks import TaskState
+from mrt_hpc.run.tasks import TaskState, forget_failures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,12 +41,12 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
         machine_slots(plan, site)  # refuses what can never run here, before anything is made
     layout = create_or_open(run_path(recipe.name, run), recipe, plan)
     if isinstance(site, LocalSite):
-        run_here(plan, layout, site)
+        run_here(plan, layout, site, recipe.resilience.retries)
     else:
         submit_to_slurm(plan, layout, site)
 
 
-def run_here(plan: Plan, layout: RunLayout, site: LocalSite) -> None:
+def run_here(plan: Plan, layout: RunLayout, site: LocalSite, retries: int) -> None:
     """Run the plan on this machine, showing how it goes.
 
     Raises:
@@ -58,7 +58,7 @@ def run_here(plan: Plan, layout: RunLayout, site: LocalSite) -> None:
     click.echo(f"run directory: {layout.root}")
     try:
         with Display.of(sys.stdout.isatty(), layout) as display:
-            well = run_plan(plan, layout, site, display.show)
+            well = run_plan(plan, layout, site, retries, display.show)
     finally:
         claim.unlink(missing_ok=True)
     if not well:
@@ -92,6 +92,9 @@ def submit_to_slurm(plan: Plan, layout: RunLayout, site: SlurmSite) -> None:
     live = {slurm_id.partition("_")[0] for slurm_id, task in states.items() if not task.ended}
     queued = {job: slurm_id for job, slurm_id in known.items() if slurm_id in live}
     jobs = [job for job in plan.jobs if job.name not in satisfied]
+    for job in jobs:
+        if job.name not in queued:
+            forget_failures(layout, job.name, job.tasks)
     new = submit(
         jobs,
         site,

@@ -18,7 +18,7 @@ from mrt_hpc.run.records import Branch, FinishReason, Problem, Rollout
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from mrt_hpc.inference.client import Completion
     from mrt_hpc.inference.tokens import TokenBytes
@@ -157,8 +157,11 @@ class RolloutSampler:
     """Traces under way at once: enough to fill the server, no more than it can hold, so that branches find their
     prefix in its cache."""
 
-    async def sample(self, problems: Sequence[PromptedProblem]) -> AsyncIterator[SampledTrace]:
+    async def sample(self, problems: Iterable[PromptedProblem]) -> AsyncIterator[SampledTrace]:
         """Every trace of every problem, each as soon as its branches are finished, in no particular order.
+
+        Args:
+            problems: asked for the next one only when there is room for its whole group.
 
         Raises:
             UserError: the server refused a request, or stayed unreachable.
@@ -173,16 +176,21 @@ class RolloutSampler:
         finally:
             work.cancel()
 
-    async def _sample_all(self, problems: Sequence[PromptedProblem], done: asyncio.Queue[SampledTrace | None]) -> None:
+    async def _sample_all(self, problems: Iterable[PromptedProblem], done: asyncio.Queue[SampledTrace | None]) -> None:
         room = asyncio.Semaphore(max(self.concurrency, self.plan.group_size))
         try:
             async with asyncio.TaskGroup() as tasks:
-                for prompted in problems:
-                    for _ in range(self.plan.group_size):
-                        await room.acquire()
+                waiting = iter(problems)
+                while await self._has_room(room) and (prompted := next(waiting, None)) is not None:
                     tasks.create_task(self._sample_group(prompted, room, tasks, done))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures  # the first failure cancelled all else
+
+    async def _has_room(self, room: asyncio.Semaphore) -> bool:
+        """Wait for room for a whole group, and take it."""
+        for _ in range(self.plan.group_size):
+            await room.acquire()
+        return True
 
     async def _sample_group(
         self,

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.placement import Placement
+from mrt_hpc.launch.settle import RUNS_AGAIN, settled
 from mrt_hpc.launch.slots import Slots, machine_slots
 from mrt_hpc.plan.model import DependencyKind, Role
-from mrt_hpc.recipe.errors import ExitCode
-from mrt_hpc.run.tasks import TaskState, read_task, write_task
+from mrt_hpc.run.tasks import TaskState, forget_failures, read_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,14 +59,22 @@ class LocalRun:
     layout: RunLayout
     site: LocalSite
     slots: Slots
+    retries: int
+    """Failures that a task may have."""
     running: list[Running] = field(default_factory=list)
     ended: dict[tuple[str, int], TaskState] = field(default_factory=dict)
+    turn: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How often each task was started: those that gave their slots back let others go first."""
 
     def states(self, job: Job) -> list[TaskState]:
         """How each task of a job stands in this pass."""
         under_way = {(r.job.name, r.index) for r in self.running}
         keys = [(job.name, index) for index in range(job.tasks)]
         return [TaskState.RUNNING if k in under_way else self.ended.get(k, TaskState.WAITING) for k in keys]
+
+    def turns(self, job: Job, index: int) -> int:
+        """How often a task was started in this pass."""
+        return self.turn.get((job.name, index), 0)
 
     def finished(self, job: Job) -> bool:
         """Whether all of its tasks have ended, one way or another."""
@@ -88,13 +96,14 @@ class LocalRun:
         )
 
 
-def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, show: Callable[[LocalRun], None]) -> bool:
+def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show: Callable[[LocalRun], None]) -> bool:
     """Run what is left of a plan.
 
     Args:
         plan: what to run.
         layout: its run directory.
         site: slots and environment.
+        retries: failures that a task may have before the run is given up.
         show: called at each look, to tell the user how things stand.
 
     Returns:
@@ -104,7 +113,9 @@ def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, show: Callable[[Loc
         KeyboardInterrupt: the user stopped it; all children have ended.
         UserError: the plan needs more than this machine has.
     """
-    run = LocalRun(plan, layout, site, machine_slots(plan, site))
+    run = LocalRun(plan, layout, site, machine_slots(plan, site), retries)
+    for job in plan.jobs:
+        forget_failures(layout, job.name, job.tasks)
     run.ended = {key: TaskState.DONE for key in done_tasks(plan, layout)}
     try:
         while not all(run.finished(job) for job in plan.jobs):
@@ -129,17 +140,21 @@ def done_tasks(plan: Plan, layout: RunLayout) -> Iterator[tuple[str, int]]:
 
 def start_ready(run: LocalRun) -> None:
     """Start every task whose dependencies are fulfilled and whose slots are free, the most urgent first."""
-    for job in sorted(run.plan.jobs, key=lambda j: URGENCY[j.role]):
-        if not all(run.fulfilled(d) for d in job.after):
-            continue
-        for index, state in enumerate(run.states(job)):
-            under_way = sum(r.job.name == job.name for r in run.running)
-            if (
-                state is TaskState.WAITING
-                and under_way < (job.max_parallel or job.tasks)
-                and run.slots.fit(job.resources)
-            ):
-                run.running.append(start_task(run, job, index))
+    for job, index in sorted(waiting_tasks(run), key=lambda task: (URGENCY[task[0].role], run.turns(*task))):
+        under_way = sum(r.job.name == job.name for r in run.running)
+        if under_way < (job.max_parallel or job.tasks) and run.slots.fit(job.resources):
+            run.running.append(start_task(run, job, index))
+
+
+def waiting_tasks(run: LocalRun) -> list[tuple[Job, int]]:
+    """Every task that may start as far as its dependencies go."""
+    return [
+        (job, index)
+        for job in run.plan.jobs
+        if all(run.fulfilled(d) for d in job.after)
+        for index, state in enumerate(run.states(job))
+        if state is TaskState.WAITING
+    ]
 
 
 def start_task(run: LocalRun, job: Job, index: int) -> Running:
@@ -147,7 +162,7 @@ def start_task(run: LocalRun, job: Job, index: int) -> Running:
     attempt = uuid.uuid4().hex[:8]
     gpus = run.slots.take(job.resources)
     ranks = job.resources.ranks
-    write_task(run.layout, job.name, index, TaskState.RUNNING, attempt=attempt)
+    run.turn[job.name, index] = run.turns(job, index) + 1
     children = [_start_rank(run, job, index, Placement(rank, ranks, rank, attempt), gpus) for rank in range(ranks)]
     return Running(job, index, attempt, children, gpus)
 
@@ -186,18 +201,15 @@ def reap(run: LocalRun) -> None:
             continue
         run.running.remove(task)
         run.slots.give_back(task.job.resources, task.gpus)
-        run.ended[task.job.name, task.index] = _settle(run.layout, task, [c for c in codes if c is not None])
+        state = _settle(run, task, [c for c in codes if c is not None])
+        if state not in RUNS_AGAIN:
+            run.ended[task.job.name, task.index] = state
 
 
-def _settle(layout: RunLayout, task: Running, codes: list[int]) -> TaskState:
-    """The outcome of an ended task, written for those that wait for it where it could not write itself."""
-    if all(code == ExitCode.OK for code in codes):
-        return TaskState.DONE
-    record = read_task(layout, task.job.name, task.index)
-    if record.state is not TaskState.FAILED:
-        message = f"ended with exit codes {codes} without a word"
-        write_task(layout, task.job.name, task.index, TaskState.FAILED, attempt=task.attempt, message=message)
-    return TaskState.FAILED
+def _settle(run: LocalRun, task: Running, codes: list[int]) -> TaskState:
+    """The outcome of an ended task."""
+    code = max(128 - code if code < 0 else code for code in codes)  # a child killed by signal n ends with -n
+    return settled(run.layout, task.job.name, task.index, task.attempt, code, run.retries).state
 
 
 def cancel_hopeless(run: LocalRun) -> None:

@@ -26,6 +26,8 @@ class Placement:
     local_rank: int
     attempt: str
     """The same for all ranks of the attempt, another for the next attempt."""
+    time_left_s: float | None = None
+    """Seconds to the time limit; None where there is none."""
 
     def environment(self) -> dict[str, str]:
         """What tells a child process its placement."""

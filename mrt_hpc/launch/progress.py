@@ -6,8 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.plan.model import Role
-from mrt_hpc.run.shards import complete_shards
+from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task
 from mrt_hpc.run.weights import published_versions
 
@@ -22,9 +21,8 @@ class Progress:
 
     iterations_done: int
     iterations: int
-    shards_sampled: int
-    """Shards of the iteration under way that are complete."""
-    shards: int
+    groups_sampled: int
+    """Groups of the iteration under way that are complete."""
     reward: float | None
     """Mean reward of the last trained iteration."""
     evaluations_done: int
@@ -43,8 +41,7 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
-        shards_sampled=len(complete_shards(layout.shards(done))),
-        shards=sum(job.tasks for job in plan.jobs if job.role is Role.INFERENCE and job.segment == 0),
+        groups_sampled=len(complete_groups(layout.groups(done))),
         reward=_reward(layout, done - 1),
         evaluations_done=sum(layout.evaluation_shard(u.version, u.benchmark, u.shard).exists() for u in units),
         evaluations=len(units),

@@ -1,12 +1,13 @@
 """What submitit pickles for an array: the path of a function and two strings, nothing of the run itself.
 
-One pickle serves all tasks of an array; each takes its index from Slurm. A task that is signalled before preemption or
-its time limit asks to be run again as it is: roles are idempotent, so there is no state to carry over.
+One pickle serves all tasks of an array; each takes its index from Slurm. Roles are idempotent, so there is no state to
+carry over from one attempt to the next.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,7 +16,7 @@ from typing import cast
 from submitit.core.utils import DelayedSubmission
 
 from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.slurm_environment import SlurmTask
+from mrt_hpc.launch.slurm_environment import slurm_task
 from mrt_hpc.launch.task import run_task
 from mrt_hpc.recipe.errors import UserError
 
@@ -40,20 +41,14 @@ def run_plan_task(run_dir: str, job_name: str, index: int) -> None:
 
 
 def slurm_placement() -> Placement:
-    """This process among the ranks of its task. An attempt is named by the task's id and its restarts.
+    """This process among the ranks of its task.
 
     Raises:
         UserError: called outside Slurm.
     """
-    task = _slurm_task()
-    return Placement(task.rank, task.world_size, task.local_rank, f"{task.task_id}.{task.restarts}")
-
-
-def _slurm_task() -> SlurmTask:
-    task = SlurmTask.from_environment()
-    if task is None:
-        raise UserError("a Slurm task was started outside Slurm", advice="use `mrt-hpc submit`")
-    return task
+    task = slurm_task()
+    left = None if task.ends_at is None else task.ends_at - time.time()
+    return Placement(task.rank, task.world_size, task.local_rank, task.attempt, left)
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class TaskCall:
         Raises:
             UserError: called outside Slurm.
         """
-        self.resolve()(self.run_dir, self.job_name, _slurm_task().array_index)
+        self.resolve()(self.run_dir, self.job_name, slurm_task().array_index)
 
     def resolve(self) -> TaskFunction:
         """Import the function.
@@ -83,5 +78,5 @@ class TaskCall:
         return cast("TaskFunction", getattr(import_module(module), name))
 
     def checkpoint(self) -> DelayedSubmission:
-        """For submitit, before a requeue: the same call again."""
+        """For submitit, where a signal comes before the task has its own handlers: the same call again."""
         return DelayedSubmission(self)

@@ -35,11 +35,18 @@ class SlurmTask:
     """Name of the node, as Slurm knows it."""
     restarts: int
     """How often Slurm has started this task again."""
+    ends_at: float | None
+    """Seconds since the epoch, when the time limit is reached; None where Slurm does not say."""
 
     @property
     def task_id(self) -> str:
         """Id in the form that squeue, sacct and scontrol print and accept: ``1234`` or ``1234_5``."""
         return self.job_id if self.array_job_id is None else f"{self.array_job_id}_{self.array_index}"
+
+    @property
+    def attempt(self) -> str:
+        """Name of this attempt: the task's id and how often it was started again."""
+        return f"{self.task_id}.{self.restarts}"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> SlurmTask | None:
@@ -61,7 +68,20 @@ class SlurmTask:
             local_rank=_whole(variables, "SLURM_LOCALID", 0),
             node=variables.get("SLURMD_NODENAME") or os.uname().nodename,
             restarts=_whole(variables, "SLURM_RESTART_COUNT", 0),
+            ends_at=_whole(variables, "SLURM_JOB_END_TIME", 0) or None,
         )
+
+
+def slurm_task() -> SlurmTask:
+    """The task this process belongs to.
+
+    Raises:
+        UserError: called outside Slurm.
+    """
+    task = SlurmTask.from_environment()
+    if task is None:
+        raise UserError("a Slurm task was started outside Slurm", advice="use `mrt-hpc submit`")
+    return task
 
 
 def slurm_ranks(environment: Mapping[str, str] | None = None) -> tuple[int, int, int]:

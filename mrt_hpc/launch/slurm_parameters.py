@@ -61,6 +61,7 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout) -> dict[str,
         "signal_delay_s": SIGNAL_BEFORE_LIMIT_S,
         "wckey": None,
         "setup": _setup_lines(resources, site),
+        "teardown": _teardown_lines(job, site, layout),
         "srun_args": _srun_arguments(resources),
         "array_parallelism": job.max_parallel or job.tasks,
         "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **site.sbatch},
@@ -87,7 +88,24 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
     threads = f"export OMP_NUM_THREADS={resources.cpus_per_rank}"
     exports = [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
     scratch = [f"export TMPDIR={_in_double_quotes(site.scratch)}"] if site.scratch else []
-    return [*site.setup, threads, *scratch, *exports]
+    return [*site.setup, threads, *scratch, *exports, "trap : TERM  # this script has the last word, see below"]
+
+
+def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
+    """What the job script does after srun: an attempt that is to be run again is queued again, under the same id.
+
+    Only while Slurm still calls the job running: one that was cancelled, or that Slurm queues again by itself, is left
+    alone. Slurm's commands are run here, on the node itself, so a container needs none of them.
+    """
+    settle = [*_python(job, site, layout), "-m", "mrt_hpc.launch.settle", str(layout.root), job.name]
+    running = '"$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING'
+    return [
+        "code=$?",
+        f"if [ $code -ne 0 ] && [ {running} ] && {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code",
+        'then scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        "exit $code",
+    ]
 
 
 def _in_double_quotes(path: str) -> str:
@@ -107,8 +125,13 @@ def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     ignored until submitit listens; such a task is queued again by Slurm itself. The folder for temporary files is made
     here, as each node of a task has its own.
     """
-    python = [site.python or sys.executable] if site.container is None else _in_container(site.container, job, layout)
-    return shlex.join(["bash", "-c", 'trap "" USR2; mkdir -p "${TMPDIR:-/tmp}" && exec "$0" "$@"', *python])
+    start = ["bash", "-c", 'trap "" USR2; mkdir -p "${TMPDIR:-/tmp}" && exec "$0" "$@"']
+    return shlex.join([*start, *_python(job, site, layout)])
+
+
+def _python(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
+    """The words that start Python, in the container where the site has one."""
+    return [site.python or sys.executable] if site.container is None else _in_container(site.container, job, layout)
 
 
 def _in_container(container: Container, job: Job, layout: RunLayout) -> list[str]:

@@ -14,30 +14,29 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
+from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.plan.model import Plan, Role
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.task import Task
 from mrt_hpc.run.events import EventKind, EventLog
+from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskState, read_task, write_task
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from contextlib import AbstractContextManager
 
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-UNWIND_DEADLINE_S = 30
-"""For a task to stop its server and leave, after it was told to."""
-
-
-class Stopped(SystemExit):
-    """The task was told to stop; it unwinds, and running it again goes on."""
 
 
 def run_task(run_dir: str, job_name: str, index: int, placement: Placement) -> None:
@@ -50,44 +49,42 @@ def run_task(run_dir: str, job_name: str, index: int, placement: Placement) -> N
         placement: which rank this process is, of which attempt.
 
     Raises:
-        UserError: the role failed in a way that it can explain.
+        UserError: the role failed in a way that it can explain, or gives its nodes back.
     """
     layout = RunLayout(Path(run_dir))
     if read_task(layout, job_name, index).state is TaskState.DONE:
         return
     task = load_task(layout, job_name, index, placement)
     _set_up_logging(task)
-    first = placement.rank == 0
-    if first:
-        write_task(layout, job_name, index, TaskState.RUNNING, attempt=placement.attempt)
-    task.events.emit(EventKind.TASK_STARTED, job=job_name, task=index, rank=placement.rank, attempt=placement.attempt)
-    state, message = TaskState.FAILED, ""
+    heed_signals(task)
+    with _heart(task):
+        attempt(task)
+
+
+def attempt(task: Task) -> None:
+    """Run the role, and say how that went.
+
+    Raises:
+        BaseException: what the role raised.
+    """
+    _say_started(task)
     try:
         _role(task.job.role).run(task)
-        state = TaskState.DONE
-    except (SystemExit, KeyboardInterrupt):
-        state = TaskState.STOPPED
+    except BaseException as error:
+        _say_ended(task, error)
         raise
-    except UserError as error:
-        message = error.message()
-        raise
-    except BaseException:
-        message = traceback.format_exc(limit=-3)
-        raise
-    finally:
-        task.events.emit(EventKind.TASK_ENDED, job=job_name, task=index, rank=placement.rank, outcome=state.value)
-        if first or state is TaskState.FAILED:
-            write_task(layout, job_name, index, state, attempt=placement.attempt, message=message)
+    _say_ended(task, None)
 
 
 def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement) -> Task:
     """What the role is given, read from the run directory."""
     plan = Plan.model_validate(json.loads(layout.plan.read_text()))
     job = plan.job(job_name)
+    recipe = read_recipe_lock(layout.recipe_lock)
     name = f"{job_name}.{index:05d}.{placement.rank}.{placement.attempt}.jsonl"
     return Task(
         layout=layout,
-        recipe=read_recipe_lock(layout.recipe_lock),
+        recipe=recipe,
         plan=plan,
         job=job,
         index=index,
@@ -96,7 +93,54 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
         local_rank=placement.local_rank,
         attempt=placement.attempt,
         events=EventLog(layout.events / name),
+        observer=Observer(recipe.resilience.heartbeat_limit_s),
+        time_left_s=placement.time_left_s,
     )
+
+
+def record_after(error: BaseException | None, running: TaskRecord, retries: int) -> TaskRecord:
+    """What to say of a task whose attempt has ended."""
+    if error is None:
+        return replace(running, state=TaskState.DONE)
+    if isinstance(error, GaveBack):
+        return replace(running, state=TaskState.GAVE_BACK, message=error.why)
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        return replace(running, state=TaskState.STOPPED)
+    if isinstance(error, UserError) and error.exit_code is ExitCode.GIVE_BACK:
+        return replace(running, state=TaskState.GAVE_BACK, message=error.message())
+    if isinstance(error, UserError):
+        return running.failed(error.message(), error.exit_code, retries)
+    trace = "".join(traceback.format_exception(error, limit=-3))
+    return running.failed(trace, ExitCode.RETRYABLE, retries)
+
+
+def _say_started(task: Task) -> None:
+    if task.rank == 0:
+        failures = read_task(task.layout, task.job.name, task.index).failures
+        running = TaskRecord(TaskState.RUNNING, task.attempt, failures=failures)
+        task.patiently(lambda: write_task(task.layout, task.job.name, task.index, running), "the state of the task")
+    where = {"job": task.job.name, "task": task.index, "rank": task.rank}
+    task.events.emit(EventKind.TASK_STARTED, **where, attempt=task.attempt, world_size=task.world_size)
+
+
+def _say_ended(task: Task, error: BaseException | None) -> None:
+    """The first word of an attempt stands: a rank that fails because another has failed adds nothing."""
+    before = read_task(task.layout, task.job.name, task.index)
+    after = record_after(error, before, task.recipe.resilience.retries)
+    where = {"job": task.job.name, "task": task.index, "rank": task.rank}
+    task.events.emit(EventKind.TASK_ENDED, **where, outcome=after.state.value)
+    mine = before.attempt == task.attempt and before.state is TaskState.RUNNING
+    failed = after.state in (TaskState.FAILED, TaskState.RETRYING)
+    if mine and (task.rank == 0 or failed):
+        task.patiently(lambda: write_task(task.layout, task.job.name, task.index, after), "the state of the task")
+
+
+def _heart(task: Task) -> AbstractContextManager[object]:
+    """The heartbeat of the task, by its first rank."""
+    if task.rank != 0:
+        return nullcontext()
+    path = task.layout.heart(task.job.name, task.index)
+    return Heart(path, task.attempt, task.recipe.resilience.heartbeat_limit_s)
 
 
 def _role(role: Role) -> Any:
@@ -108,13 +152,6 @@ def _set_up_logging(task: Task) -> None:
     process = f"{socket.gethostname()} {task.job.name}[{task.index}].{task.rank}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {process} %(levelname)s %(message)s", force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look at a server's health
-
-
-def _stop(signal_number: int, _frame: FrameType | None) -> None:
-    """Unwind; and should some library swallow the exception, let the kernel end the process after the deadline."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(UNWIND_DEADLINE_S)
-    raise Stopped(128 + signal_number)
 
 
 def stop_with_parent() -> None:
@@ -134,7 +171,6 @@ def main() -> int:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole terminal group; the parent decides and sends SIGTERM
-    signal.signal(signal.SIGTERM, _stop)
     stop_with_parent()
     try:
         run_task(arguments.run_dir, arguments.job, arguments.index, local_placement())

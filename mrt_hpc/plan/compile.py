@@ -125,7 +125,7 @@ def split_array(job: Job, max_array_size: int | None) -> list[Job]:
     parts = []
     for number, start in enumerate(range(0, job.tasks, max_array_size)):
         size = min(max_array_size, job.tasks - start)
-        update = {"name": f"{job.name}-{number}", "tasks": size, "first_task": start}
+        update = {"name": f"{job.name}-{number}", "tasks": size}
         parts.append(job.model_copy(update={**update, "evaluations": job.evaluations[start : start + size]}))
     return parts
 

@@ -87,8 +87,6 @@ class Job(PlanPart):
     role: Role
     tasks: int
     """Array tasks of this job."""
-    first_task: int = 0
-    """Number of its first task among all tasks of the role in this segment; above 0 where a large array was split."""
     segment: int | None = None
     first_iteration: int = 0
     """First iteration of the segment."""

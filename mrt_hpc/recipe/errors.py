@@ -19,6 +19,8 @@ class ExitCode(IntEnum):
     """Failed in a way that running again may mend (a lost node, a full disk)."""
     FATAL = 2
     """Failed in a way that running again cannot mend (a wrong recipe, a model without a tokenizer)."""
+    GIVE_BACK = 75
+    """Nothing failed, but the task cannot go on now: it is to be queued again, and its nodes are free until then."""
     INTERRUPTED = 130
     """Stopped by the user; the same command goes on where it stopped."""
 

@@ -267,8 +267,21 @@ class Schedule(Section):
     """Whether a segment's two jobs run together or one after the other."""
     max_staleness: NotNegative = 0
     """Weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy."""
-    wait_limit_minutes: PositiveFloat = 720.0
-    """Minutes that a role waits for another before it gives up."""
+
+
+class Resilience(Section):
+    """What is done when tasks are lost, wait or fail. Never changes a run's result."""
+
+    retries: NotNegative = 3
+    """Times that a task which failed is run again before its run is given up; preemptions do not count."""
+    heartbeat_limit_s: PositiveFloat = 60.0
+    """Seconds without a heartbeat after which a task counts as lost and its work passes to others."""
+    wait_limit_minutes: PositiveFloat = 10.0
+    """Minutes that a role waits for another which does not run, before it gives its nodes back."""
+    stall_limit_minutes: PositiveFloat = 720.0
+    """Minutes that a role waits for another which runs and brings nothing, before it gives its nodes back."""
+    full_disk_minutes: PositiveFloat = 60.0
+    """Minutes that a role waits for room on a full disk, before it gives its nodes back."""
 
 
 class Benchmark(Section):
@@ -341,6 +354,8 @@ class Recipe(Section):
     """Benchmarks."""
     resources: Resources = Resources()
     """What each role needs."""
+    resilience: Resilience = Resilience()
+    """Losses, waits and failures."""
     tracking: Tracking = Tracking()
     """W&B."""
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.records import Branch, Rollout, ShardStatistics
-    from mrt_hpc.run.shards import IterationShard
+    from mrt_hpc.run.groups import Group
+    from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Batch:
     rollouts: list[Rollout]
     values: list[NDArray[np.float64]]
     """For each rollout [k + 1] V_0 .. V_k; empty where the algorithm asks for no branches."""
-    costs: list[ShardStatistics]
+    costs: list[GroupStatistics]
 
     @property
     def reward_mean(self) -> float:
@@ -38,12 +38,12 @@ class Batch:
         return float(np.mean([r.reward for r in self.rollouts]))
 
 
-def batch_of(shards: Sequence[IterationShard]) -> Batch:
-    """Join the shards of an iteration, in an order that does not depend on who sampled what."""
-    rollouts = sorted((r for s in shards for r in s.rollouts), key=lambda r: (r.problem_id, r.sample))
-    branches = branch_rewards([b for s in shards for b in s.branches])
+def batch_of(groups: Sequence[Group]) -> Batch:
+    """Join the groups of an iteration, in an order that does not depend on who sampled what."""
+    rollouts = sorted((r for g in groups for r in g.rollouts), key=lambda r: (r.problem_id, r.sample))
+    branches = branch_rewards([b for g in groups for b in g.branches])
     values = [trace_values(rollout, branches) for rollout in rollouts]
-    return Batch(rollouts, values, [s.statistics for s in shards])
+    return Batch(rollouts, values, [g.statistics for g in groups])
 
 
 TraceKey = tuple[str, int]

@@ -18,7 +18,7 @@ from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.quality import trace_quality
-from mrt_hpc.roles.serving import TraceGrader, grader_pool, running_server
+from mrt_hpc.roles.serving import TraceGrader, grader_pool, running_server, verified_weights
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.records import FinishReason, Rollout
@@ -72,21 +72,23 @@ class UnitEvaluation:
     def sample(self) -> None:
         """Sample, grade and commit the shard."""
         recipe, unit = self.task.recipe, self.unit
-        model_dir = self.task.layout.weights_version(unit.version)
-        if not model_dir.exists():
+        if not self.task.layout.weights_version(unit.version).exists():
             raise UserError(
                 f"weights version {unit.version} is to be evaluated and is not there",
-                where=model_dir,
+                where=self.task.layout.weights_version(unit.version),
                 advice=f"mrt-hpc status {self.task.layout.root}",
             )
-        prompter = Prompter.of(model_dir, recipe.prompt)
+        weights = verified_weights(self.task, unit.version)
+        prompter = Prompter.of(weights.directory, recipe.prompt)
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
         mine = share(problems, unit.shard, recipe.evaluation.problem_shards)
         prompted = prompter.prompted(mine, max_tokens=recipe.sampling.max_prompt_tokens)
         length = recipe.sampling.max_prompt_tokens + recipe.evaluation.max_tokens
-        with grader_pool(self.task) as pool, running_server(self.task, model_dir, unit.version, length) as server:
+        with grader_pool(self.task) as pool, running_server(self.task, weights, length) as server:
             rollouts = asyncio.run(self._sample(prompter, prompted, server, pool))
-        won = commit_shard(self.shard, rollouts, Rollout)
+        won = self.task.patiently(
+            lambda: commit_shard(self.shard, rollouts, Rollout, weights=weights.digest), f"the shard {self.shard}"
+        )
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
         self.task.events.emit(kind, what="evaluation", version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
 

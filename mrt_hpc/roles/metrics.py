@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mrt_hpc.roles.advantages import Batch
-    from mrt_hpc.run.records import Rollout, ShardStatistics
+    from mrt_hpc.run.records import GroupStatistics, Rollout
     from mrt_hpc.training.statistics import UpdateStats
 
 INFERENCE_PHASES = {"loading": Phase.LOADING, "generation": Phase.GENERATION, "grading": Phase.GRADING}
@@ -46,6 +46,11 @@ class Timeline:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+    @property
+    def working(self) -> float:
+        """Seconds booked so far, waiting left out."""
+        return sum(seconds for name, seconds in self.seconds.items() if name != "waiting")
 
     @property
     def total(self) -> float:
@@ -87,7 +92,7 @@ def iteration_metrics(
     )
 
 
-def seconds_by_phase(timeline: Timeline, costs: Sequence[ShardStatistics]) -> dict[Phase, float]:
+def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> dict[Phase, float]:
     """The trainer's wall time, split into what the whole run was doing in it.
 
     While the trainer waits, the slowest inference task loads, generates and grades; what of the wait these do not

@@ -11,7 +11,7 @@ from mrt_hpc.analysis.model import Cost, RunFile, RunSummary
 from mrt_hpc.analysis.report import write_report as write_summary
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.model import Plan
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
@@ -40,7 +40,6 @@ def run(task: Task) -> None:
             f"the report is incomplete: {'; '.join(missing)}",
             where=task.layout.report,
             advice=f"mrt-hpc status {task.layout.root}; the same submit command goes on where the run stopped",
-            exit_code=ExitCode.RETRYABLE,
         )
 
 

@@ -10,24 +10,53 @@ from typing import TYPE_CHECKING
 from mrt_hpc.grading.answers import extract_answer
 from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
 from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import FinishReason
+from mrt_hpc.run.weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from mrt_hpc.inference.sampler import SampledTrace
     from mrt_hpc.roles.task import Task
     from mrt_hpc.run.records import Branch, Rollout
 
 
+def verified_weights(task: Task, version: int) -> Weights:
+    """A weights version, once its checksums are found right.
+
+    A damaged one is set aside: the trainer publishes it anew.
+
+    Raises:
+        DamagedError: it was damaged.
+        UserError: version 0 is damaged, which only its own job can make again.
+    """
+    directory = task.layout.weights_version(version)
+    try:
+        return Weights(version, task.patiently(lambda: verify(directory), f"reading {directory}").digest, directory)
+    except UserError as damage:
+        if version == 0:
+            raise UserError(
+                f"weights version 0 is damaged: {damage.what}",
+                where=damage.where,
+                advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same submit command again",
+            ) from damage
+        task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
+        raise DamagedError(damage.what, where=damage.where, exit_code=ExitCode.RETRYABLE) from damage
+
+
+class DamagedError(UserError):
+    """A file of the run was damaged, and has been set aside."""
+
+
 @contextmanager
-def running_server(task: Task, model_dir: Path, version: int, max_model_len: int) -> Iterator[VllmServer]:
+def running_server(task: Task, weights: Weights, max_model_len: int) -> Iterator[VllmServer]:
     """This task's own vLLM server, with the key of the run."""
     serving = task.recipe.serving
     settings = ServerSettings(
-        model_dir=model_dir,
+        model_dir=weights.directory,
         max_model_len=max_model_len,
         dtype=serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
@@ -39,8 +68,8 @@ def running_server(task: Task, model_dir: Path, version: int, max_model_len: int
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
     key = (task.layout.secrets / "server_key").read_text()
-    with VllmServer(settings, log=task.log("vllm"), weights_version=version, key=key) as server:
-        task.events.emit(EventKind.SERVER_STARTED, version=version, pid=server.pid)
+    with VllmServer(settings, log=task.log("vllm"), weights_version=weights.version, key=key) as server:
+        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, pid=server.pid)
         yield server
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.roles.notice import Notice
+from mrt_hpc.roles.peers import Peers, Vigil
+from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.lineage import set_aside
+from mrt_hpc.run.patience import Patience, patiently
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from mrt_hpc.plan.model import Job, Plan, Role
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.events import EventLog
+    from mrt_hpc.run.heartbeats import Observer
     from mrt_hpc.run.layout import RunLayout
 
 T = TypeVar("T")
@@ -41,16 +47,22 @@ class Task:
     attempt: str
     """Unique to the attempt, the same for all its ranks."""
     events: EventLog
-
-    @property
-    def number(self) -> int:
-        """Among all tasks of the role in this segment, split arrays taken together."""
-        return self.job.first_task + self.index
+    observer: Observer
+    """Of the hearts of other tasks."""
+    time_left_s: float | None = None
+    """Seconds to the time limit when the attempt began; None where there is no limit."""
+    notice: Notice = field(default_factory=Notice)
+    _began: float = field(default_factory=time.monotonic, init=False)
 
     @property
     def iterations(self) -> range:
         """The iterations of the segment."""
         return range(self.job.first_iteration, self.job.end_iteration)
+
+    @property
+    def seconds_left(self) -> float:
+        """To the time limit; infinite where there is none."""
+        return inf if self.time_left_s is None else self._began + self.time_left_s - time.monotonic()
 
     @property
     def log_stem(self) -> str:
@@ -61,30 +73,39 @@ class Task:
         """A log file for something that this attempt owns, such as its server."""
         return self.layout.logs / f"{self.log_stem}.{what}.log"
 
+    def peers(self, role: Role) -> Peers:
+        """The tasks of a role in this segment."""
+        jobs = tuple(job for job in self.plan.jobs if job.role is role and job.segment == self.job.segment)
+        return Peers(self.layout, jobs, self.observer)
+
     def wait(self, condition: Callable[[], T | None], *, reason: str, producers: Role) -> T:
-        """Wait for what the segment's tasks of another role produce; give up when one of them has failed.
+        """Wait for what the segment's tasks of another role produce.
 
         Raises:
-            UserError: a producer failed, or the recipe's limit passed.
+            UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
+                allows, and this task gives its nodes back.
         """
         return wait_until(
             condition,
             reason=reason,
-            deadline_s=self.recipe.schedule.wait_limit_minutes * 60,
-            check=lambda: self._check_producers(producers, reason),
-            advice=f"mrt-hpc status {self.layout.root}",
+            deadline_s=inf,
+            check=self.vigil(reason, producers).check,
             longest_pause_s=LONGEST_LOOK_S,
         )
 
-    def _check_producers(self, role: Role, reason: str) -> None:
-        for job in self.plan.jobs:
-            if job.role is role and job.segment == self.job.segment:
-                for index in range(job.tasks):
-                    record = read_task(self.layout, job.name, index)
-                    if record.state is TaskState.FAILED:
-                        raise UserError(
-                            f"no use to wait for {reason}: task {index} of {job.name} has failed",
-                            value=record.message.partition("\n")[0],
-                            advice=f"mrt-hpc logs {self.layout.root} {role}",
-                            exit_code=ExitCode.RETRYABLE,
-                        )
+    def vigil(self, reason: str, producers: Role) -> Vigil:
+        """The watch over those who produce what this task is about to wait for."""
+        return Vigil(self.peers(producers), self.recipe.resilience, reason)
+
+    def set_aside(self, paths: Sequence[Path], reason: str) -> None:
+        """Move files of the run away, and say so in the events."""
+        for path in self.patiently(lambda: set_aside(self.layout, paths, reason), "what is set aside"):
+            self.events.emit(EventKind.SET_ASIDE, path=str(path), reason=reason)
+
+    def patiently(self, action: Callable[[], T], what: str) -> T:
+        """Do something to the run directory, with patience for a full disk and fleeting errors.
+
+        Raises:
+            UserError: the disk stayed full for longer than the recipe allows, and this task gives its nodes back.
+        """
+        return patiently(action, what, Patience(full_limit_s=self.recipe.resilience.full_disk_minutes * 60))

@@ -2,26 +2,33 @@
 
 The order within an iteration makes every instant safe to be killed at: metrics, then the checkpoint, then the weights
 version. What lies after the checkpoint resumed from can only be younger work that is computed again; it is set aside,
-never mixed in.
+never mixed in. A trainer that is told to leave does so between two iterations, and saves first what no checkpoint has.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.model import Role
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.roles.advantages import Batch, batch_of, training_sequences
 from mrt_hpc.roles.metrics import Timeline, iteration_metrics
+from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.quality import trace_quality
+from mrt_hpc.roles.task import LONGEST_LOOK_S
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.lineage import set_aside_after
-from mrt_hpc.run.shards import complete_shards, read_iteration_shard
+from mrt_hpc.run.groups import Group, complete_groups, read_group
+from mrt_hpc.run.lineage import younger_than
+from mrt_hpc.run.tasks import read_task
+from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import prune
 from mrt_hpc.run.weights import publish as publish_version
 from mrt_hpc.training import checkpoint, export, rendezvous
@@ -35,28 +42,49 @@ if TYPE_CHECKING:
 
     from mrt_hpc.analysis.model import IterationMetrics
     from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.roles.peers import Vigil
     from mrt_hpc.roles.task import Task
     from mrt_hpc.training.statistics import UpdateStats
 
 log = logging.getLogger(__name__)
+
+ROUND_S = 30.0
+"""Of waiting on rank 0, between two words to the other ranks: short beside the limit on their exchanges."""
+LONGEST_EXCHANGE_S = 1800.0
+"""Between ranks; a rank that waits for room on a full disk has its time on top."""
+SPARE_S = 60.0
+"""Before the time limit nothing is begun that would end later than this."""
+
+
+class Next(Enum):
+    """What a trainer does next."""
+
+    WAIT = "wait"
+    TRAIN = "train"
+    PUBLISH = "publish"
+    """The weights version that inference waits for is not there: it was damaged, and set aside."""
+    LEAVE = "leave"
 
 
 def run(task: Task) -> None:
     """Train the segment's iterations; every rank of the task calls this.
 
     Raises:
-        UserError: inference failed, or a file that training needs is damaged.
+        UserError: inference failed, or does not run and the nodes are given back.
+        Stopped: the task was told to leave, and has saved its state.
     """
     if task.layout.weights_version(task.job.end_iteration).exists():
         log.info("all weights versions of the segment are published already")
         return
     ranks = Ranks(task.rank, task.world_size, task.local_rank)
-    rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json")
+    limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
+    rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)
     try:
         with Tracker.of(task) as tracker:
             trainer = Trainer.resumed(task, ranks, tracker)
-            while trainer.iteration < task.job.end_iteration:
-                trainer.iterate()
+            with task.notice.at_safe_points():
+                while trainer.iteration < task.job.end_iteration:
+                    trainer.go_on()
     finally:
         rendezvous.leave()
 
@@ -75,7 +103,9 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
 
 @dataclass
 class Trainer:
-    """The trained policy and the iteration it is at. Every method is called by all ranks together."""
+    """The trained policy and the iteration it is at. Every method is called by all ranks together, unless it says
+    otherwise.
+    """
 
     task: Task
     engine: TrainerEngine
@@ -84,19 +114,26 @@ class Trainer:
     """Updates done since the start of the run, which is the number of the weights version it holds."""
     statements: dict[str, str]
     """Texts of the training problems by id."""
+    saved: int
+    """The iteration of the newest checkpoint; the initial weights are as good as one."""
+    _groups: dict[int, Group] = field(default_factory=dict)
+    """Of the iteration under way, as far as this rank has read them."""
+    _longest_step_s: float = 0.0
+    _longest_save_s: float = 0.0
 
     @staticmethod
     def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> Trainer:
-        """The trainer as of the newest checkpoint, or of weights version 0."""
+        """The trainer as of the newest good checkpoint, or of weights version 0."""
         layout, recipe = task.layout, task.recipe
-        newest = checkpoint.newest(layout.checkpoints)
+        newest = rendezvous.on_rank_zero(lambda: newest_good_checkpoint(task))
         reference = layout.weights_version(0) if recipe.training.kl_coefficient > 0 else None
         engine = build(trainer_settings(recipe), layout.weights_version(0), ranks, reference)
         statements = {p.id: p.problem for p in read_problems(layout.train_data)}
-        trainer = Trainer(task, engine, tracker, 0, statements)
+        iteration = 0
         if newest is not None:
-            trainer.iteration = int(checkpoint.load(engine, newest)["iteration"])
-            task.events.emit(EventKind.RESUMED, iteration=trainer.iteration, checkpoint=newest.name, rank=task.rank)
+            iteration = int(checkpoint.load(engine, newest)["iteration"])
+            task.events.emit(EventKind.RESUMED, iteration=iteration, checkpoint=newest.name, rank=task.rank)
+        trainer = Trainer(task, engine, tracker, iteration, statements, saved=iteration)
         trainer.mend()
         return trainer
 
@@ -104,22 +141,101 @@ class Trainer:
         """Make the files agree with the checkpoint: set aside what is younger, publish what was about to be."""
 
         def set_aside() -> None:
-            reason = f"younger than the checkpoint of iteration {self.iteration} that training resumed from"
-            for path in set_aside_after(self.task.layout, self.iteration, reason):
-                self.task.events.emit(EventKind.SET_ASIDE, path=str(path), reason=reason)
+            reason = f"younger than the state after {self.iteration} iterations, from which training resumed"
+            self.task.set_aside(younger_than(self.task.layout, self.iteration), reason)
 
         rendezvous.on_rank_zero(set_aside)
-        if not self.task.layout.weights_version(self.iteration).exists():
+        if not self._version_is_there():
             self.publish()
 
-    def iterate(self) -> None:
-        """One iteration: wait, update, checkpoint, publish."""
+    def go_on(self) -> None:
+        """Wait for what can be done next, and do it.
+
+        Raises:
+            Stopped: the task was told to leave.
+        """
         timeline = Timeline()
-        batch = self._read_batch(timeline)
+        with timeline.phase("waiting"):
+            what = self._await_next()
+        if what is Next.LEAVE:
+            self._leave()
+        elif what is Next.PUBLISH:
+            self.publish()
+        else:
+            self._iterate(timeline)
+
+    def _await_next(self) -> Next:
+        """What to do next, the same on every rank."""
+        vigil = self.task.vigil(f"rollouts of iteration {self.iteration}", Role.INFERENCE)
+        while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(vigil))) is Next.WAIT:
+            continue  # no rank waits longer for word from the first than a round
+        return what
+
+    def _look_for_a_round(self, vigil: Vigil) -> Next:
+        """On rank 0: what to do next, or WAIT after a round of looking."""
+        end = time.monotonic() + ROUND_S
+
+        def look() -> Next | None:
+            return self._next() or (Next.WAIT if time.monotonic() > end else None)
+
+        return wait_until(
+            look, reason=vigil.reason, deadline_s=2 * ROUND_S, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
+        )
+
+    def _next(self) -> Next | None:
+        """On rank 0: what can be done now.
+
+        Raises:
+            UserError: another attempt has taken over.
+        """
+        self._refuse_to_be_late()
+        if self.task.notice.given:
+            return Next.LEAVE
+        if not self._version_is_there():
+            return Next.PUBLISH
+        return Next.TRAIN if self._read_new_groups() else None
+
+    def _refuse_to_be_late(self) -> None:
+        """Give notice to itself where the next step and its checkpoint would not end before the time limit."""
+        needed = self._longest_step_s + self._longest_save_s
+        if needed and self.task.seconds_left < needed + SPARE_S and not self.task.notice.given:
+            left = f"{self.task.seconds_left:.0f} s are left, and a step with its checkpoint takes {needed:.0f} s"
+            self.task.notice.tell(GaveBack(f"gave the nodes back: {left}"))
+
+    def _read_new_groups(self) -> bool:
+        """Read the groups that have come; whether all are there. A damaged one is set aside, to be sampled again."""
+        layout = self.task.layout
+        for position in sorted(complete_groups(layout.groups(self.iteration)) - self._groups.keys()):
+            path = layout.group(self.iteration, position)
+            try:
+                self._groups[position] = self.task.patiently(partial(read_group, path), f"reading {path}")
+            except UserError as damage:
+                self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
+        return len(self._groups) == self.task.recipe.sampling.problems_per_iteration
+
+    def _version_is_there(self) -> bool:
+        return self.task.layout.weights_version(self.iteration).exists()
+
+    def _leave(self) -> None:
+        """Save what no checkpoint has, and leave.
+
+        Raises:
+            Stopped: always.
+        """
+        if self.saved < self.iteration:
+            self.save()
+        self.task.notice.leave_if_given()
+        raise Stopped(128 + 15)  # the first rank was told, this one not yet
+
+    def _iterate(self, timeline: Timeline) -> None:
+        """One iteration: update, checkpoint, publish."""
+        with timeline.phase("loading"):
+            batch = self._batch()
         with timeline.phase("advantages"):
             sequences = training_sequences(batch, self.task.recipe)
         with timeline.phase("optimisation"):
             stats = self.engine.update(sequences)
+        self._longest_step_s = max(self._longest_step_s, timeline.working)
         done, self.iteration = self.iteration, self.iteration + 1
         self._emit(EventKind.STEP, iteration=done)
         if self._checkpoint_due():
@@ -134,19 +250,16 @@ class Trainer:
         self.tracker.log(metrics)
         log.info("iteration %d: reward %.3f, loss %.4f, %.1f s", done, batch.reward_mean, stats.loss, timeline.total)
 
-    def _read_batch(self, timeline: Timeline) -> Batch:
-        """All shards of the iteration, once they are complete."""
-        layout, wanted = self.task.layout, self.task.recipe.resources.inference.tasks
-
-        def all_shards() -> list[Path] | None:
-            shards = complete_shards(layout.shards(self.iteration))
-            return shards if len(shards) == wanted else None
-
-        with timeline.phase("waiting"):
-            reason = f"the rollouts of iteration {self.iteration}"
-            shards = self.task.wait(all_shards, reason=reason, producers=Role.INFERENCE)
-        with timeline.phase("loading"):
-            return batch_of([read_iteration_shard(path) for path in shards])
+    def _batch(self) -> Batch:
+        """All groups of the iteration, which the first rank has found complete."""
+        if not self._read_new_groups():
+            raise UserError(
+                f"the groups of iteration {self.iteration} are not what the first rank saw",
+                where=self.task.layout.groups(self.iteration),
+                exit_code=ExitCode.RETRYABLE,
+            )
+        groups, self._groups = self._groups, {}
+        return batch_of([groups[position] for position in sorted(groups)])
 
     def _checkpoint_due(self) -> bool:
         """At the recipe's interval, and at the end of a segment, where another job takes over."""
@@ -157,23 +270,48 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint and drop the oldest."""
-        layout = self.task.layout
-        checkpoint.save(self.engine, layout.checkpoint(self.iteration), {"iteration": self.iteration})
+        layout, started = self.task.layout, time.monotonic()
+        rendezvous.on_rank_zero(self._refuse_if_superseded)
+        self.task.patiently(
+            lambda: checkpoint.save(self.engine, layout.checkpoint(self.iteration), {"iteration": self.iteration}),
+            f"the checkpoint after {self.iteration} iterations",
+        )
         self._on_rank_zero(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))
-        self._emit(EventKind.CHECKPOINT, iteration=self.iteration)
+        self.saved = self.iteration
+        self._longest_save_s = max(self._longest_save_s, time.monotonic() - started)
+        self._emit(EventKind.CHECKPOINT, iteration=self.iteration, seconds=time.monotonic() - started)
 
     def publish(self) -> None:
         """Publish the weights version of this iteration and drop versions that nobody needs any more."""
         recipe, layout, version = self.task.recipe, self.task.layout, self.iteration
 
         def commit(write: Callable[[Path], None]) -> bool:
-            return publish_version(
-                layout, version, write, iteration=version, attempt=self.task.attempt, time=time.time()
+            self._refuse_if_superseded()
+            return self.task.patiently(
+                lambda: publish_version(
+                    layout, version, write, iteration=version, attempt=self.task.attempt, time=time.time()
+                ),
+                f"weights version {version}",
             )
 
         export.publish(self.engine, commit, recipe.training.weights_dtype)
         self._emit(EventKind.PUBLISHED, version=version)
         self._on_rank_zero(lambda: prune(layout, kept_versions(recipe, version)))
+
+    def _refuse_if_superseded(self) -> None:
+        """On rank 0, before a commit.
+
+        Raises:
+            UserError: the task runs in another attempt by now; this one was taken for lost.
+        """
+        now = read_task(self.task.layout, self.task.job.name, self.task.index)
+        if now.attempt != self.task.attempt:
+            raise UserError(
+                "another attempt has taken over: this one was taken for lost",
+                value=now.attempt,
+                expected=self.task.attempt,
+                exit_code=ExitCode.RETRYABLE,
+            )
 
     def _metrics(self, iteration: int, batch: Batch, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
         traces = [(self.statements[r.problem_id], r.text) for r in batch.rollouts]
@@ -191,6 +329,15 @@ class Trainer:
     def _on_rank_zero(self, action: Callable[[], object]) -> None:
         if self.task.rank == 0:
             action()
+
+
+def newest_good_checkpoint(task: Task) -> Path | None:
+    """The newest checkpoint that is as it was written; damaged ones are set aside. None where there is none."""
+
+    def set_aside(path: Path, damage: UserError) -> None:
+        task.set_aside([path], f"a damaged checkpoint: {damage.what} ({damage.where})")
+
+    return checkpoint.good(task.layout.checkpoints, set_aside)
 
 
 def kept_versions(recipe: Recipe, version: int) -> set[int]:

@@ -86,13 +86,22 @@ class RunLayout:
         """All that belongs to one iteration."""
         return self.root / "iterations" / f"{number:06d}"
 
-    def shards(self, iteration: int) -> Path:
-        """Parent of the shards of an iteration."""
-        return self.iteration(iteration) / "shards"
+    def groups(self, iteration: int) -> Path:
+        """Parent of an iteration's groups."""
+        return self.iteration(iteration) / "groups"
 
-    def shard(self, iteration: int, number: int) -> Path:
-        """What one inference task sampled for an iteration: rollouts, branches and their cost, complete or absent."""
-        return self.shards(iteration) / f"{number:05d}"
+    def group(self, iteration: int, position: int) -> Path:
+        """The rollouts of one problem with their branches, complete or absent.
+
+        Args:
+            iteration: which.
+            position: of the problem among those drawn for the iteration.
+        """
+        return self.groups(iteration) / f"{position:05d}"
+
+    def leases(self, iteration: int) -> Path:
+        """Who samples which group of an iteration."""
+        return self.iteration(iteration) / "leases"
 
     def metrics(self, iteration: int) -> Path:
         """What the trainer measured in one iteration."""
@@ -105,13 +114,17 @@ class RunLayout:
 
     def evaluation_shard(self, version: int, benchmark: str, shard: int) -> Path:
         """One shard of an evaluation's samples."""
-        return self.evaluation(version, benchmark) / f"shard-{shard:05d}.parquet"
+        return self.evaluation(version, benchmark) / f"shard-{shard:05d}"
 
     def evaluation_summary(self, version: int, benchmark: str) -> Path:
         """The evaluation's result."""
         return self.evaluation(version, benchmark) / "summary.json"
 
     # -- life
+    def heart(self, job: str, index: int) -> Path:
+        """The heartbeat of one array task."""
+        return self.root / "hearts" / job / f"{index:05d}.json"
+
     @property
     def servers(self) -> Path:
         """Who serves which weights version."""

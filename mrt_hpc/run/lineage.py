@@ -1,35 +1,60 @@
-"""One lineage: what is younger than the checkpoint resumed from is set aside with the reason, never mixed in."""
+"""One lineage: what is younger than the checkpoint resumed from, or damaged, is set aside with the reason, never mixed
+in.
+"""
 
 from __future__ import annotations
 
 import uuid
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.atomic import sync_directory, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
 
 
-def set_aside_after(layout: RunLayout, iteration: int, reason: str) -> list[Path]:
-    """Move away weights versions and metrics younger than the state after ``iteration`` updates.
+def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
+    """Checkpoints, weights versions and metrics younger than the state after ``iteration`` updates.
 
     Rollouts stay: they are complete, and training replays them.
-
-    Returns:
-        Where the moved files are now.
     """
+    checkpoints = [p for p in _children(layout.checkpoints) if (layout.step_of(p) or 0) > iteration]
     versions = [p for p in _children(layout.weights) if (layout.version_of(p) or 0) > iteration]
     metrics = [p for n in _numbers(layout) if n >= iteration and (p := layout.metrics(n)).exists()]
-    younger = [*versions, *metrics]
-    if not younger:
+    return [*checkpoints, *versions, *metrics]
+
+
+def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Path]:
+    """Move files and directories of a run away, the reason beside them.
+
+    One that has gone in the meantime (another task found the same) is passed over.
+
+    Returns:
+        Where they are now.
+    """
+    if not paths:
         return []
-    target = layout.set_aside / f"after-{iteration:06d}-{uuid.uuid4().hex[:8]}"
+    target = layout.set_aside / uuid.uuid4().hex[:12]
     target.mkdir(parents=True)
     write_text(target / "REASON", reason + "\n")
-    return [path.rename(target / "-".join(path.relative_to(layout.root).parts)) for path in younger]
+    moved = [to for path in paths if (to := _moved(path, target / _flat_name(layout, path))) is not None]
+    for parent in {path.parent for path in paths}:
+        sync_directory(parent)
+    return moved
+
+
+def _flat_name(layout: RunLayout, path: Path) -> str:
+    return "-".join(path.relative_to(layout.root).parts)
+
+
+def _moved(path: Path, to: Path) -> Path | None:
+    try:
+        return path.rename(to)
+    except FileNotFoundError:
+        return None
 
 
 def _children(directory: Path) -> list[Path]:

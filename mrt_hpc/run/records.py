@@ -86,8 +86,8 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class ShardStatistics:
-    """What one shard of rollouts and branches cost."""
+class GroupStatistics:
+    """What one group of rollouts and branches cost."""
 
     rollouts: int
     branches: int
@@ -100,4 +100,6 @@ class ShardStatistics:
     cached_tokens: int
     """How many of these came from the server's prefix cache."""
     seconds: dict[str, float]
-    """Wall time by phase: waiting, loading, generation (branching included), grading, committing."""
+    """Wall time of the task that sampled it, from its last look at the previous iteration to the moment this group was
+    finished, by phase: waiting, loading, generation (branching included), grading.
+    """

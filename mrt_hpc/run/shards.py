@@ -1,14 +1,8 @@
-"""Parquet shards of records: written whole, committed once, read back strictly.
-
-A shard of an iteration is a directory of rollouts, their branches and their cost, so that all three appear in one step;
-a shard of an evaluation is one file.
-"""
+"""Parquet files of records, and shards of them: written whole, committed once, verified when read."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 import types
 import typing
 from enum import StrEnum
@@ -18,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, temporary_sibling
-from mrt_hpc.run.records import Branch, Rollout, ShardStatistics
+from mrt_hpc.run.manifest import commit_whole, verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,17 +20,7 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record")
 
-ROLLOUTS, BRANCHES, STATISTICS = "rollouts.parquet", "branches.parquet", "statistics.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class IterationShard:
-    """What one inference task sampled for one iteration."""
-
-    rollouts: list[Rollout]
-    branches: list[Branch]
-    statistics: ShardStatistics
-
+RECORDS = "records.parquet"
 
 _ARROW_TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 
@@ -63,44 +46,24 @@ def _arrow_type(hint: Any) -> pa.DataType:
     return _ARROW_TYPES[hint]
 
 
-def commit_iteration_shard(
-    path: Path, rollouts: Sequence[Rollout], branches: Sequence[Branch], statistics: ShardStatistics
-) -> bool:
-    """Write one shard of an iteration unless it is there already.
-
-    Returns:
-        True when this shard is now the one; False when another was committed first (this one is dropped).
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_sibling(path)
-    temporary.mkdir()
-    try:
-        write_records(temporary / ROLLOUTS, rollouts, Rollout)
-        write_records(temporary / BRANCHES, branches, Branch)
-        (temporary / STATISTICS).write_text(json.dumps(dataclasses.asdict(statistics), indent=2))
-        return commit_directory(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def commit_shard(path: Path, records: Sequence[Any], record_type: type, **about: Any) -> bool:
+    """Write a shard, a directory, unless there is one already; True when this one is now the shard."""
+    return commit_whole(path, lambda directory: write_records(directory / RECORDS, records, record_type), **about)
 
 
-def read_iteration_shard(path: Path) -> IterationShard:
-    """One complete shard of an iteration.
+def read_shard(path: Path, record_type: type[Record]) -> list[Record]:
+    """All records of one shard.
 
     Raises:
-        UserError: a part of it is damaged.
+        UserError: the shard is damaged.
     """
-    return IterationShard(
-        rollouts=read_shard(path / ROLLOUTS, Rollout),
-        branches=read_shard(path / BRANCHES, Branch),
-        statistics=ShardStatistics(**json.loads((path / STATISTICS).read_text())),
-    )
+    verify(path)
+    return read_records(path / RECORDS, record_type)
 
 
-def commit_shard(path: Path, records: Sequence[Any], record_type: type) -> bool:
-    """Write ``records`` to ``path`` unless a shard is there already; True when this one is now the shard."""
-    with creating(path) as commit:
-        write_records(commit.temporary, records, record_type)
-    return commit.won
+def read_shards(paths: Iterable[Path], record_type: type[Record]) -> list[Record]:
+    """All records of several shards, in the order of the paths."""
+    return [record for path in paths for record in read_shard(path, record_type)]
 
 
 def write_records(path: Path, records: Sequence[Any], record_type: type) -> None:
@@ -110,35 +73,30 @@ def write_records(path: Path, records: Sequence[Any], record_type: type) -> None
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, compression="zstd")
 
 
-def read_shard(path: Path, record_type: type[Record]) -> list[Record]:
-    """All records of one shard.
+def read_records(path: Path, record_type: type[Record]) -> list[Record]:
+    """All records of one parquet file.
 
     Raises:
         UserError: the file is damaged, or its columns are not those of ``record_type``.
     """
     try:
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(
-            f"cannot read shard: {error}",
+            f"cannot read records: {error}",
             where=path,
-            advice="move the file away and run the same submit command again: the shard is sampled anew",
+            advice="move the folder of this file away and run the same submit command again: it is sampled anew",
             exit_code=ExitCode.FATAL,
         ) from error
     expected = arrow_schema(record_type)
     if table.schema.names != expected.names:
         raise UserError(
-            "shard has other columns than this version writes",
+            "these records have other columns than this version writes",
             where=path,
             value=table.schema.names,
             expected=str(expected.names),
         )
     return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
-
-
-def read_shards(paths: Iterable[Path], record_type: type[Record]) -> list[Record]:
-    """All records of several shards, in the order of the paths."""
-    return [record for path in paths for record in read_shard(path, record_type)]
 
 
 def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
@@ -150,10 +108,3 @@ def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
 def _enum_fields(record_type: type[Any]) -> dict[str, type[StrEnum]]:
     hints = typing.get_type_hints(record_type)
     return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, StrEnum)}
-
-
-def complete_shards(directory: Path) -> list[Path]:
-    """The complete shards of an iteration, in order; none when there is no such iteration yet."""
-    if not directory.is_dir():
-        return []
-    return sorted(p for p in directory.iterdir() if not is_temporary(p))

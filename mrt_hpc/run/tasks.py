@@ -1,17 +1,18 @@
 """The state of every array task, as a file of its own: what a peer, a backend and ``status`` look at.
 
-A task writes its own file; a backend that sees a task die without a word writes ``failed`` for it. ``done`` is final: a
-task that is done is never started again.
+An attempt writes its task's file when it starts and when it ends; for one that died without a word whoever started it
+does (see ``launch.settle``). ``done`` is final: a task that is done is never started again.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import write_json
 
 if TYPE_CHECKING:
@@ -26,13 +27,17 @@ class TaskState(StrEnum):
     WAITING = "waiting"
     """Not started yet."""
     RUNNING = "running"
-    """An attempt is under way, or was when its node was lost."""
+    """An attempt is under way, or was when it was lost without a word."""
     DONE = "done"
     """Nothing is left to do."""
-    FAILED = "failed"
-    """The last attempt ended with an error."""
+    GAVE_BACK = "gave back"
+    """The last attempt gave its nodes back, for the reason told, and is to be run again. Not a failure."""
+    RETRYING = "retrying"
+    """The last attempt failed and is to be run again."""
     STOPPED = "stopped"
-    """The last attempt was stopped from outside; running again goes on."""
+    """The last attempt was stopped from outside (preempted, cancelled, Ctrl-C); running again goes on."""
+    FAILED = "failed"
+    """It failed for good: in a way that running again cannot mend, or too often."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,18 @@ class TaskRecord:
     state: TaskState
     attempt: str = ""
     message: str = ""
-    """The error, where there was one."""
+    """The error, or the reason why it gave its nodes back."""
+    failures: int = 0
+    """Attempts that failed since the last submission; preemptions, time limits and nodes given back do not count."""
     time: float = 0.0
     """Seconds since the epoch, by the writer's clock."""
+
+    def failed(self, message: str, exit_code: int, retries: int) -> TaskRecord:
+        """The record after one more failure: to be run again if that may help and has not been tried too often."""
+        failures = self.failures + 1
+        again = exit_code != ExitCode.FATAL and failures <= retries
+        state = TaskState.RETRYING if again else TaskState.FAILED
+        return replace(self, state=state, message=message, failures=failures)
 
 
 def task_file(layout: RunLayout, job: str, index: int) -> Path:
@@ -52,16 +66,33 @@ def task_file(layout: RunLayout, job: str, index: int) -> Path:
     return layout.root / "tasks" / job / f"{index:05d}.json"
 
 
-def write_task(layout: RunLayout, job: str, index: int, state: TaskState, *, attempt: str, message: str = "") -> None:
+def write_task(layout: RunLayout, job: str, index: int, record: TaskRecord) -> None:
     """Replace the state of one task."""
-    record = TaskRecord(state, attempt, message, time.time())
-    write_json(task_file(layout, job, index), asdict(record))
+    write_json(task_file(layout, job, index), asdict(replace(record, time=time.time())))
 
 
 def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
-    """The state of one task; WAITING when nothing was written yet."""
+    """The state of one task; WAITING when nothing was written yet.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = task_file(layout, job, index)
     try:
-        content = json.loads(task_file(layout, job, index).read_text())
+        content = json.loads(path.read_text())
+        return TaskRecord(**{**content, "state": TaskState(content["state"])})
     except FileNotFoundError:
         return TaskRecord(TaskState.WAITING)
-    return TaskRecord(**{**content, "state": TaskState(content["state"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"the state of a task cannot be read: {error}",
+            where=path,
+            advice="remove the file: the task is run again, and what it has finished stays",
+        ) from error
+
+
+def forget_failures(layout: RunLayout, job: str, tasks: int) -> None:
+    """Let tasks that failed for good be run again: their user has asked for it."""
+    for index in range(tasks):
+        if read_task(layout, job, index).state is not TaskState.DONE:
+            task_file(layout, job, index).unlink(missing_ok=True)

@@ -31,7 +31,7 @@ def wait_until(
     Args:
         condition: asked again and again; anything true ends the wait.
         reason: what is being waited for, as in "weights version 12".
-        deadline_s: seconds after which the wait is given up.
+        deadline_s: seconds after which the wait is given up; infinite where ``check`` sees to that.
         check: called at each look; raises when the wait has become hopeless (the producer has died).
         advice: the next command to type, told in the error.
         longest_pause_s: the longest time between two looks, seconds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.run.atomic import sync_directory, temporary_sibling
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One weights version, found whole: its number alone does not tell it from one that was set aside."""
+
+    version: int
+    digest: str
+    directory: Path
 
 
 def publish(layout: RunLayout, version: int, write: Callable[[Path], None], **about: Any) -> bool:

@@ -150,3 +150,13 @@ def _restore_generators(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def good(checkpoints: Path, on_bad: Any) -> Path | None:
+    for path in reversed(_complete(checkpoints)):
+        try:
+            verify(path)
+            return path
+        except UserError as error:
+            on_bad(path, error)
+    return None

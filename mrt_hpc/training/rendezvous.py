@@ -78,7 +78,8 @@ def on_rank_zero(action: Callable[[], T]) -> T:
             outcome[0] = action()
         except Exception as error:
             outcome[1] = error if isinstance(error, UserError) else _as_user_error(error)
-    distributed.broadcast_object_list(outcome, src=0)
+    if distributed.get_world_size() > 1:
+        distributed.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]

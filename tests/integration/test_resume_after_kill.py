@@ -20,8 +20,8 @@ import pytest
 from mrt_hpc.recipe.errors import ExitCode
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.shards import complete_shards
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layout = RunLayout(run)
 
     def in_generation() -> bool:
-        return bool(read_events(layout.events, EventKind.SERVER_STARTED)) and not complete_shards(layout.shards(0))
+        return bool(read_events(layout.events, EventKind.SERVER_STARTED)) and not complete_groups(layout.groups(0))
 
     def in_update() -> bool:
-        return bool(complete_shards(layout.shards(0))) and not layout.weights_version(1).exists()
+        return len(complete_groups(layout.groups(0))) == 6 and not layout.weights_version(1).exists()
 
     def while_publishing() -> bool:
         return any(is_temporary(p) and "v000002" in p.name for p in layout.weights.iterdir())
@@ -139,11 +139,12 @@ def test_the_report_is_complete(killed_run: Path) -> None:
         assert layout.evaluation_summary(version, "held-out").is_file()
 
 
-def test_no_shard_was_completed_twice(killed_run: Path) -> None:
+def test_no_group_was_completed_twice(killed_run: Path) -> None:
     events = read_events(RunLayout(killed_run).events)
     committed = Counter(
-        (e["iteration"], e["shard"]) for e in events if e["kind"] == "shard_committed" and e["what"] == "rollouts"
+        (e["iteration"], e["position"]) for e in events if e["kind"] == "shard_committed" and e["what"] == "group"
     )
+    assert len(committed) == ITERATIONS * 6
     assert max(committed.values()) == 1
     assert not [e for e in events if e["kind"] == "shard_discarded"]
 

@@ -14,7 +14,7 @@ from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
-from mrt_hpc.run.tasks import TaskState, write_task
+from mrt_hpc.run.tasks import TaskRecord, TaskState, write_task
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -115,10 +115,8 @@ def test_a_run_directory_is_private_and_holds_its_identity(run: RunLayout) -> No
 
 
 def test_status_tells_jobs_progress_and_failures(run: RunLayout) -> None:
-    write_task(run, "prepare", 0, TaskState.DONE, attempt="a")
-    write_task(
-        run, "segment-000.trainer", 0, TaskState.FAILED, attempt="b", message="the disk is full\n  next: buy one"
-    )
+    write_task(run, "prepare", 0, TaskRecord(TaskState.DONE))
+    write_task(run, "segment-000.trainer", 0, TaskRecord(TaskState.FAILED, message="the disk is full\n  next: buy one"))
     result = invoke("status", str(run.root))
     assert result.exit_code == 0
     for word in ("1 done", "1 failed", "iteration 0/", "the disk is full", "segment-000.evaluation"):

@@ -19,7 +19,7 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.tasks import TaskState, read_task, write_task
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -46,7 +46,7 @@ def run(layout: RunLayout, *jobs: Job) -> tuple[bool, LocalRun]:
     plan = Plan(name="p", iterations=1, segments=1, jobs=jobs)
     layout.plan.write_text(plan.model_dump_json())
     seen: list[LocalRun] = []
-    return run_plan(plan, layout, LocalSite(cpus=1), seen.append), seen[-1]
+    return run_plan(plan, layout, LocalSite(cpus=1), retries=2, show=seen.append), seen[-1]
 
 
 def test_what_needs_a_failed_job_is_given_up_and_the_rest_goes_on(layout: RunLayout) -> None:
@@ -61,7 +61,7 @@ def test_what_needs_a_failed_job_is_given_up_and_the_rest_goes_on(layout: RunLay
 
 
 def test_what_is_done_is_not_started_again(layout: RunLayout) -> None:
-    write_task(layout, "a", 0, TaskState.DONE, attempt="earlier")
+    write_task(layout, "a", 0, TaskRecord(TaskState.DONE))
     well, _ = run(layout, report_job("a"), report_job("b", ("a", DependencyKind.AFTEROK)))
     assert not well
     assert [e["job"] for e in read_events(layout.events, EventKind.TASK_STARTED)] == ["b"]
@@ -69,10 +69,42 @@ def test_what_is_done_is_not_started_again(layout: RunLayout) -> None:
 
 def test_a_run_of_done_tasks_ends_well_at_once(layout: RunLayout) -> None:
     for index in range(3):
-        write_task(layout, "a", index, TaskState.DONE, attempt="earlier")
+        write_task(layout, "a", index, TaskRecord(TaskState.DONE))
     well, _ = run(layout, report_job("a", tasks=3))
     assert well
     assert read_events(layout.events) == []
+
+
+def test_a_task_that_is_killed_is_run_again_and_a_fatal_failure_is_not(layout: RunLayout) -> None:
+    plan = Plan(name="p", iterations=1, segments=1, jobs=(report_job("a"),))
+    layout.plan.write_text(plan.model_dump_json())
+    killed: set[int] = set()
+
+    def kill_twice(backend: LocalRun) -> None:
+        for task in backend.running:
+            (child,) = task.children
+            if len(killed) < 2 and child.pid not in killed:
+                killed.add(child.pid)
+                child.kill()
+
+    assert not run_plan(plan, layout, LocalSite(cpus=1), retries=2, show=kill_twice)
+    record = read_task(layout, "a", 0)
+    assert len(killed) == 2
+    assert record.failures == 3, "two that were killed, and the report's own"
+    assert "incomplete" in record.message
+
+
+def test_a_task_that_fails_too_often_is_given_up(layout: RunLayout) -> None:
+    plan = Plan(name="p", iterations=1, segments=1, jobs=(report_job("a"),))
+    layout.plan.write_text(plan.model_dump_json())
+
+    def kill_always(backend: LocalRun) -> None:
+        for task in backend.running:
+            task.children[0].kill()
+
+    assert not run_plan(plan, layout, LocalSite(cpus=1), retries=1, show=kill_always)
+    assert read_task(layout, "a", 0).failures == 2
+    assert "without a word" in read_task(layout, "a", 0).message
 
 
 def test_slots_are_given_out_and_come_back() -> None:

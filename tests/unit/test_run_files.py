@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, replacing, temporary_sibling, write_json
 from mrt_hpc.run.events import EventKind, EventLog, read_events
+from mrt_hpc.run.groups import commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.lineage import set_aside_after
-from mrt_hpc.run.records import Branch, FinishReason, Rollout, ShardStatistics
-from mrt_hpc.run.shards import commit_iteration_shard, commit_shard, complete_shards, read_iteration_shard, read_shard
-from mrt_hpc.run.tasks import TaskState, read_task, write_task
-from mrt_hpc.run.weights import prune, publish, published_versions, verify
+from mrt_hpc.run.lineage import set_aside, younger_than
+from mrt_hpc.run.manifest import read_manifest, verify
+from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Rollout
+from mrt_hpc.run.shards import RECORDS, commit_shard, read_shard
+from mrt_hpc.run.tasks import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
+from mrt_hpc.run.weights import prune, publish, published_versions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +42,7 @@ def branch() -> Branch:
     )  # fmt: skip
 
 
-COST = ShardStatistics(1, 1, 2, 1, 8, 0, {"generation": 1.5})
+COST = GroupStatistics(1, 1, 2, 1, 8, 0, {"generation": 1.5})
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path) -> None:
@@ -75,15 +77,29 @@ def test_the_first_directory_wins_and_the_late_one_is_removed(tmp_path: Path) ->
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
 
 
-def test_a_shard_of_an_iteration_comes_back_as_it_was(tmp_path: Path) -> None:
-    path = RunLayout(tmp_path).shard(3, 0)
-    assert commit_iteration_shard(path, [rollout()], [branch()], COST)
-    assert not commit_iteration_shard(path, [rollout(text="late")], [], COST)
-    shard = read_iteration_shard(path)
-    assert shard.rollouts == [rollout()]
-    assert shard.branches == [branch()]
-    assert shard.statistics == COST
-    assert complete_shards(path.parent) == [path]
+def test_a_group_comes_back_as_it_was_and_a_late_one_is_dropped(tmp_path: Path) -> None:
+    path = RunLayout(tmp_path).group(3, 7)
+    assert commit_group(path, [rollout()], [branch()], COST, holder="first")
+    assert not commit_group(path, [rollout(text="late")], [], COST, holder="late")
+    group = read_group(path)
+    assert group.rollouts == [rollout()]
+    assert group.branches == [branch()]
+    assert group.statistics == COST
+    assert read_manifest(path).about["holder"] == "first"
+    assert complete_groups(path.parent) == {7}
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("file", ["rollouts.parquet", "branches.parquet", "MANIFEST.json"])
+def test_a_byte_changed_anywhere_in_a_group_is_found_out(tmp_path: Path, file: str) -> None:
+    path = RunLayout(tmp_path).group(3, 7)
+    commit_group(path, [rollout()], [branch()], COST)
+    content = (path / file).read_bytes()
+    for place in range(0, len(content), 7):
+        changed = bytes([content[place] ^ 1])
+        (path / file).write_bytes(content[:place] + changed + content[place + 1 :])
+        with pytest.raises(UserError):
+            read_group(path)
 
 
 @given(st.text(), st.lists(st.floats(allow_nan=False), max_size=5))
@@ -92,23 +108,25 @@ def test_any_text_and_number_survives_a_shard(
 ) -> None:
     text = text.encode("utf-8", "replace").decode()
     record = dataclasses.replace(rollout(text=text), logprobs=logs)
-    path = tmp_path_factory.mktemp("s") / "s.parquet"
+    path = tmp_path_factory.mktemp("s") / "shard"
     assert commit_shard(path, [record], Rollout)
     assert read_shard(path, Rollout) == [record]
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "empty"])
-def test_a_damaged_shard_is_an_error_with_advice(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "s.parquet"
+@pytest.mark.parametrize("damage", ["cut", "empty"])
+def test_a_damaged_shard_is_an_error_that_names_the_file(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "shard"
     commit_shard(path, [rollout()], Rollout)
-    content = path.read_bytes()
-    if damage == "other":
-        path.unlink()
-        commit_shard(path, [branch()], Branch)
-    else:
-        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
-    with pytest.raises(UserError, match="shard"):
+    content = (path / RECORDS).read_bytes()
+    (path / RECORDS).write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    with pytest.raises(UserError, match=RECORDS):
         read_shard(path, Rollout)
+
+
+def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
+    commit_shard(tmp_path / "shard", [branch()], Branch)
+    with pytest.raises(UserError, match="other columns"):
+        read_shard(tmp_path / "shard", Rollout)
 
 
 def test_weights_versions_are_complete_or_absent(tmp_path: Path) -> None:
@@ -148,16 +166,17 @@ def test_what_lies_after_the_checkpoint_is_set_aside_with_its_reason(tmp_path: P
     for version in (1, 2, 3):
         publish(layout, version, lambda d: (d / "w").write_text("w") and None)
         write_json(layout.metrics(version - 1), {})
-        commit_iteration_shard(layout.shard(version - 1, 0), [rollout()], [], COST)
-    moved = set_aside_after(layout, 1, "because")
+        commit_group(layout.group(version - 1, 0), [rollout()], [], COST)
+    moved = set_aside(layout, younger_than(layout, 1), "because")
     assert published_versions(layout) == [1]
     assert [layout.metrics(i).exists() for i in range(3)] == [True, False, False]
-    assert all(layout.shard(i, 0).exists() for i in range(3))
+    assert all(layout.group(i, 0).exists() for i in range(3))
     assert sorted(p.name for p in moved) == [
         "iterations-000001-metrics.json", "iterations-000002-metrics.json", "weights-v000002", "weights-v000003",
     ]  # fmt: skip
     assert (moved[0].parent / "REASON").read_text() == "because\n"
-    assert set_aside_after(layout, 1, "again") == []
+    assert younger_than(layout, 1) == []
+    assert set_aside(layout, [layout.weights_version(2)], "gone by now") == []
 
 
 def test_events_of_all_processes_are_read_in_order_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
@@ -169,8 +188,33 @@ def test_events_of_all_processes_are_read_in_order_and_a_torn_line_is_passed_ove
     assert read_events(tmp_path, EventKind.PUBLISHED)[0]["version"] == 2
 
 
-def test_task_states(tmp_path: Path) -> None:
+def test_a_task_that_fails_too_often_or_fatally_is_not_run_again(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
+    record = read_task(layout, "j", 3)
+    assert record.state is TaskState.WAITING
+    states = []
+    for _ in range(3):
+        record = record.failed("why", ExitCode.RETRYABLE, retries=2)
+        states.append(record.state)
+    assert states == [TaskState.RETRYING, TaskState.RETRYING, TaskState.FAILED]
+    assert TaskRecord(TaskState.RUNNING).failed("why", ExitCode.FATAL, retries=2).state is TaskState.FAILED
+    write_task(layout, "j", 3, record)
+    assert (read_task(layout, "j", 3).message, read_task(layout, "j", 3).failures) == ("why", 3)
+    forget_failures(layout, "j", 4)
     assert read_task(layout, "j", 3).state is TaskState.WAITING
-    write_task(layout, "j", 3, TaskState.FAILED, attempt="a", message="why")
-    assert (read_task(layout, "j", 3).state, read_task(layout, "j", 3).message) == (TaskState.FAILED, "why")
+
+
+def test_forgetting_failures_leaves_what_is_done(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    write_task(layout, "j", 0, TaskRecord(TaskState.DONE))
+    forget_failures(layout, "j", 1)
+    assert read_task(layout, "j", 0).state is TaskState.DONE
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"state": "odd"}', '{"state": "done", "more": 1}'])
+def test_a_damaged_state_of_a_task_is_an_error_with_advice(tmp_path: Path, content: str) -> None:
+    layout = RunLayout(tmp_path)
+    task_file(layout, "j", 0).parent.mkdir(parents=True)
+    task_file(layout, "j", 0).write_text(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_task(layout, "j", 0)

@@ -1,0 +1,69 @@
+"""What becomes of a task whose attempt has ended: whether whoever started it starts it again.
+
+The local backend asks in its own process; on Slurm the job script asks after srun, because an attempt that was killed
+for want of memory cannot speak for itself any more:
+
+    python -m mrt_hpc.launch.settle RUN_DIR JOB INDEX EXIT_CODE      ends with 0 where the task is to be run again
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from mrt_hpc.launch.slurm_environment import slurm_task
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+
+RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
+"""A task that was stopped from outside is started again only by those who know that nobody meant it to stay away."""
+
+
+def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: int, retries: int) -> TaskRecord:
+    """The last word on an attempt that has ended: its own, or else that it ended without one, which counts as a
+    failure.
+
+    Args:
+        layout: the run directory.
+        job: the job's name in the plan.
+        index: the task's index within the job.
+        attempt: its name.
+        exit_code: of the attempt; 128 and the signal's number for one that was killed.
+        retries: how many failures a task may have.
+    """
+    record = read_task(layout, job, index)
+    if comes_after(record.attempt, attempt):
+        return record
+    silent = record.attempt != attempt or record.state in (TaskState.RUNNING, TaskState.WAITING)
+    if silent and record.state is not TaskState.DONE:
+        message = f"ended with exit code {exit_code} without a word (137: killed, often for want of memory)"
+        record = replace(record, attempt=attempt).failed(message, ExitCode.RETRYABLE, retries)
+        write_task(layout, job, index, record)
+    return record
+
+
+def comes_after(attempt: str, other: str) -> bool:
+    """Whether an attempt is a later one of the same Slurm task: their names end in how often it was started again."""
+    (task, _, restarts), (other_task, _, other_restarts) = attempt.rpartition("."), other.rpartition(".")
+    return bool(task) and task == other_task and int(restarts) > int(other_restarts)
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 where the task is to be run again."""
+    run_dir, job, index, exit_code = arguments
+    layout = RunLayout(Path(run_dir))
+    try:
+        retries = read_recipe_lock(layout.recipe_lock).resilience.retries
+        record = settled(layout, job, int(index), slurm_task().attempt, int(exit_code), retries)
+    except UserError as error:
+        print(error.message(), file=sys.stderr)
+        return int(error.exit_code) or 1
+    print(f"task {index} of {job}: {record.state}, {record.failures} failure(s)", file=sys.stderr)
+    return 0 if record.state in RUNS_AGAIN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

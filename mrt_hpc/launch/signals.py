@@ -1,0 +1,52 @@
+"""What a task does when it is signalled: SIGTERM stops it, SIGUSR2 has it give its nodes back in good time.
+
+Slurm sends SIGTERM before it preempts or cancels, and SIGUSR2 some time before the time limit (and, on some sites,
+before a preemption). Both unwind the task, so that servers end and leases are free at once; a role may ask for a safe
+point first (see ``roles.notice``).
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from mrt_hpc.roles.notice import GaveBack, Stopped
+
+if TYPE_CHECKING:
+    from mrt_hpc.roles.task import Task
+
+UNWIND_DEADLINE_S = 30
+"""For a task to stop its server and leave; then the kernel ends it, should some library have swallowed the exception.
+"""
+LAST_MOMENT_S = 40.0
+"""Before the time limit, a task that is still on the way to its safe point is made to leave: a job that Slurm ends at
+its limit does not come back."""
+
+
+def heed_signals(task: Task) -> None:
+    """Install the handlers, for the rest of this process."""
+    signal.signal(signal.SIGTERM, lambda number, _: _stop(task, number))
+    signal.signal(signal.SIGUSR2, lambda _number, _frame: _give_back(task))
+
+
+def _stop(task: Task, number: int) -> None:
+    _unwind_in_time()
+    if task.notice.tell(Stopped(128 + number)):
+        signal.alarm(0)  # whoever sent the signal ends what takes too long
+
+
+def _give_back(task: Task) -> None:
+    _unwind_in_time()
+    if task.notice.tell(GaveBack("gave the nodes back: the time limit is near, or others have a right to them")):
+        signal.signal(signal.SIGALRM, lambda _number, _frame: _force(task))
+        signal.alarm(max(1, int(min(task.seconds_left - LAST_MOMENT_S, 24 * 3600))))
+
+
+def _force(task: Task) -> None:
+    _unwind_in_time()
+    task.notice.force()
+
+
+def _unwind_in_time() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(UNWIND_DEADLINE_S)

@@ -1,0 +1,116 @@
+"""The tasks of another role in the same segment: whether they run, are queued or are gone.
+
+Two sources, both files: what each task's last attempt said of itself, and whether its heart beats.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task
+
+if TYPE_CHECKING:
+    from mrt_hpc.plan.model import Job
+    from mrt_hpc.recipe.schema import Resilience
+    from mrt_hpc.run.heartbeats import Observer
+    from mrt_hpc.run.layout import RunLayout
+
+LOOK_EVERY_S = 1.0
+"""Between two looks at the peers during a wait."""
+
+
+class Life(StrEnum):
+    """How a task fares, as its peers see it."""
+
+    QUEUED = "queued"
+    """It does not run, and will."""
+    RUNNING = "running"
+    LOST = "lost"
+    """It said that it runs, and its heart stands still: its node is gone, or it hangs."""
+    DONE = "done"
+    FAILED = "failed"
+    """It will not run again."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """All tasks of some jobs."""
+
+    layout: RunLayout
+    jobs: tuple[Job, ...]
+    observer: Observer
+
+    @property
+    def names(self) -> str:
+        """Of their jobs."""
+        return ", ".join(job.name for job in self.jobs)
+
+    def lives(self) -> dict[tuple[str, int], Life]:
+        """How each task fares, by job name and index."""
+        return {(job.name, index): self._life(job.name, index) for job in self.jobs for index in range(job.tasks)}
+
+    def _life(self, job: str, index: int) -> Life:
+        record = read_task(self.layout, job, index)
+        if record.state is TaskState.RUNNING:
+            return Life.RUNNING if self._beats(job, index, record) else Life.LOST
+        return {TaskState.DONE: Life.DONE, TaskState.FAILED: Life.FAILED}.get(record.state, Life.QUEUED)
+
+    def _beats(self, job: str, index: int, record: TaskRecord) -> bool:
+        return self.observer.living(self.layout.heart(job, index)) == record.attempt
+
+
+@dataclass
+class Vigil:
+    """Watches peers during one wait, and ends the wait when it costs more than it can bring."""
+
+    peers: Peers
+    limits: Resilience
+    reason: str
+    """What is being waited for."""
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _next_look: float = field(default=0.0, init=False)
+    _nobody_since: float | None = field(default=None, init=False)
+
+    def check(self) -> None:
+        """Look at the peers.
+
+        Raises:
+            UserError: all have failed, or have ended without a result; or none has run, or brought anything, for longer
+                than the recipe allows, and the task gives its nodes back.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        lives = set(self.peers.lives().values())
+        if Life.RUNNING in lives:
+            self._nobody_since = None
+            if now - self._began > self.limits.stall_limit_minutes * 60:
+                raise self._give_back(f"has brought no {self.reason} in {(now - self._began) / 60:.1f} minutes")
+            return
+        self._nobody_since = self._nobody_since if self._nobody_since is not None else now
+        self._give_up(lives, now - self._nobody_since)
+
+    def _give_up(self, lives: set[Life], waited_s: float) -> None:
+        status = f"mrt-hpc status {self.peers.layout.root}"
+        if lives == {Life.FAILED}:
+            raise UserError(f"no use to wait for {self.reason}: {self.peers.names} has failed", advice=status)
+        if lives <= {Life.DONE, Life.FAILED} and waited_s > self.limits.heartbeat_limit_s:
+            raise UserError(
+                f"no use to wait for {self.reason}: {self.peers.names} has ended",
+                advice=f"{status}, and the same submit command again",
+                exit_code=ExitCode.RETRYABLE,
+            )
+        if waited_s > self.limits.wait_limit_minutes * 60:
+            raise self._give_back(f"has not run for {waited_s / 60:.1f} minutes; no {self.reason} without it")
+
+    def _give_back(self, why: str) -> UserError:
+        return UserError(
+            f"gave the nodes back: {self.peers.names} {why}",
+            expected="nothing: the task is queued again and goes on",
+            exit_code=ExitCode.GIVE_BACK,
+        )

@@ -1,0 +1,107 @@
+"""Heartbeats: how a task shows the others that it lives, on a filesystem where no clock and no lock can be trusted.
+
+A heart is a small file with the attempt's name and a counter. It counts as alive while the counter moves, judged by the
+observer's own monotonic clock: times of other hosts and modification times are never compared.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.atomic import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+log = logging.getLogger(__name__)
+
+BEATS_A_LIMIT = 5
+"""Beats that have to be missed before a heart counts as dead."""
+
+
+class Heart:
+    """Beats in a thread for as long as its block lasts; leaving the block removes it, so that others know at once."""
+
+    def __init__(self, path: Path, attempt: str, limit_s: float) -> None:
+        self.path, self.attempt = path, attempt
+        self._pause_s = limit_s / BEATS_A_LIMIT
+        self._beats = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+
+    def __enter__(self) -> Heart:
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        if read_beat(self.path).attempt == self.attempt:  # a later attempt may have taken over
+            self.path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._end.wait(self._pause_s):
+            self._beat()
+
+    def _beat(self) -> None:
+        """One beat; one that cannot be written (a full disk, a lost server) is missed, and the next is tried."""
+        self._beats += 1
+        try:
+            write_json(self.path, {"attempt": self.attempt, "beat": self._beats}, durable=False)
+        except OSError as error:
+            log.warning("a heartbeat could not be written to %s: %s", self.path, error)
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What stands in a heart's file."""
+
+    attempt: str
+    """Empty where there is no heart."""
+    beat: int
+
+
+NO_BEAT = Beat("", 0)
+
+
+def read_beat(path: Path) -> Beat:
+    """The latest beat; NO_BEAT where there is none, or none that can be read."""
+    try:
+        content = json.loads(path.read_text())
+        return Beat(str(content["attempt"]), int(content["beat"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return NO_BEAT
+
+
+@dataclass
+class Observer:
+    """Judges hearts by whether they move, by its own clock.
+
+    A heart is given ``limit_s`` from the moment it is first looked at, so an observer that has just started may take a
+    dead one for alive, never the other way round.
+    """
+
+    limit_s: float
+    clock: Callable[[], float] = time.monotonic
+    _seen: dict[Path, tuple[Beat, float]] = field(default_factory=dict, init=False)
+
+    def living(self, path: Path) -> str | None:
+        """The attempt whose heart beats there; None for a heart that stands still or is not there."""
+        beat, now = read_beat(path), self.clock()
+        if beat == NO_BEAT:
+            return None
+        before, since = self._seen.get(path, (NO_BEAT, now))
+        if beat != before:
+            self._seen[path] = (beat, now)
+            return beat.attempt
+        return beat.attempt if now - since < self.limit_s else None

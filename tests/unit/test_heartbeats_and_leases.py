@@ -1,0 +1,158 @@
+"""Hearts judged by the observer's clock, and leases that pass on when a heart stands still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, Observer, read_beat
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.leases import Holder, Leases
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT_S = 10.0
+
+
+@dataclass
+class Clock:
+    """Time as a test sets it."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def observer(clock: Clock) -> Observer:
+    return Observer(LIMIT_S, clock)
+
+
+def beat(path: Path, attempt: str, number: int) -> None:
+    write_json(path, {"attempt": attempt, "beat": number})
+
+
+def test_a_heart_beats_while_its_block_lasts_and_is_gone_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "heart.json"
+    with Heart(path, "a", limit_s=0.05 * BEATS_A_LIMIT):
+        assert read_beat(path).attempt == "a"
+        first = read_beat(path).beat
+        wait_until(lambda: read_beat(path).beat > first + 1, reason="two beats", deadline_s=10)
+    assert read_beat(path) == NO_BEAT
+
+
+def test_the_heart_of_a_later_attempt_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "heart.json"
+    with Heart(path, "a", limit_s=1000):
+        beat(path, "b", 1)
+    assert read_beat(path).attempt == "b"
+
+
+def test_a_heart_that_cannot_be_written_misses_a_beat_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with Heart(tmp_path / "file" / "heart.json", "a", limit_s=1000):
+        pass
+    assert "a heartbeat could not be written" in caplog.text
+
+
+def test_a_heart_lives_while_it_moves_and_for_the_limit_after(tmp_path: Path, observer: Observer, clock: Clock) -> None:
+    path = tmp_path / "heart.json"
+    assert observer.living(path) is None
+    beat(path, "a", 1)
+    assert observer.living(path) == "a"
+    clock.now += LIMIT_S - 1
+    assert observer.living(path) == "a"
+    beat(path, "a", 2)
+    clock.now += LIMIT_S - 1
+    assert observer.living(path) == "a", "it has moved in between"
+    clock.now += LIMIT_S + 1
+    assert observer.living(path) is None
+    beat(path, "a", 3)
+    assert observer.living(path) == "a", "one that was only slow is back"
+
+
+def test_an_observer_that_has_just_started_waits_before_it_calls_a_heart_dead(
+    tmp_path: Path, observer: Observer, clock: Clock
+) -> None:
+    path = tmp_path / "heart.json"
+    beat(path, "a", 1)
+    clock.now += 1000
+    assert observer.living(path) == "a"
+    clock.now += LIMIT_S
+    assert observer.living(path) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": "a"}', '{"attempt": "a", "beat": "x"}'])
+def test_a_heart_that_cannot_be_read_does_not_live(tmp_path: Path, observer: Observer, content: str) -> None:
+    (tmp_path / "heart.json").write_text(content)
+    assert observer.living(tmp_path / "heart.json") is None
+
+
+def leases(layout: RunLayout, observer: Observer, index: int, attempt: str = "a") -> Leases:
+    return Leases(layout, 4, Holder("inference", index, attempt), observer)
+
+
+def test_a_group_is_leased_to_one_task_at_a_time(tmp_path: Path, observer: Observer, clock: Clock) -> None:
+    layout = RunLayout(tmp_path)
+    for index in range(2):
+        beat(layout.heart("inference", index), "a", 1)
+    first, second = leases(layout, observer, 0), leases(layout, observer, 1)
+    assert first.claim(7)
+    assert not second.claim(7)
+    assert second.free([6, 7, 8]) == [6, 8]
+    assert second.claim(8)
+    clock.now += LIMIT_S + 1
+    beat(layout.heart("inference", 1), "a", 2)
+    assert second.free([7, 8]) == [7, 8], "the first is lost, and what one holds oneself one may take anew"
+    assert second.claim(7)
+    beat(layout.heart("inference", 0), "a", 2)
+    assert first.free([7, 8]) == [], "it comes back, and its lease has passed on"
+    assert not first.claim(7)
+
+
+def test_the_lease_of_an_earlier_attempt_passes_on_at_once(tmp_path: Path, observer: Observer) -> None:
+    layout = RunLayout(tmp_path)
+    beat(layout.heart("inference", 0), "a", 1)
+    assert leases(layout, observer, 0, "a").claim(7)
+    assert not leases(layout, observer, 1).claim(7)
+    beat(layout.heart("inference", 0), "b", 1)
+    assert leases(layout, observer, 1).claim(7)
+
+
+def test_the_lease_of_a_task_that_has_ended_passes_on_at_once(tmp_path: Path, observer: Observer) -> None:
+    layout = RunLayout(tmp_path)
+    with Heart(layout.heart("inference", 0), "a", limit_s=1000):
+        assert leases(layout, observer, 0).claim(7)
+        assert not leases(layout, observer, 1).claim(7)
+    assert leases(layout, observer, 1).claim(7)
+
+
+def test_of_two_who_see_a_free_group_one_gets_it(tmp_path: Path, observer: Observer) -> None:
+    layout = RunLayout(tmp_path)
+    for index in range(2):
+        beat(layout.heart("inference", index), "a", 1)
+    first, second = leases(layout, observer, 0), leases(layout, observer, 1)
+    same = layout.leases(4) / "00007.000"
+    assert first._create(same)
+    assert not second._create(same)
+
+
+def test_a_lease_that_cannot_be_read_holds_nobody_up(tmp_path: Path, observer: Observer) -> None:
+    layout = RunLayout(tmp_path)
+    layout.leases(4).mkdir(parents=True)
+    (layout.leases(4) / "00007.000").write_text("{")
+    assert leases(layout, observer, 0).claim(7)
+    assert (layout.leases(4) / "00007.001").is_file()

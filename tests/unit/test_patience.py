@@ -1,0 +1,80 @@
+"""A full disk is waited out, a fleeting error is tried again, all else is raised at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.patience import Patience, error_number, patiently
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+QUICK = Patience(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleeting_pause_s=0.0001)
+
+
+def failing(times: int, number: int) -> tuple[Callable[[], str], list[int]]:
+    """An action that fails so often and then works, and the list of its calls."""
+    calls: list[int] = []
+
+    def action() -> str:
+        calls.append(1)
+        if len(calls) <= times:
+            raise OSError(number, os.strerror(number))
+        return "done"
+
+    return action, calls
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_waited_out_and_said(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    action, calls = failing(50, number)
+    assert patiently(action, "a shard", QUICK) == "done"
+    assert len(calls) == 51
+    assert "PAUSED: the disk is full" in caplog.text
+    assert "a shard waits for room" in caplog.text
+
+
+def test_a_disk_that_stays_full_gives_the_nodes_back() -> None:
+    action, _ = failing(10**6, errno.ENOSPC)
+    with pytest.raises(UserError, match="stayed full") as caught:
+        patiently(action, "a shard", Patience(full_limit_s=0.02, full_pause_s=0.001))
+    assert caught.value.exit_code is ExitCode.GIVE_BACK
+    assert "make room" in str(caught.value.advice)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_fleeting_error_is_tried_again_within_a_bound(number: int) -> None:
+    action, calls = failing(3, number)
+    assert patiently(action, "x", QUICK) == "done"
+    action, calls = failing(100, number)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        patiently(action, "x", QUICK)
+    assert len(calls) == QUICK.fleeting_tries
+
+
+def test_other_errors_are_raised_at_once() -> None:
+    action, calls = failing(1, errno.EACCES)
+    with pytest.raises(PermissionError):
+        patiently(action, "x", QUICK)
+    assert len(calls) == 1
+    with pytest.raises(ZeroDivisionError):
+        patiently(lambda: 1 / 0, "x", QUICK)
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(errno.ENOSPC, "full"), errno.ENOSPC),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), errno.ENOSPC),
+        (RuntimeError("[enforce fail] write failed: No space left on device"), errno.ENOSPC),
+        (OSError("[Errno 122] Disk quota exceeded"), errno.EDQUOT),
+        (RuntimeError("shape mismatch"), None),
+    ],
+)
+def test_the_number_is_found_also_where_a_library_has_put_it_into_text(error: Exception, number: int | None) -> None:
+    assert error_number(error) == number

@@ -1,0 +1,147 @@
+"""How an attempt ends, what its record says then, and who runs it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.launch import signals
+from mrt_hpc.launch.settle import RUNS_AGAIN, settled
+from mrt_hpc.launch.task import record_after
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.roles.notice import GaveBack, Notice, Stopped
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RUNNING = TaskRecord(TaskState.RUNNING, attempt="7.1", failures=1)
+
+
+def error_of(exit_code: ExitCode) -> UserError:
+    return UserError("why", exit_code=exit_code)
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "failures"),
+    [
+        (None, TaskState.DONE, 1),
+        (Stopped(143), TaskState.STOPPED, 1),
+        (KeyboardInterrupt(), TaskState.STOPPED, 1),
+        (GaveBack("why"), TaskState.GAVE_BACK, 1),
+        (error_of(ExitCode.GIVE_BACK), TaskState.GAVE_BACK, 1),
+        (error_of(ExitCode.RETRYABLE), TaskState.RETRYING, 2),
+        (error_of(ExitCode.FATAL), TaskState.FAILED, 2),
+        (RuntimeError("why"), TaskState.RETRYING, 2),
+    ],
+)
+def test_what_is_said_of_an_attempt(error: BaseException | None, state: TaskState, failures: int) -> None:
+    after = record_after(error, RUNNING, retries=3)
+    assert (after.state, after.failures) == (state, failures)
+    assert ("why" in after.message) == (error is not None and "why" in f"{error}{getattr(error, 'why', '')}")
+
+
+def test_the_fourth_failure_of_three_allowed_is_the_last() -> None:
+    record = TaskRecord(TaskState.RUNNING, failures=3)
+    assert record_after(RuntimeError("again"), record, retries=3).state is TaskState.FAILED
+
+
+def settle(tmp_path: Path, before: TaskRecord | None, attempt: str = "7.1", retries: int = 3) -> TaskRecord:
+    layout = RunLayout(tmp_path)
+    if before is not None:
+        write_task(layout, "j", 0, before)
+    after = settled(layout, "j", 0, attempt, 137, retries)
+    assert read_task(layout, "j", 0).state is after.state
+    return after
+
+
+def test_an_attempt_that_ended_without_a_word_has_failed(tmp_path: Path) -> None:
+    after = settle(tmp_path, RUNNING)
+    assert (after.state, after.failures) == (TaskState.RETRYING, 2)
+    assert "137" in after.message
+
+
+def test_one_that_died_before_it_could_say_anything_has_failed_too(tmp_path: Path) -> None:
+    assert settle(tmp_path, None).failures == 1
+    earlier = TaskRecord(TaskState.GAVE_BACK, attempt="7.0", failures=3)
+    assert settle(tmp_path, earlier).state is TaskState.FAILED, (
+        "else an environment that is broken would go on for ever"
+    )
+
+
+@pytest.mark.parametrize("state", [TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED])
+def test_the_word_of_an_attempt_stands(tmp_path: Path, state: TaskState) -> None:
+    after = settle(tmp_path, TaskRecord(state, attempt="7.1"))
+    assert (after.state, after.failures) == (state, 0)
+    assert (state in RUNS_AGAIN) == (state in (TaskState.GAVE_BACK, TaskState.STOPPED))
+
+
+def test_an_attempt_taken_for_lost_does_not_speak_for_the_one_after_it(tmp_path: Path) -> None:
+    after = settle(tmp_path, TaskRecord(TaskState.RUNNING, attempt="7.2"), attempt="7.1")
+    assert (after.state, after.failures) == (TaskState.RUNNING, 0)
+    assert after.state not in RUNS_AGAIN
+
+
+def test_a_notice_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
+    notice = Notice()
+    with pytest.raises(GaveBack):
+        notice.tell(GaveBack("why"))
+    notice = Notice()
+    with notice.at_safe_points():
+        assert notice.tell(GaveBack("why"))
+        assert notice.given
+        with pytest.raises(GaveBack):
+            notice.leave_if_given()
+        assert notice.tell(Stopped(143)), "a preemption may be announced and then come"
+        with pytest.raises(Stopped):
+            notice.force()
+    Notice().leave_if_given()
+
+
+class Told:
+    """As much of a task as the handlers look at."""
+
+    def __init__(self) -> None:
+        self.notice = Notice()
+        self.seconds_left = float("inf")
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGALRM)}
+    task = Told()
+    signals.heed_signals(task)  # type: ignore[arg-type]
+    yield task
+    signal.alarm(0)
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("told")
+def test_signals_become_notices() -> None:
+    with pytest.raises(Stopped) as stopped:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.code == 143
+    assert signal.alarm(0) > 0, "should a library swallow the exception, the kernel ends the process"
+    with pytest.raises(GaveBack) as gave_back:
+        os.kill(os.getpid(), signal.SIGUSR2)
+    assert gave_back.value.code == ExitCode.GIVE_BACK
+
+
+def test_near_the_time_limit_the_way_to_a_safe_point_is_cut_short(told: Told) -> None:
+    told.seconds_left = signals.LAST_MOMENT_S + 1.5
+    with pytest.raises(GaveBack), told.notice.at_safe_points():
+        os.kill(os.getpid(), signal.SIGUSR2)
+        signal.sigtimedwait([], 20)  # until the alarm comes
+
+
+def test_while_there_is_time_a_safe_point_is_waited_for(told: Told) -> None:
+    with told.notice.at_safe_points():
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert told.notice.given
+        assert signal.alarm(0) > 3600
