@@ -74,6 +74,16 @@ class ServerSettings:
     """Further arguments of vLLM's API server."""
 
 
+@dataclass(frozen=True)
+class Activity:
+    """A server's work, by its own counters."""
+
+    tokens: int
+    """Read and generated since it started."""
+    requests: int
+    """Under way or waiting."""
+
+
 def on_cpu() -> bool:
     """Whether vLLM will run without an accelerator here."""
     return not torch.cuda.is_available()
@@ -165,6 +175,23 @@ class VllmServer:
             self.start()
             return True
 
+    def restart(self) -> None:
+        """End it at once, however it is, and start it again with the weights loaded last."""
+        with self._restarting:
+            self._end_process(patience_s=0.0)
+            self.start()
+
+    def activity(self) -> Activity | None:
+        """What it has done and has to do; None when it does not answer."""
+        try:
+            totals = self._totals(self._call("GET", "/metrics", timeout=10.0).text)
+        except httpx.TransportError:
+            return None
+        return Activity(
+            tokens=int(sum(totals.get(f"vllm:{kind}_tokens_total", 0.0) for kind in ("prompt", "generation"))),
+            requests=int(sum(totals.get(f"vllm:num_requests_{where}", 0.0) for where in ("running", "waiting"))),
+        )
+
     def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
         """Put new weights into the running model, and forget the cached prefixes of the old ones.
 
@@ -194,8 +221,12 @@ class VllmServer:
 
     def metrics(self) -> dict[str, float]:
         """vLLM's counters and gauges, summed over their labels."""
+        return self._totals(self._control("/metrics", method="GET").text)
+
+    @staticmethod
+    def _totals(text: str) -> dict[str, float]:
         totals: dict[str, float] = {}
-        for line in self._control("/metrics", method="GET").text.splitlines():
+        for line in text.splitlines():
             if line and not line.startswith("#"):
                 name, value = line.split("{")[0].split(" ")[0], line.rsplit(" ", 1)[1]
                 totals[name] = totals.get(name, 0.0) + float(value)
@@ -248,14 +279,14 @@ class VllmServer:
             log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
             return log.read().decode(errors="replace")
 
-    def _end_process(self) -> None:
+    def _end_process(self, patience_s: float = STOP_DEADLINE_S) -> None:
         """Ask, then force, and wait until the memory of its children is free again."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.poll() is None:
             process.terminate()
-            _wait_at_most(STOP_DEADLINE_S, lambda: _has_ended(process.pid))
+            _wait_at_most(patience_s, lambda: _has_ended(process.pid))
             os.killpg(process.pid, signal.SIGKILL)  # its number is still its own, since nobody has reaped it
             process.wait()
         _wait_at_most(STOP_DEADLINE_S, lambda: _group_is_empty(process.pid))
@@ -268,7 +299,12 @@ class VllmServer:
                 f"the vLLM server does not answer: {error!r}", value=path, where=self.log, exit_code=ExitCode.RETRYABLE
             ) from error
         if response.is_error:
-            raise UserError(f"the vLLM server refused: {response.text.strip()}", value=path, where=self.log)
+            raise UserError(
+                f"the vLLM server refused: {response.text.strip()}",
+                value=path,
+                where=self.log,
+                exit_code=ExitCode.RETRYABLE,
+            )
         return response
 
     def _call(self, method: str, path: str, *, timeout: float, **arguments: Any) -> httpx.Response:

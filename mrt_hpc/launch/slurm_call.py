@@ -17,7 +17,7 @@ from submitit.core.utils import DelayedSubmission
 
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm_environment import slurm_task
-from mrt_hpc.launch.task import run_task
+from mrt_hpc.launch.task import RoleFunction, run_task
 from mrt_hpc.recipe.errors import UserError
 
 TaskFunction = Callable[[str, str, int], None]
@@ -27,14 +27,14 @@ RUN_TASK = "mrt_hpc.launch.slurm_call:run_plan_task"
 """The function that every job of a plan runs."""
 
 
-def run_plan_task(run_dir: str, job_name: str, index: int) -> None:
-    """Run this process's part of a plan's task.
+def run_plan_task(run_dir: str, job_name: str, index: int, role: RoleFunction | None = None) -> None:
+    """Run this process's part of a plan's task; ``role`` as in :func:`mrt_hpc.launch.task.run_task`.
 
     Raises:
         SystemExit: the role failed in a way that it can explain; the exit code says whether running again may help.
     """
     try:
-        run_task(run_dir, job_name, index, slurm_placement())
+        run_task(run_dir, job_name, index, slurm_placement(), role)
     except UserError as error:
         print(error.message(), file=sys.stderr, flush=True)
         sys.exit(int(error.exit_code))

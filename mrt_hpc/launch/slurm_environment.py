@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+ENDS_AT = "MRT_HPC_ENDS_AT"
+"""Set by the job script when it starts: Slurm itself tells the end of a job from version 23.02 on only."""
+
+
 @dataclass(frozen=True)
 class SlurmTask:
     """One process of one array task."""
@@ -36,7 +40,7 @@ class SlurmTask:
     restarts: int
     """How often Slurm has started this task again."""
     ends_at: float | None
-    """Seconds since the epoch, when the time limit is reached; None where Slurm does not say."""
+    """Seconds since the epoch, when the time limit is reached; None where the job script does not say."""
 
     @property
     def task_id(self) -> str:
@@ -68,7 +72,7 @@ class SlurmTask:
             local_rank=_whole(variables, "SLURM_LOCALID", 0),
             node=variables.get("SLURMD_NODENAME") or os.uname().nodename,
             restarts=_whole(variables, "SLURM_RESTART_COUNT", 0),
-            ends_at=_whole(variables, "SLURM_JOB_END_TIME", 0) or None,
+            ends_at=_whole(variables, ENDS_AT, 0) or None,
         )
 
 

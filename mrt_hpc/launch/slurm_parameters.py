@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.launch.slurm_environment import ENDS_AT
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.site import GpuRequest
 
@@ -88,7 +89,10 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
     threads = f"export OMP_NUM_THREADS={resources.cpus_per_rank}"
     exports = [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
     scratch = [f"export TMPDIR={_in_double_quotes(site.scratch)}"] if site.scratch else []
-    return [*site.setup, threads, *scratch, *exports, "trap : TERM  # this script has the last word, see below"]
+    limit_s = resources.time_limit_minutes * 60
+    ends_at = f"export {ENDS_AT}=${{SLURM_JOB_END_TIME:-$(($(date +%s) + {limit_s}))}}"
+    last_word = "trap : TERM  # this script goes on after srun, see the teardown"
+    return [*site.setup, threads, *scratch, *exports, ends_at, last_word]
 
 
 def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:

@@ -14,10 +14,11 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
@@ -39,7 +40,10 @@ log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
 
 
-def run_task(run_dir: str, job_name: str, index: int, placement: Placement) -> None:
+RoleFunction = Callable[["Task"], None]
+
+
+def run_task(run_dir: str, job_name: str, index: int, placement: Placement, role: RoleFunction | None = None) -> None:
     """Run one process of one array task to its end.
 
     Args:
@@ -47,6 +51,7 @@ def run_task(run_dir: str, job_name: str, index: int, placement: Placement) -> N
         job_name: the job's name in the plan.
         index: the task's index within the job.
         placement: which rank this process is, of which attempt.
+        role: does the work; None for the role that the plan names.
 
     Raises:
         UserError: the role failed in a way that it can explain, or gives its nodes back.
@@ -58,10 +63,10 @@ def run_task(run_dir: str, job_name: str, index: int, placement: Placement) -> N
     _set_up_logging(task)
     heed_signals(task)
     with _heart(task):
-        attempt(task)
+        attempt(task, role or role_function(task.job.role))
 
 
-def attempt(task: Task) -> None:
+def attempt(task: Task, role: RoleFunction) -> None:
     """Run the role, and say how that went.
 
     Raises:
@@ -69,7 +74,7 @@ def attempt(task: Task) -> None:
     """
     _say_started(task)
     try:
-        _role(task.job.role).run(task)
+        role(task)
     except BaseException as error:
         _say_ended(task, error)
         raise
@@ -143,9 +148,15 @@ def _heart(task: Task) -> AbstractContextManager[object]:
     return Heart(path, task.attempt, task.recipe.resilience.heartbeat_limit_s)
 
 
-def _role(role: Role) -> Any:
-    """The module of a role; imported here only, so that nobody pays for another role's libraries."""
-    return importlib.import_module(f"mrt_hpc.roles.{role.value}")
+def role_function(role: Role) -> RoleFunction:
+    """What does a role's work; imported in the moment of the call, so that nobody pays for another role's libraries and
+    a failing import is told like any other failure.
+    """
+
+    def run(task: Task) -> None:
+        importlib.import_module(f"mrt_hpc.roles.{role.value}").run(task)
+
+    return run
 
 
 def _set_up_logging(task: Task) -> None:

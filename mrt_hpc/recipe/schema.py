@@ -171,6 +171,8 @@ class Serving(Section):
     """Skip compilation and CUDA graphs: slower on GPU, faster to start."""
     start_limit_s: PositiveFloat = 900.0
     """Seconds for a server to become healthy."""
+    stall_limit_s: PositiveFloat = 300.0
+    """Seconds without a token, while there are requests, after which a server counts as hung and is started again."""
 
 
 class Grading(Section):

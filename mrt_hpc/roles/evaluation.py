@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.statistics import summarise_evaluation
-from mrt_hpc.inference.client import Settings, connect
+from mrt_hpc.inference.client import Settings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.quality import trace_quality
-from mrt_hpc.roles.serving import TraceGrader, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.serving import TraceGrader, client_of, grader_pool, running_server, verified_weights
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.records import FinishReason, Rollout
@@ -96,9 +96,7 @@ class UnitEvaluation:
         self, prompter: Prompter, prompted: list[PromptedProblem], server: VllmServer, pool: GraderPool
     ) -> list[Rollout]:
         grader = TraceGrader(pool, self.task.recipe.prompt.thought_end)
-        async with connect(
-            server.socket, server.key, revive=lambda: asyncio.to_thread(server.restart_if_dead)
-        ) as client:
+        async with client_of(self.task, server) as client:
             concurrency = self.task.recipe.serving.max_concurrent_sequences
             sampler = RolloutSampler(client, TokenBytes(prompter.tokenizer), self._plan(prompter), concurrency)
             grading = [grader.start(trace) async for trace in sampler.sample(prompted)]

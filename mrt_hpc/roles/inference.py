@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from mrt_hpc.inference.client import Settings, connect
+from mrt_hpc.inference.client import Settings
 from mrt_hpc.inference.sampler import Prover, RolloutPlan, RolloutSampler
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.mrt.episodes import EpisodeRule
@@ -22,7 +22,15 @@ from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.serving import DamagedError, GradedTrace, TraceGrader, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.serving import (
+    DamagedError,
+    GradedTrace,
+    TraceGrader,
+    client_of,
+    grader_pool,
+    running_server,
+    verified_weights,
+)
 from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group, complete_groups
@@ -205,7 +213,7 @@ class Worker:
         """Sample, grade and commit; what is finished is graded and committed while the rest is sampled."""
         recipe = self.task.recipe
         finish = GroupFinisher(self.task, work, self.weights, TraceGrader(pool, recipe.prompt.thought_end), clock)
-        async with connect(server.socket, server.key, revive=lambda: asyncio.to_thread(self._revive, server)) as client:
+        async with client_of(self.task, server) as client:
             plan = rollout_plan(recipe, self.prompter, work.iteration)
             sampler = RolloutSampler(client, self.tokens, plan, recipe.serving.max_concurrent_sequences)
             try:
@@ -225,11 +233,6 @@ class Worker:
             if work.leases.claim(position):
                 finish.positions[batch[position].id] = position
                 yield from self.prompter.prompted([batch[position]], max_tokens=sampling.max_prompt_tokens)
-
-    def _revive(self, server: VllmServer) -> bool:
-        if restarted := server.restart_if_dead():
-            self.task.events.emit(EventKind.SERVER_RESTARTED, version=server.weights_version, pid=server.pid)
-        return restarted
 
 
 @dataclass

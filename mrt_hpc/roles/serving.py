@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+import logging
+import time
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.grading.answers import extract_answer
 from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
+from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.events import EventKind
@@ -17,11 +20,17 @@ from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.weights import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.sampler import SampledTrace
     from mrt_hpc.roles.task import Task
     from mrt_hpc.run.records import Branch, Rollout
+
+log = logging.getLogger(__name__)
+
+LOOKS_A_STALL = 5
+"""Looks at a server's counters within the limit after which it counts as hung."""
 
 
 def verified_weights(task: Task, version: int) -> Weights:
@@ -71,6 +80,47 @@ def running_server(task: Task, weights: Weights, max_model_len: int) -> Iterator
     with VllmServer(settings, log=task.log("vllm"), weights_version=weights.version, key=key) as server:
         task.events.emit(EventKind.SERVER_STARTED, version=weights.version, pid=server.pid)
         yield server
+
+
+@asynccontextmanager
+async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationClient]:
+    """A client of the server, which is started again when it dies or hangs, for the length of the block."""
+
+    def started_again() -> None:
+        task.events.emit(EventKind.SERVER_RESTARTED, version=server.weights_version, pid=server.pid)
+
+    async def revive() -> None:
+        if await asyncio.to_thread(server.restart_if_dead):
+            started_again()
+
+    async def restart() -> None:
+        log.warning("the server has done nothing for %g s and is started again", task.recipe.serving.stall_limit_s)
+        await asyncio.to_thread(server.restart)
+        started_again()
+
+    watch = asyncio.create_task(restart_when_hung(server, task.recipe.serving.stall_limit_s, restart))
+    try:
+        async with connect(server.socket, server.key, revive=revive) as client:
+            yield client
+    finally:
+        watch.cancel()
+
+
+async def restart_when_hung(server: VllmServer, limit_s: float, restart: Callable[[], Awaitable[None]]) -> None:
+    """Look at a server's counters for ever; restart it when they have stood still while it had work to do.
+
+    A hung server may still answer, and one that answers nothing for a while may be busy: only work that does not go on
+    tells.
+    """
+    last, since = await asyncio.to_thread(server.activity), time.monotonic()
+    while True:
+        await asyncio.sleep(limit_s / LOOKS_A_STALL)
+        now = await asyncio.to_thread(server.activity)
+        if now is not None and (now.requests == 0 or last is None or now.tokens != last.tokens):
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > limit_s:
+            await restart()
+            last, since = await asyncio.to_thread(server.activity), time.monotonic()
 
 
 @contextmanager

@@ -27,11 +27,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, Settings, connect
 from mrt_hpc.inference.sampler import PromptedProblem, Prover, RolloutPlan, RolloutSampler
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import Activity, ServerSettings, VllmServer
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.wire import GENERATE_PATH
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.roles.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.world.tokenizer import build_tokenizer
@@ -143,7 +144,7 @@ def tied(vllm: VllmServer) -> Reached:
 OWNER = """
 import json, sys
 from pathlib import Path
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import Activity, ServerSettings, VllmServer
 settings = ServerSettings(Path(sys.argv[1]), max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32)
 with VllmServer(settings, Path(sys.argv[2])) as server:
     print(json.dumps([str(server.socket), server.key, server.pid]), flush=True)
@@ -369,6 +370,36 @@ def test_a_server_killed_under_load_is_restarted_with_the_weights_loaded_last(
     assert [c.sample for c in completions] == list(range(32))
     assert_sampled_from(models["tied1"], completions[:2], 1.0)
     assert not vllm.restart_if_dead()
+
+
+@pytest.mark.parametrize("stopped", ["engine", "all"])
+def test_a_server_that_hangs_under_load_is_restarted(
+    vllm: VllmServer, tied: Reached, models: dict[str, Path], stopped: str
+) -> None:
+    """SIGSTOP leaves connections open and, with the engine alone stopped, a server that calls itself healthy."""
+    processes = family(vllm.pid or 0)
+    starts, nothing = vllm.starts, Activity(0, 0)
+
+    async def restart() -> None:
+        await asyncio.to_thread(vllm.restart)
+
+    async def stop_and_go_on(client: GenerationClient) -> list[Completion]:
+        watch = asyncio.create_task(restart_when_hung(vllm, 3.0, restart))
+        samples = asyncio.create_task(client.complete(PROMPT, list(range(128)), Settings(440, ignore_stop=True)))
+        while not (vllm.activity() or nothing).requests:
+            await asyncio.sleep(0)
+        for process in processes if stopped == "all" else processes[1:]:
+            process.suspend()
+        try:
+            return await samples
+        finally:
+            watch.cancel()
+
+    completions = tied.ask(stop_and_go_on, revive=lambda: asyncio.to_thread(vllm.restart_if_dead))
+    assert vllm.starts == starts + 1
+    assert [c.sample for c in completions] == list(range(128))
+    assert_gone(processes)
+    assert_sampled_from(models["tied1"], completions[:2], 1.0)
 
 
 def test_a_reload_that_fails_half_way_leaves_no_server_to_sample_from(

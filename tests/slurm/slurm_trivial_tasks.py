@@ -7,9 +7,16 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mrt_hpc.launch.slurm_call import run_plan_task
 from mrt_hpc.launch.slurm_environment import SlurmTask
 from mrt_hpc.launch.slurm_queue import requeue
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from mrt_hpc.roles.task import Task
 
 
 def _note(run_dir: str, what: str, job_name: str) -> SlurmTask:
@@ -65,6 +72,28 @@ def comes_back(run_dir: str, job_name: str, _index: int) -> None:
             requeue(task)
         time.sleep(600)
     _note(run_dir, "end", job_name)
+
+
+def lives(run_dir: str, job_name: str, _index: int) -> None:
+    """A whole life as a task of a plan, with work that depends on the job's name and on the attempt."""
+    run_plan_task(run_dir, job_name, _index, _work)
+
+
+def _work(task: Task) -> None:
+    slurm = _note(str(task.layout.root), "start", task.job.name)
+    what = task.job.name
+    if what == "crashes":
+        raise RuntimeError("every time")
+    if slurm.restarts == 0 and not what.startswith("after"):
+        if what == "gives-back":
+            raise UserError("nobody is at work", exit_code=ExitCode.GIVE_BACK)
+        if what == "saves":
+            with task.notice.at_safe_points():
+                wait_until(lambda: task.notice.given, reason="notice", deadline_s=600)
+                _note(str(task.layout.root), "saved", what)
+                task.notice.leave_if_given()
+        wait_until(lambda: False, reason="the end", deadline_s=600)
+    _note(str(task.layout.root), "end", what)
 
 
 def greedy(run_dir: str, job_name: str, _index: int) -> None:

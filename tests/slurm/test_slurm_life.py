@@ -1,0 +1,143 @@
+"""The life of a task on a real cluster: what ends it, what its record says, and whether Slurm starts it again.
+
+The work is trivial; signals, requeues, retries and the job script's last word are the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from slurm_cluster import Cluster, notes, wait_for_end
+from slurm_plans import job, plan
+
+from mrt_hpc.launch.slurm_queue import QueueState
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import lock_text
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.plan.model import Plan
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+RETRIES = 1
+
+
+def run_directory(cluster: Cluster, name: str, the_plan: Plan) -> RunLayout:
+    """As much of a run directory as a task reads."""
+    layout = RunLayout(cluster.run_dir(name))
+    recipe = load_recipe(QUICKSTART, (f"resilience.retries={RETRIES}", "resilience.heartbeat_limit_s=5.0"))
+    layout.recipe_lock.write_text(lock_text(recipe))
+    layout.plan.write_text(the_plan.model_dump_json())
+    return layout
+
+
+def started(layout: RunLayout, name: str) -> Callable[[], bool]:
+    return lambda: any(note["job"] == name and note["what"] == "start" for note in notes(layout.root))
+
+
+def await_start(layout: RunLayout, *names: str) -> None:
+    for name in names:
+        wait_until(started(layout, name), reason=f"the start of {name}", deadline_s=60)
+
+
+def process_of(layout: RunLayout, name: str) -> int:
+    """The Python process of a task: the one that has its job in its environment, and its pickle in its arguments."""
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        if b"submitit.core._submit" in words and str(layout.logs / name).encode() in words and b"srun" not in words[0]:
+            return int(entry.name)
+    raise AssertionError(f"no process of {name}")
+
+
+def starts(layout: RunLayout) -> Counter[str]:
+    return Counter(str(note["job"]) for note in notes(layout.root) if note["what"] == "start")
+
+
+@pytest.mark.timeout(600)
+def test_how_tasks_end_and_which_come_back(cluster: Cluster) -> None:
+    names = ("stopped", "cancelled", "crashes", "gives-back", "killed", "lost", "saves", "limited")
+    the_plan = plan(
+        *(job(name, minutes=2 if name == "limited" else 30) for name in names),
+        *(job(f"after-{name}", ok=(name,)) for name in names),
+    )
+    layout = run_directory(cluster, "life", the_plan)
+    ids = cluster.submitted(the_plan, layout.root, "lives")
+    await_start(layout, *names)
+
+    assert cluster.as_user("scancel", "--signal=TERM", ids["stopped"]).returncode == 0
+    assert cluster.as_user("scancel", "--signal=USR2", ids["saves"]).returncode == 0
+    assert cluster.as_user("scancel", ids["cancelled"]).returncode == 0
+    os.kill(process_of(layout, "killed"), signal.SIGKILL)
+    others = {name: job_id for name, job_id in ids.items() if "lost" not in name}
+    wait_for_end(others, seconds=300)  # they may share the node that is cut next
+    (node,) = {str(note["node"]) for note in notes(layout.root) if note["job"] == "lost"}
+    assert cluster.onehost("kill-node", node).returncode == 0
+    try:
+        states = wait_for_end(ids, seconds=300)
+    finally:
+        assert cluster.onehost("start-node", node).returncode == 0
+
+    came_back = {"stopped", "gives-back", "killed", "lost", "saves", "limited"}
+    assert {name for name in names if states[ids[name]].state is QueueState.COMPLETED} == came_back
+    assert {name for name in names if states[ids[f"after-{name}"]].state is QueueState.COMPLETED} == came_back
+    assert states[ids["cancelled"]].state is QueueState.CANCELLED
+    assert states[ids["crashes"]].state is QueueState.FAILED
+    assert states[ids["after-crashes"]].state is QueueState.CANCELLED, "the tail of the plan"
+    check_records(layout, came_back)
+
+
+def check_records(layout: RunLayout, came_back: set[str]) -> None:
+    records = {name: read_task(layout, name, 0) for name in (*came_back, "cancelled", "crashes")}
+    assert {name for name, record in records.items() if record.state is TaskState.DONE} == came_back
+    assert records["cancelled"].state is TaskState.STOPPED
+    assert records["crashes"].state is TaskState.FAILED
+    assert "every time" in records["crashes"].message
+    assert {name: record.failures for name, record in records.items()} == {
+        **dict.fromkeys(records, 0), "crashes": RETRIES + 1, "killed": 1,
+    }  # fmt: skip
+    assert starts(layout)["crashes"] == RETRIES + 1
+    assert starts(layout)["cancelled"] == 1
+    assert [note["restarts"] for note in notes(layout.root) if note["what"] == "saved"] == [0]
+
+
+@pytest.mark.timeout(300)
+def test_a_preempted_task_leaves_in_the_grace_time_and_comes_back(cluster: Cluster) -> None:
+    the_plan = plan(job("pushed"), job("after-pushed", ok=("pushed",)))
+    layout = run_directory(cluster, "pushed", the_plan)
+    ids = cluster.submitted(the_plan, layout.root, "lives", site=cluster.site(partitions={"cpu": "preempt"}))
+    await_start(layout, "pushed")
+    (node,) = {str(note["node"]) for note in notes(layout.root)}
+    important = ("sbatch", "--parsable", "-p", "cpu", "--exclusive", "-w", node, "-o", "/dev/null", "--wrap", "true")
+    other = cluster.as_user(*important)
+    assert other.returncode == 0, other.stderr
+    states = wait_for_end({**ids, "important": other.stdout.strip()})
+    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
+    record = read_task(layout, "pushed", 0)
+    assert (record.state, record.failures, starts(layout)["pushed"]) == (TaskState.DONE, 0, 2)
+
+
+@pytest.mark.timeout(300)
+def test_cancelling_a_run_is_never_turned_into_a_requeue(cluster: Cluster) -> None:
+    the_plan = plan(job("runs"), job("saves"), job("after-runs", ok=("runs",)))
+    layout = run_directory(cluster, "cancel", the_plan)
+    ids = cluster.submitted(the_plan, layout.root, "lives")
+    await_start(layout, "runs", "saves")
+    driver = str(cluster.tests / "slurm_submit_driver.py")
+    assert cluster.as_user(cluster.python, driver, "cancel", *ids.values()).returncode == 0
+    states = wait_for_end(ids)
+    assert {state.state for state in states.values()} == {QueueState.CANCELLED}
+    assert starts(layout) == {"runs": 1, "saves": 1}
+    assert [note["what"] for note in notes(layout.root) if note["job"] == "saves"] == ["start", "saved"]
+    assert read_task(layout, "runs", 0).state is TaskState.STOPPED
