@@ -108,6 +108,8 @@ class IterationMetrics(Record):
     generates and grades."""
     wall_seconds: float | None = None
     """From one published weights version to the next."""
+    batch: str | None = None
+    """Digest of the groups trained on, which tells whether those in the run directory are these."""
     problems: int | None = None
     rollouts: int | None = None
     branches: int | None = None

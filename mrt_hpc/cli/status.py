@@ -15,11 +15,12 @@ from rich.table import Table
 
 from mrt_hpc.cli.display import evaluations_text, iterations_text
 from mrt_hpc.launch.ledger import latest_ids, local_process
-from mrt_hpc.launch.progress import failures, progress, task_records
+from mrt_hpc.launch.progress import progress, remarks, task_records
 from mrt_hpc.launch.slurm_queue import cancel, queue_states
 from mrt_hpc.plan.model import Plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.tasks import TaskState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,8 +61,10 @@ def print_status(run: Path) -> None:
     console.print(f"{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
     if (process := local_process(layout)) is not None:
         console.print(f"runs on this machine in process {process.pid}", highlight=False)
-    for job, index, record in failures(plan, layout):
-        console.print(f"[red]failed:[/] {job.name} task {index}", highlight=False)
+    for job, index, record in remarks(plan, layout):
+        colour = "red" if record.state is TaskState.FAILED else "yellow"
+        tries = f", {record.failures} failure(s)" if record.failures else ""
+        console.print(f"[{colour}]{record.state}:[/] {job.name} task {index}{tries}", highlight=False)
         console.print(record.message, markup=False, highlight=False)
     if now.report:
         console.print(f"report: {layout.report}", highlight=False, soft_wrap=True)

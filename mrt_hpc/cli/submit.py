@@ -10,8 +10,8 @@ import click
 
 from mrt_hpc.cli.display import Display
 from mrt_hpc.cli.options import run_path
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import claim_local, latest_ids, record_submission
+from mrt_hpc.launch.create import create_or_open, is_renewed, renew
+from mrt_hpc.launch.ledger import claimed, latest_ids, record_submission
 from mrt_hpc.launch.local import run_plan
 from mrt_hpc.launch.progress import failures, task_records
 from mrt_hpc.launch.sites import find_site
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.plan.model import Plan
+    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -41,29 +42,60 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
         machine_slots(plan, site)  # refuses what can never run here, before anything is made
     layout = create_or_open(run_path(recipe.name, run), recipe, plan)
     if isinstance(site, LocalSite):
-        run_here(plan, layout, site, recipe.resilience.retries)
+        run_here(recipe, plan, layout, site)
     else:
-        submit_to_slurm(plan, layout, site)
+        submit_to_slurm(recipe, plan, layout, site)
 
 
-def run_here(plan: Plan, layout: RunLayout, site: LocalSite, retries: int) -> None:
+def run_here(recipe: Recipe, plan: Plan, layout: RunLayout, site: LocalSite) -> None:
     """Run the plan on this machine, showing how it goes.
 
     Raises:
-        UserError: a task failed.
+        UserError: a task failed, or the run is under way elsewhere.
     """
-    claim = claim_local(layout)
+    refuse_queued(layout)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a shell may have started us with these ignored
         signal.signal(number, signal.default_int_handler)
-    click.echo(f"run directory: {layout.root}")
-    try:
+    with claimed(layout, recipe.resilience.heartbeat_limit_s):
+        renew_if_asked(layout, recipe, plan)
+        click.echo(f"run directory: {layout.root}")
         with Display.of(sys.stdout.isatty(), layout) as display:
-            well = run_plan(plan, layout, site, retries, display.show)
-    finally:
-        claim.unlink(missing_ok=True)
+            well = run_plan(plan, layout, site, recipe.resilience.retries, display.show)
     if not well:
         raise failed(plan, layout)
     click.echo(f"done; the report: {layout.report}")
+
+
+def refuse_queued(layout: RunLayout) -> None:
+    """A run is under way in one place at a time.
+
+    Raises:
+        UserError: jobs of it are in a Slurm queue.
+    """
+    if ids := live_jobs(layout):
+        raise UserError(
+            f"{len(ids)} job(s) of this run are in the queue of a Slurm cluster",
+            value=", ".join(sorted(ids.values())),
+            where=layout.root,
+            advice=f"submit with --site as before, or first mrt-hpc cancel {layout.root}",
+        )
+
+
+def live_jobs(layout: RunLayout) -> dict[str, str]:
+    """Slurm ids of the run's jobs that are queued or run, by job name; one squeue and one sacct at most."""
+    from mrt_hpc.launch.slurm_queue import queue_states
+
+    known = latest_ids(layout)
+    states = queue_states(sorted(set(known.values()))) if known else {}
+    live = {slurm_id.partition("_")[0] for slurm_id, task in states.items() if not task.ended}
+    return {job: slurm_id for job, slurm_id in known.items() if slurm_id in live}
+
+
+def renew_if_asked(layout: RunLayout, recipe: Recipe, plan: Plan) -> None:
+    """Take over other resources, where nothing of the run is at work."""
+    if is_renewed(layout, recipe, plan):
+        renew(layout, recipe, plan)
+        click.echo("the run goes on with other resources than before")
 
 
 def failed(plan: Plan, layout: RunLayout) -> UserError:
@@ -81,28 +113,37 @@ def failed(plan: Plan, layout: RunLayout) -> UserError:
     )
 
 
-def submit_to_slurm(plan: Plan, layout: RunLayout, site: SlurmSite) -> None:
-    """Hand to Slurm what is neither done nor queued."""
-    from mrt_hpc.launch.slurm import submit
-    from mrt_hpc.launch.slurm_queue import queue_states
+def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSite) -> None:
+    """Hand to Slurm what is neither done nor queued.
 
-    satisfied = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
-    known = latest_ids(layout)
-    states = queue_states(sorted(set(known.values()))) if known else {}
-    live = {slurm_id.partition("_")[0] for slurm_id, task in states.items() if not task.ended}
-    queued = {job: slurm_id for job, slurm_id in known.items() if slurm_id in live}
-    jobs = [job for job in plan.jobs if job.name not in satisfied]
-    for job in jobs:
-        if job.name not in queued:
-            forget_failures(layout, job.name, job.tasks)
-    new = submit(
-        jobs,
-        site,
-        layout,
-        known_ids=queued,
-        record=lambda job, slurm_id: record_submission(layout, job, slurm_id, site.name),
-        satisfied=satisfied,
-    )
+    Raises:
+        UserError: the run is under way on some machine, or with other resources; or Slurm refuses.
+    """
+    from mrt_hpc.launch.slurm import submit
+
+    with claimed(layout, recipe.resilience.heartbeat_limit_s):  # two submissions at once would double every job
+        queued = live_jobs(layout)
+        if queued and is_renewed(layout, recipe, plan):
+            raise UserError(
+                "jobs of this run are queued with other resources",
+                value=", ".join(sorted(queued)),
+                where=layout.root,
+                advice=f"submit as before, or first mrt-hpc cancel {layout.root}",
+            )
+        renew_if_asked(layout, recipe, plan)
+        satisfied = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
+        jobs = [job for job in plan.jobs if job.name not in satisfied]
+        for job in jobs:
+            if job.name not in queued:
+                forget_failures(layout, job.name, job.tasks)
+        new = submit(
+            jobs,
+            site,
+            layout,
+            known_ids=queued,
+            record=lambda job, slurm_id: record_submission(layout, job, slurm_id, site.name),
+            satisfied=satisfied,
+        )
     for name, slurm_id in new:
         click.echo(f"submitted {name} as job {slurm_id}")
     click.echo(f"{len(new)} job(s) submitted, {len(queued)} queued before, {len(satisfied)} done")

@@ -5,6 +5,7 @@ The directory is made under a temporary name and takes its place whole, so a ref
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from pathlib import Path
@@ -19,13 +20,19 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.world.task import Split, problems
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mrt_hpc.plan.model import Plan
     from mrt_hpc.recipe.schema import Problems
     from mrt_hpc.run.records import Problem
 
 
+FREE_SECTIONS = ("resources", "resilience")
+"""Of the recipe: they decide how a run is run and never what comes out, so a later submission may change them."""
+
+
 def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
-    """The run directory of a recipe: made if absent, opened if it was made from this very recipe.
+    """The run directory of a recipe: made if absent, opened if it was made from this experiment.
 
     Raises:
         UserError: the data are wrong, the directory belongs to another recipe, or it is no run directory.
@@ -51,14 +58,30 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
     return layout
 
 
+def is_renewed(layout: RunLayout, recipe: Recipe, plan: Plan) -> bool:
+    """Whether a submission asks for other resources than the run was made with."""
+    return read_recipe_lock(layout.recipe_lock) != recipe or json.loads(layout.plan.read_text()) != plan.as_json()
+
+
+def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> None:
+    """Take over other resources: array sizes, ranks, limits. What is finished stays; nothing of the run may be at work.
+
+    The plan goes first: a task started between the two writes finds its job in either.
+    """
+    write_json(layout.plan, plan.as_json())
+    write_text(layout.recipe_lock, lock_text(recipe))
+
+
 def refuse_other_recipe(layout: RunLayout, recipe: Recipe) -> None:
     """A run directory holds one experiment.
 
     Raises:
         UserError: naming the first field that differs.
     """
-    locked = read_recipe_lock(layout.recipe_lock).model_dump(mode="json")
-    if (difference := first_difference(locked, recipe.model_dump(mode="json"))) is not None:
+    locked, wanted = (
+        r.model_dump(mode="json", exclude=set(FREE_SECTIONS)) for r in (read_recipe_lock(layout.recipe_lock), recipe)
+    )
+    if (difference := first_difference(locked, wanted)) is not None:
         field, old, new = difference
         raise UserError(
             f"the run directory was made from another recipe: {field} was {old!r}",
@@ -79,6 +102,22 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
     return None if old == new else (path, old, new)
 
 
+def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> None:
+    """The groups of an iteration are of different problems.
+
+    Raises:
+        UserError: an iteration draws more problems than there are.
+    """
+    if recipe.sampling.problems_per_iteration > len(training):
+        raise UserError(
+            "an iteration draws more problems than there are",
+            value=recipe.sampling.problems_per_iteration,
+            where="sampling.problems_per_iteration",
+            expected=f"at most {len(training)}, the number of training problems",
+            advice="lower it, or raise data.limit",
+        )
+
+
 def read_all_data(recipe: Recipe) -> dict[str | None, list[Problem]]:
     """All problems that the run needs: the training problems under None, each benchmark's under its name.
 
@@ -86,6 +125,7 @@ def read_all_data(recipe: Recipe) -> dict[str | None, list[Problem]]:
         UserError: a file is missing or wrong.
     """
     data: dict[str | None, list[Problem]] = {None: problems_of(recipe.data)}
+    refuse_repeated_problems(recipe, data[None])
     for benchmark in recipe.evaluation.benchmarks:
         data[benchmark.name] = problems_of(benchmark.problems)
     return data

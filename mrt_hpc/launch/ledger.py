@@ -9,14 +9,18 @@ import json
 import os
 import socket
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.run.atomic import is_temporary, write_json
+from mrt_hpc.run.atomic import creating, is_temporary, write_json
+from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -40,6 +44,16 @@ class LocalProcess:
     """Start time by the kernel, which tells it from a later process of the same number."""
     host: str
 
+    @property
+    def name(self) -> str:
+        """Unlike that of any other process, on any host, at any time."""
+        return f"{self.host}:{self.pid}:{self.started}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it lives on this machine."""
+        return self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
+
 
 def record_submission(layout: RunLayout, job: str, slurm_id: str, site: str) -> None:
     """Add one sbatch call to the ledger."""
@@ -58,31 +72,63 @@ def latest_ids(layout: RunLayout) -> dict[str, str]:
     return {s.job: s.slurm_id for s in submissions(layout)}
 
 
-def claim_local(layout: RunLayout) -> Path:
-    """Record this process as the one that runs the plan.
+@contextmanager
+def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
+    """Hold the run for this process, for the length of the block; its heart tells other hosts that it lives.
+
+    A claim is a file created exclusively, one a generation, so of two who claim at once one is refused.
 
     Raises:
-        UserError: another live process does.
+        UserError: another live process holds the run.
     """
-    if (other := local_process(layout)) is not None:
-        raise UserError(
-            f"the run is under way in process {other.pid} on {other.host}",
-            where=layout.root,
-            advice=f"mrt-hpc status {layout.root}, or mrt-hpc cancel {layout.root}",
-        )
-    path = layout.jobs / "local.json"
-    write_json(path, asdict(LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname())))
-    return path
+    generation, other = _newest_claim(layout)
+    if other is not None and _lives(layout, other, heartbeat_limit_s):
+        raise _in_use(layout, other)
+    mine = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname())
+    with creating(layout.jobs / f"local-{generation + 1:05d}.json") as claim:
+        claim.temporary.write_text(json.dumps(asdict(mine)))
+    if not claim.won:
+        raise _in_use(layout, _newest_claim(layout)[1] or mine)
+    with Heart(_heart(layout), mine.name, heartbeat_limit_s):
+        yield
 
 
 def local_process(layout: RunLayout) -> LocalProcess | None:
     """The live process that runs the plan on this machine; None when there is none."""
-    path = layout.jobs / "local.json"
-    if not path.is_file():
-        return None
-    entry = LocalProcess(**json.loads(path.read_text()))
-    alive = entry.host == socket.gethostname() and _kernel_start(entry.pid) == entry.started
-    return entry if alive and entry.pid != os.getpid() else None
+    _, entry = _newest_claim(layout)
+    return entry if entry is not None and entry.is_here and entry.pid != os.getpid() else None
+
+
+def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
+    paths = sorted(p for p in layout.jobs.glob("local-*.json") if not is_temporary(p))
+    if not paths:
+        return 0, None
+    return int(paths[-1].stem.removeprefix("local-")), LocalProcess(**json.loads(paths[-1].read_text()))
+
+
+def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:
+    """On this machine the kernel knows; one elsewhere is given the time of a heartbeat."""
+    if process.host == socket.gethostname():
+        return process.is_here
+    first = read_beat(_heart(layout))
+    end = time.monotonic() + heartbeat_limit_s
+    while first.attempt == process.name and time.monotonic() < end:
+        if read_beat(_heart(layout)) not in (first, NO_BEAT):
+            return True
+        time.sleep(min(1.0, heartbeat_limit_s / 10))
+    return False
+
+
+def _heart(layout: RunLayout) -> Path:
+    return layout.heart("local", 0)
+
+
+def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:
+    return UserError(
+        f"the run is under way in process {other.pid} on {other.host}",
+        where=layout.root,
+        advice=f"mrt-hpc status {layout.root}, or mrt-hpc cancel {layout.root}",
+    )
 
 
 def _kernel_start(pid: int) -> str:

@@ -62,11 +62,16 @@ def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
     return [read_task(layout, job.name, index) for index in range(job.tasks)]
 
 
-def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks whose last attempt failed."""
+def remarks(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks whose last attempt said why it did not come to its end."""
     return [
         (job, index, record)
         for job in plan.jobs
         for index, record in enumerate(task_records(job, layout))
-        if record.state is TaskState.FAILED
+        if record.message and record.state is not TaskState.DONE
     ]
+
+
+def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks that have failed for good."""
+    return [remark for remark in remarks(plan, layout) if remark[2].state is TaskState.FAILED]

@@ -15,6 +15,7 @@ from pathlib import Path
 from mrt_hpc.launch.slurm_environment import slurm_task
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.events import event_file, has_progressed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 
@@ -32,7 +33,7 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
         index: the task's index within the job.
         attempt: its name.
         exit_code: of the attempt; 128 and the signal's number for one that was killed.
-        retries: how many failures a task may have.
+        retries: failures in a row that a task may have.
     """
     record = read_task(layout, job, index)
     if comes_after(record.attempt, attempt):
@@ -40,7 +41,8 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
     silent = record.attempt != attempt or record.state in (TaskState.RUNNING, TaskState.WAITING)
     if silent and record.state is not TaskState.DONE:
         message = f"ended with exit code {exit_code} without a word (137: killed, often for want of memory)"
-        record = replace(record, attempt=attempt).failed(message, ExitCode.RETRYABLE, retries)
+        progressed = has_progressed(event_file(layout.events, job, index, 0, attempt))
+        record = replace(record, attempt=attempt).failed(message, ExitCode.RETRYABLE, retries, progressed=progressed)
         write_task(layout, job, index, record)
     return record
 

@@ -27,7 +27,7 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.task import Task
-from mrt_hpc.run.events import EventKind, EventLog
+from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
+NEAR_LIMIT_S = 150.0
+"""Of the time limit: a signal to give the nodes back that comes this near to it was sent for its sake."""
 
 
 RoleFunction = Callable[["Task"], None]
@@ -86,7 +88,6 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
     plan = Plan.model_validate(json.loads(layout.plan.read_text()))
     job = plan.job(job_name)
     recipe = read_recipe_lock(layout.recipe_lock)
-    name = f"{job_name}.{index:05d}.{placement.rank}.{placement.attempt}.jsonl"
     return Task(
         layout=layout,
         recipe=recipe,
@@ -97,26 +98,39 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
         world_size=placement.world_size,
         local_rank=placement.local_rank,
         attempt=placement.attempt,
-        events=EventLog(layout.events / name),
+        events=EventLog(event_file(layout.events, job_name, index, placement.rank, placement.attempt)),
         observer=Observer(recipe.resilience.heartbeat_limit_s),
         time_left_s=placement.time_left_s,
     )
 
 
-def record_after(error: BaseException | None, running: TaskRecord, retries: int) -> TaskRecord:
+def record_after(task: Task, error: BaseException | None, running: TaskRecord) -> TaskRecord:
     """What to say of a task whose attempt has ended."""
     if error is None:
-        return replace(running, state=TaskState.DONE)
-    if isinstance(error, GaveBack):
+        return replace(running, state=TaskState.DONE, message="")
+    if isinstance(error, GaveBack) and not _fruitless(task):
         return replace(running, state=TaskState.GAVE_BACK, message=error.why)
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        return replace(running, state=TaskState.STOPPED)
     if isinstance(error, UserError) and error.exit_code is ExitCode.GIVE_BACK:
         return replace(running, state=TaskState.GAVE_BACK, message=error.message())
+    if isinstance(error, SystemExit | KeyboardInterrupt) and not isinstance(error, GaveBack):
+        return replace(running, state=TaskState.STOPPED)
+    message, exit_code = _explained(task, error)
+    retries = task.recipe.resilience.retries
+    return running.failed(message, exit_code, retries, progressed=task.events.progressed)
+
+
+def _fruitless(task: Task) -> bool:
+    """Whether the time limit came before anything was finished: another attempt like this one would do no better."""
+    return not task.events.progressed and task.seconds_left < NEAR_LIMIT_S
+
+
+def _explained(task: Task, error: BaseException) -> tuple[str, ExitCode]:
+    if isinstance(error, GaveBack):
+        limit = f"resources.{task.job.role}.time_limit_minutes"
+        return f"the time limit came before anything was finished\n  next:     raise {limit}", ExitCode.RETRYABLE
     if isinstance(error, UserError):
-        return running.failed(error.message(), error.exit_code, retries)
-    trace = "".join(traceback.format_exception(error, limit=-3))
-    return running.failed(trace, ExitCode.RETRYABLE, retries)
+        return error.message(), error.exit_code
+    return "".join(traceback.format_exception(error, limit=-3)), ExitCode.RETRYABLE
 
 
 def _say_started(task: Task) -> None:
@@ -131,7 +145,7 @@ def _say_started(task: Task) -> None:
 def _say_ended(task: Task, error: BaseException | None) -> None:
     """The first word of an attempt stands: a rank that fails because another has failed adds nothing."""
     before = read_task(task.layout, task.job.name, task.index)
-    after = record_after(error, before, task.recipe.resilience.retries)
+    after = record_after(task, error, before)
     where = {"job": task.job.name, "task": task.index, "rank": task.rank}
     task.events.emit(EventKind.TASK_ENDED, **where, outcome=after.state.value)
     mine = before.attempt == task.attempt and before.state is TaskState.RUNNING

@@ -275,7 +275,9 @@ class Resilience(Section):
     """What is done when tasks are lost, wait or fail. Never changes a run's result."""
 
     retries: NotNegative = 3
-    """Times that a task which failed is run again before its run is given up; preemptions do not count."""
+    """Times in a row that a task which failed, without having finished anything, is run again before its run is given
+    up; preemptions do not count.
+    """
     heartbeat_limit_s: PositiveFloat = 60.0
     """Seconds without a heartbeat after which a task counts as lost and its work passes to others."""
     wait_limit_minutes: PositiveFloat = 10.0

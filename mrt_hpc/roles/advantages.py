@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from mrt_hpc.recipe.schema import MrtOnline
 from mrt_hpc.training.batch import TrainingSequence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +32,8 @@ class Batch:
     values: list[NDArray[np.float64]]
     """For each rollout [k + 1] V_0 .. V_k; empty where the algorithm asks for no branches."""
     costs: list[GroupStatistics]
+    digest: str
+    """Identity of what is trained on: SHA-256 over the digests of the groups."""
 
     @property
     def reward_mean(self) -> float:
@@ -43,7 +46,12 @@ def batch_of(groups: Sequence[Group]) -> Batch:
     rollouts = sorted((r for g in groups for r in g.rollouts), key=lambda r: (r.problem_id, r.sample))
     branches = branch_rewards([b for g in groups for b in g.branches])
     values = [trace_values(rollout, branches) for rollout in rollouts]
-    return Batch(rollouts, values, [g.statistics for g in groups])
+    return Batch(rollouts, values, [g.statistics for g in groups], batch_digest(g.digest for g in groups))
+
+
+def batch_digest(digests: Iterable[str]) -> str:
+    """The identity of a batch, from those of its groups in any order."""
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
 
 
 TraceKey = tuple[str, int]

@@ -70,6 +70,7 @@ def iteration_metrics(
         tokens_per_rollout=float(np.mean(lengths)),
         seconds=seconds_by_phase(timeline, batch.costs),
         wall_seconds=timeline.total,
+        batch=batch.digest,
         problems=len({r.problem_id for r in rollouts}),
         rollouts=len(rollouts),
         branches=sum(c.branches for c in batch.costs),

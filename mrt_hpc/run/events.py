@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -49,15 +50,22 @@ class EventKind(StrEnum):
     """Answers that hung or could not be read."""
 
 
+PROGRESS = frozenset({EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT, EventKind.PUBLISHED})
+"""What stays when the attempt that did it is lost."""
+
+
 @dataclass
 class EventLog:
     """The events of one process. Open once, emit often; every line reaches the file at once."""
 
     path: Path
+    progressed: bool = field(default=False, init=False)
+    """Whether something was done that stays."""
     _stream: IO[str] | None = field(default=None, repr=False)
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
         """Append one event with the time of this node's clock."""
+        self.progressed = self.progressed or kind in PROGRESS
         if self._stream is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._stream = self.path.open("a", encoding="utf-8")
@@ -66,12 +74,26 @@ class EventLog:
         self._stream.flush()
 
 
+def event_file(directory: Path, job: str, index: int, rank: int, attempt: str) -> Path:
+    """Where one process of an attempt at a task writes its events."""
+    return directory / f"{job}.{index:05d}.{rank}.{attempt}.jsonl"
+
+
+def has_progressed(path: Path) -> bool:
+    """Whether the process that wrote these events had done something that stays."""
+    return any(event["kind"] in PROGRESS for event in _events(path))
+
+
 def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str, Any]]:
     """All events of a run (of one kind), by time."""
-    events = []
-    for path in sorted(directory.glob("*.jsonl")) if directory.is_dir() else []:
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):  # a line without its end was being written when the node was lost
-                events.append(json.loads(line))
-    wanted = [e for e in events if kind is None or e["kind"] == kind]
+    paths = sorted(directory.glob("*.jsonl")) if directory.is_dir() else []
+    wanted = [e for path in paths for e in _events(path) if kind is None or e["kind"] == kind]
     return sorted(wanted, key=lambda e: e["time"])
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of one process; a line without its end was being written when the node was lost."""
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)

@@ -28,6 +28,8 @@ class Group:
     rollouts: list[Rollout]
     branches: list[Branch]
     statistics: GroupStatistics
+    digest: str
+    """Identity of its content, see ``Manifest.digest``."""
 
 
 def commit_group(
@@ -59,11 +61,12 @@ def read_group(path: Path) -> Group:
     Raises:
         UserError: a part of it is damaged.
     """
-    about = verify(path).about
+    manifest = verify(path)
     return Group(
         rollouts=read_records(path / ROLLOUTS, Rollout),
         branches=read_records(path / BRANCHES, Branch),
-        statistics=_statistics(about, path),
+        statistics=_statistics(manifest.about, path),
+        digest=manifest.digest,
     )
 
 

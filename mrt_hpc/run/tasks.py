@@ -49,13 +49,21 @@ class TaskRecord:
     message: str = ""
     """The error, or the reason why it gave its nodes back."""
     failures: int = 0
-    """Attempts that failed since the last submission; preemptions, time limits and nodes given back do not count."""
+    """Attempts in a row that failed without having done anything that stays, the last one of those that had included.
+    Preemptions, node losses and nodes given back do not count."""
     time: float = 0.0
     """Seconds since the epoch, by the writer's clock."""
 
-    def failed(self, message: str, exit_code: int, retries: int) -> TaskRecord:
-        """The record after one more failure: to be run again if that may help and has not been tried too often."""
-        failures = self.failures + 1
+    def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
+        """The record after one more failure: to be run again if that may help and has not been tried too often.
+
+        Args:
+            message: the error.
+            exit_code: says whether running again may help.
+            retries: failures in a row that a task may have.
+            progressed: whether the attempt had done something that stays; then it is the first failure in a row.
+        """
+        failures = 1 if progressed else self.failures + 1
         again = exit_code != ExitCode.FATAL and failures <= retries
         state = TaskState.RETRYING if again else TaskState.FAILED
         return replace(self, state=state, message=message, failures=failures)

@@ -194,10 +194,13 @@ def test_a_task_that_fails_too_often_or_fatally_is_not_run_again(tmp_path: Path)
     assert record.state is TaskState.WAITING
     states = []
     for _ in range(3):
-        record = record.failed("why", ExitCode.RETRYABLE, retries=2)
+        record = record.failed("why", ExitCode.RETRYABLE, retries=2, progressed=False)
         states.append(record.state)
     assert states == [TaskState.RETRYING, TaskState.RETRYING, TaskState.FAILED]
-    assert TaskRecord(TaskState.RUNNING).failed("why", ExitCode.FATAL, retries=2).state is TaskState.FAILED
+    assert (
+        TaskRecord(TaskState.RUNNING).failed("why", ExitCode.FATAL, retries=2, progressed=True).state
+        is TaskState.FAILED
+    )
     write_task(layout, "j", 3, record)
     assert (read_task(layout, "j", 3).message, read_task(layout, "j", 3).failures) == ("why", 3)
     forget_failures(layout, "j", 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,16 +12,31 @@ import pytest
 from mrt_hpc.launch import signals
 from mrt_hpc.launch.settle import RUNS_AGAIN, settled
 from mrt_hpc.launch.task import record_after
+from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.notice import GaveBack, Notice, Stopped
+from mrt_hpc.roles.task import Task
+from mrt_hpc.run.events import EventKind, EventLog, event_file
+from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 RUNNING = TaskRecord(TaskState.RUNNING, attempt="7.1", failures=1)
+
+
+def task(tmp_path: Path, time_left_s: float | None = None) -> Task:
+    recipe = load_recipe(QUICKSTART)
+    plan = build_plan(recipe, max_array_size=None)
+    return Task(
+        layout=RunLayout(tmp_path), recipe=recipe, plan=plan, job=plan.job("report"), index=0, rank=0, world_size=1,
+        local_rank=0, attempt="7.1", events=EventLog(tmp_path / "events.jsonl"), observer=Observer(60.0),
+        time_left_s=time_left_s,
+    )  # fmt: skip
 
 
 def error_of(exit_code: ExitCode) -> UserError:
@@ -40,15 +56,30 @@ def error_of(exit_code: ExitCode) -> UserError:
         (RuntimeError("why"), TaskState.RETRYING, 2),
     ],
 )
-def test_what_is_said_of_an_attempt(error: BaseException | None, state: TaskState, failures: int) -> None:
-    after = record_after(error, RUNNING, retries=3)
+def test_what_is_said_of_an_attempt(
+    tmp_path: Path, error: BaseException | None, state: TaskState, failures: int
+) -> None:
+    after = record_after(task(tmp_path), error, RUNNING)
     assert (after.state, after.failures) == (state, failures)
     assert ("why" in after.message) == (error is not None and "why" in f"{error}{getattr(error, 'why', '')}")
 
 
-def test_the_fourth_failure_of_three_allowed_is_the_last() -> None:
+def test_the_fourth_failure_in_a_row_of_three_allowed_is_the_last(tmp_path: Path) -> None:
     record = TaskRecord(TaskState.RUNNING, failures=3)
-    assert record_after(RuntimeError("again"), record, retries=3).state is TaskState.FAILED
+    failing = task(tmp_path)
+    assert record_after(failing, RuntimeError("again"), record).state is TaskState.FAILED
+    failing.events.emit(EventKind.CHECKPOINT, iteration=1)
+    after = record_after(failing, RuntimeError("again"), record)
+    assert (after.state, after.failures) == (TaskState.RETRYING, 1), "what had got somewhere may get further"
+
+
+def test_a_time_limit_too_short_for_anything_counts_as_a_failure(tmp_path: Path) -> None:
+    hurried = task(tmp_path, time_left_s=80.0)
+    after = record_after(hurried, GaveBack("why"), RUNNING)
+    assert (after.state, after.failures) == (TaskState.RETRYING, 2)
+    assert "raise resources.report.time_limit_minutes" in after.message
+    hurried.events.emit(EventKind.SHARD_COMMITTED)
+    assert record_after(hurried, GaveBack("why"), RUNNING).state is TaskState.GAVE_BACK
 
 
 def settle(tmp_path: Path, before: TaskRecord | None, attempt: str = "7.1", retries: int = 3) -> TaskRecord:
@@ -72,6 +103,11 @@ def test_one_that_died_before_it_could_say_anything_has_failed_too(tmp_path: Pat
     assert settle(tmp_path, earlier).state is TaskState.FAILED, (
         "else an environment that is broken would go on for ever"
     )
+
+
+def test_what_one_that_died_had_done_is_found_in_its_events(tmp_path: Path) -> None:
+    EventLog(event_file(RunLayout(tmp_path).events, "j", 0, 0, "7.1")).emit(EventKind.SHARD_COMMITTED)
+    assert settle(tmp_path, TaskRecord(TaskState.RUNNING, attempt="7.1", failures=3)).failures == 1
 
 
 @pytest.mark.parametrize("state", [TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED])
