@@ -6,6 +6,7 @@ be new for every attempt (a job's restart is an attempt), so that nobody meets t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,25 @@ def on_rank_zero(action: Callable[[], T]) -> T:
         try:
             outcome[0] = action()
         except Exception as error:
-            outcome[1] = error if isinstance(error, UserError) else _as_user_error(error)
+            outcome[1] = _told(error)
     distributed.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+def agree(failure: Exception | None) -> None:
+    """Raise on every rank what the first of them failed with, if any did; collective.
+
+    Args:
+        failure: this rank's. A full disk stays an OSError with its number, so that it can be waited out; all else
+            becomes a UserError.
+    """
+    told: list[Exception | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(told, None if failure is None else _told(failure))
+    for error in told:
+        if error is not None:
+            raise error
 
 
 def _tell_deepspeed(ranks: Ranks) -> None:
@@ -151,5 +167,11 @@ def _reachable(addresses: list[str], port: int) -> str:
     )
 
 
-def _as_user_error(error: Exception) -> UserError:
-    return UserError(f"rank 0 failed: {type(error).__name__}: {error}", exit_code=ExitCode.RETRYABLE)
+def _told(error: Exception) -> Exception:
+    """What the other ranks raise for it."""
+    rank = distributed.get_rank()
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return OSError(error.errno, f"{error.strerror} (on rank {rank})", error.filename)
+    return UserError(f"rank {rank} failed: {type(error).__name__}: {error}", exit_code=ExitCode.RETRYABLE)
