@@ -1,4 +1,4 @@
-"""One rank of the test of failing writes: saves again and again, each time with another thing going wrong."""
+"""One rank of the test of failing writes: saves with one thing after another going wrong, then goes back and on."""
 
 from __future__ import annotations
 
@@ -101,10 +101,11 @@ def main() -> None:
         seen[case]["left"] = sorted(p.name for p in layout.checkpoints.iterdir())
         torch.distributed.barrier()
     assert checkpoint.save(trainer, layout.checkpoint(1), {"whole": True})
-    trainer.step = -1
-    assert checkpoint.load(trainer, layout.checkpoint(1)) == {"whole": True}
-    assert trainer.step == 1
-    trainer.update(random_batch(1))
+    going_on = [trainer.update(random_batch(seed)) for seed in (1, 2)]
+    assert checkpoint.load(trainer, layout.checkpoint(1)) == {"whole": True}  # back to where it was
+    again = [trainer.update(random_batch(seed)) for seed in (1, 2)]
+    seen_both = [[(u.step, u.loss, u.nll, u.grad_norm) for u in updates] for updates in (going_on, again)]
+    assert seen_both[0] == seen_both[1], seen_both
     (run / f"seen-{rank}.json").write_text(json.dumps(seen))
     leave()
 
