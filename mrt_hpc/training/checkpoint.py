@@ -1,37 +1,67 @@
-"""The trainer's resumable state: DeepSpeed's weights and optimiser, every rank's generators, and how far the data was
-used.
+"""The trainer's resumable state: weights and optimiser by parameter name, the generators, how far the data was used.
 
-A checkpoint is a directory, complete or absent: written under a temporary name, described by a manifest, renamed.
-Weights for serving are another thing: see ``export``.
+It holds nothing of how many ranks wrote it, at which ZeRO stage or precision, so any trainer of the same model takes it
+up; one of the same shape goes on bit by bit. It holds no pickle. A checkpoint is a directory, complete or absent:
+written under a temporary name, described by a manifest, renamed. Weights for serving are another thing: see
+``export``.
 """
 
 from __future__ import annotations
 
 import json
-import random
+import math
+import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from safetensors import safe_open
 from torch import distributed
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import commit_directory, is_temporary, temporary_sibling, write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
-from mrt_hpc.training.rendezvous import on_rank_zero
+from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify, write_manifest
+from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.training import generators
+from mrt_hpc.training.generators import Generators
+from mrt_hpc.training.rendezvous import agree, on_rank_zero
+from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
     from mrt_hpc.training.engine import TrainerEngine
 
 STATE = "state.json"
-DEEPSPEED_TAG = "deepspeed"
+STATE_TYPES: dict[str, type] = {
+    "step": int,
+    "optimizer_steps": int,
+    "world_size": int,
+    "zero_stage": int,
+    "precision": str,
+    "cursor": dict,
+    "generators": list,
+}
+FILE_BYTES = 2 << 30
+"""A file is closed before it exceeds this, unless by one parameter; also what a rank holds in memory of its share."""
+BYTES_PER_ELEMENT = 4 * len(KEYS)
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """One file of a checkpoint: who writes it, and the parameters in it."""
+
+    name: str
+    rank: int
+    parameters: tuple[str, ...]
 
 
 def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
-    """Write a checkpoint; collective.
+    """Write a checkpoint; collective. What fails on one rank is raised on all, and leaves nothing behind.
 
     Args:
         trainer: its state between two updates.
@@ -40,37 +70,78 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
 
     Returns:
         False when a checkpoint was there already, which is kept.
+
+    Raises:
+        OSError: a disk is full (ENOSPC, EDQUOT).
+        UserError: any other failure of a rank.
     """
+    trained = TrainedState(trainer)
     temporary = Path(on_rank_zero(lambda: _make_temporary(path)))
-    trainer.engine.save_checkpoint(str(temporary), tag=DEEPSPEED_TAG, save_latest=False)
-    torch.save(_generators(), temporary / _generator_file(trainer.ranks.rank))
-    distributed.barrier()
+    try:
+        agree(_write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size))
+        told: list[Any] = [None] * trainer.ranks.world_size
+        distributed.all_gather_object(told, Generators.here().told)
+        state = {
+            "step": trainer.step,
+            "optimizer_steps": trained.optimizer_steps,
+            "world_size": trainer.ranks.world_size,
+            "zero_stage": trainer.settings.zero_stage,
+            "precision": trainer.settings.precision.value,
+            "cursor": cursor,
+            "generators": told,
+        }
 
-    def commit() -> bool:
-        write_json(temporary / STATE, {**_shape(trainer), "step": trainer.step, "cursor": cursor})
-        write_manifest(temporary, step=trainer.step)
-        return commit_directory(temporary, path)
+        def commit() -> bool:
+            write_json(temporary / STATE, state)
+            write_manifest(temporary, step=trainer.step)
+            return commit_directory(temporary, path)
 
-    return on_rank_zero(commit)
+        return on_rank_zero(commit)
+    finally:
+        if trainer.ranks.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
-    """Take up a checkpoint and return its cursor; collective.
+    """Take up a checkpoint that ``good`` has found and return its cursor; collective.
+
+    The generators of a rank that the writer did not have are seeded from the run's seed, the rank and the step.
 
     Raises:
-        UserError: the checkpoint is damaged, or of another number of ranks, ZeRO stage or precision.
+        UserError: no checkpoint of this format, or of another model.
     """
-    state = on_rank_zero(lambda: _checked_state(trainer, path))
-    trainer.engine.load_checkpoint(str(path), tag=DEEPSPEED_TAG, load_lr_scheduler_states=False)
+    state, files = on_rank_zero(lambda: _contents(path))
+    trained = TrainedState(trainer)
+    agree(_failure(lambda: _take_up(trained, path, files)))
+    trained.optimizer_steps = state["optimizer_steps"]
+    trained.synchronise()
     trainer.step = state["step"]
-    _restore_generators(torch.load(path / _generator_file(trainer.ranks.rank), weights_only=True))
+    rank = trainer.ranks.rank
+    if rank < state["world_size"]:
+        Generators.of(state["generators"][rank]).restore()
+    else:
+        generators.seed(derive_seed(trainer.settings.seed, "trainer", rank, trainer.step))
     return dict(state["cursor"])
 
 
-def newest(checkpoints: Path) -> Path | None:
-    """The complete checkpoint of the highest number in a directory."""
-    complete = _complete(checkpoints)
-    return complete[-1] if complete else None
+def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path | None:
+    """The newest checkpoint that is what was written; reads all of it, so by one process only.
+
+    Args:
+        checkpoints: their parent.
+        on_bad: called with each newer one that is damaged, newest first, and what is wrong with it.
+    """
+    for path in reversed(_numbered(checkpoints)):
+        try:
+            verify(path)
+            _contents(path)
+        except UserError as error:
+            on_bad(path, error)
+        except Exception as error:  # whatever damage makes of a file, the next older checkpoint may be sound
+            on_bad(path, _unusable(f"the checkpoint cannot be read: {error!r}", path))
+        else:
+            return path
+    return None
 
 
 def retain(checkpoints: Path, keep: int) -> list[Path]:
@@ -88,75 +159,164 @@ def retain(checkpoints: Path, keep: int) -> list[Path]:
     return doomed
 
 
+def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list[TensorFile]]:
+    """Who writes what, the same on every rank: rounds of at most one file a rank, shares as even as sizes allow."""
+    loads = [0] * world_size
+    chunks: list[list[list[str]]] = [[] for _ in range(world_size)]
+    room = [0] * world_size
+    for name, shape in shapes.items():
+        size = BYTES_PER_ELEMENT * math.prod(shape)
+        rank = loads.index(min(loads))
+        loads[rank] += size
+        if not chunks[rank] or size > room[rank]:
+            chunks[rank].append([])
+            room[rank] = FILE_BYTES
+        chunks[rank][-1].append(name)
+        room[rank] -= size
+    total = sum(len(own) for own in chunks)
+    rounds: list[list[TensorFile]] = []
+    number = 0
+    for turn in range(max((len(own) for own in chunks), default=0)):
+        rounds.append([])
+        for rank, own in enumerate(chunks):
+            if turn < len(own):
+                file = TensorFile(f"tensors-{number:05d}-of-{total:05d}.safetensors", rank, tuple(own[turn]))
+                rounds[-1].append(file)
+                number += 1
+    return rounds
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write 32-bit tensors as a safetensors file, down to the disk.
+
+    safetensors' own writer hides the number of an error, and renames over what stands at ``path``.
+    """
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            stream.write(tensor.contiguous().numpy().astype("<f4", copy=False).data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _write_share(trained: TrainedState, directory: Path, rank: int, world_size: int) -> Exception | None:
+    """Gather all parameters, each on the rank that writes it; returns what this rank's writing failed with.
+
+    A rank that cannot write goes on gathering: the others wait for it. The files of a round are written side by side.
+    """
+    failure: Exception | None = None
+    for files in plan_files(trained.shapes, world_size):
+        share: dict[str, torch.Tensor] = {}
+        for file in files:
+            for name in file.parameters:
+                for key in KEYS:
+                    tensor = trained.gather(name, key, file.rank)
+                    if tensor is not None and failure is None:
+                        share[_label(name, key)] = tensor
+        own = [file for file in files if file.rank == rank]
+        if own and failure is None:
+            failure = _failure(lambda path=directory / own[0].name, share=share: write_tensors(path, share))  # type: ignore[misc]
+    return failure
+
+
+def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
+    """Put this process's pieces in place, one tensor at a time; not before all tensors are known to fit."""
+    shapes = trained.shapes
+    wanted = {_label(name, key): shape for name, shape in shapes.items() for key in KEYS}
+    found: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(directory / file, framework="pt") as tensors:
+            found |= {label: tuple(tensors.get_slice(label).get_shape()) for label in tensors.keys()}  # noqa: SIM118
+    if found != wanted:
+        differing = sorted(label for label in found.keys() | wanted.keys() if found.get(label) != wanted.get(label))
+        raise UserError(
+            "this checkpoint is of another model",
+            where=directory,
+            value={label: found.get(label) for label in differing[:3]},
+            expected=str({label: wanted.get(label) for label in differing[:3]}),
+        )
+    for file in files:
+        with safe_open(directory / file, framework="pt") as tensors:
+            for label in tensors.keys():  # noqa: SIM118 (no mapping)
+                name, _, key = label.rpartition("|")
+                if trained.holds(name):
+                    trained.put(name, key, tensors.get_tensor(label))
+
+
+def _contents(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """State and names of the tensor files of a checkpoint; not whether the files are undamaged."""
+    manifest = read_manifest(path)
+    files = sorted(name for name in manifest.files if name.endswith(".safetensors"))
+    if STATE not in manifest.files or not files:
+        raise _unusable("this is no checkpoint of this format; was it written by an older version?", path)
+    return _read_state(path / STATE), files
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise _unusable(f"the state cannot be read: {error!r}", file) from error
+    if not isinstance(state, dict):
+        raise _unusable("the state is no mapping", file)
+    for key, kind in STATE_TYPES.items():
+        if key not in state:
+            raise _unusable(f"{key!r} is missing; was this checkpoint written by an older version?", file)
+        if type(state[key]) is not kind:
+            raise _unusable(f"{key!r} is not of type {kind.__name__}", file)
+    if len(state["generators"]) != state["world_size"]:
+        raise _unusable("the generators are not those of all ranks", file)
+    try:
+        for told in state["generators"]:
+            Generators.of(told)
+    except ValueError as error:
+        raise _unusable(str(error), file) from error
+    return state
+
+
+def _unusable(what: str, where: Path) -> UserError:
+    return UserError(
+        what,
+        where=where,
+        expected=f"a checkpoint with {STATE} ({', '.join(STATE_TYPES)}) and tensors in safetensors files",
+        advice="go on from an older checkpoint, or from the beginning",
+        exit_code=ExitCode.FATAL,
+    )
+
+
+def _failure(action: Callable[[], object]) -> Exception | None:
+    try:
+        action()
+    except Exception as error:
+        return error
+    return None
+
+
+def _label(name: str, key: str) -> str:
+    return f"{name}|{key}"
+
+
+def _numbered(checkpoints: Path) -> list[Path]:
+    """Whatever bears a checkpoint's name, ascending."""
+    paths = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
+    numbered = ((RunLayout.step_of(p), p) for p in paths)
+    return [p for _, p in sorted((number, p) for number, p in numbered if number is not None)]
+
+
 def _complete(checkpoints: Path) -> list[Path]:
     """Ascending."""
-    paths = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    numbered = ((RunLayout.step_of(p), p) for p in paths if (p / MANIFEST).is_file())
-    return [p for _, p in sorted((number, p) for number, p in numbered if number is not None)]
+    return [p for p in _numbered(checkpoints) if (p / MANIFEST).is_file()]
 
 
 def _make_temporary(path: Path) -> str:
     temporary = temporary_sibling(path)
     temporary.mkdir(parents=True)
     return str(temporary)
-
-
-def _shape(trainer: TrainerEngine) -> dict[str, Any]:
-    """What a checkpoint must have in common with the trainer that takes it up."""
-    settings = trainer.settings
-    return {
-        "world_size": trainer.ranks.world_size,
-        "zero_stage": settings.zero_stage,
-        "precision": settings.precision.value,
-    }
-
-
-def _checked_state(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
-    verify(path)
-    state: dict[str, Any] = json.loads((path / STATE).read_text())
-    shape = _shape(trainer)
-    written = {name: state[name] for name in shape}
-    if written != shape:
-        raise UserError(
-            "this checkpoint is of a trainer of another shape",
-            value=shape,
-            where=path,
-            expected=str(written),
-            advice="give the trainer the ranks, training.zero_stage and training.precision it was written with",
-        )
-    return state
-
-
-def _generator_file(rank: int) -> str:
-    return f"generators-{rank:05d}.pt"
-
-
-def _generators() -> dict[str, Any]:
-    """The state of every random generator of this process, in types that load without executing code."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    assert kind == "MT19937"
-    return {
-        "python": random.getstate(),
-        "numpy": (torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def _restore_generators(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def good(checkpoints: Path, on_bad: Any) -> Path | None:
-    for path in reversed(_complete(checkpoints)):
-        try:
-            verify(path)
-            return path
-        except UserError as error:
-            on_bad(path, error)
-    return None

@@ -7,17 +7,16 @@ never by a count of micro-batches or ranks, so the result depends on neither. Re
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils import deterministic
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.training import generators
 from mrt_hpc.training.accelerator import deepspeed, device
 from mrt_hpc.training.batch import MicroBatch, TrainingSequence, collate
 from mrt_hpc.training.learning_rate import learning_rate
@@ -272,7 +271,7 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
 def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, Any]:
     """DeepSpeed's configuration for a model of so many parameters; how many micro-batches a step has is left open."""
     bf16 = settings.precision is Precision.BF16
-    bucket = min(LARGEST_BUCKET, parameters)
+    bucket = min(LARGEST_BUCKET, parameters + parameters % 2)  # ZeRO 1 and 2 want an even number
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -294,10 +293,7 @@ def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, An
 
 def _seed(settings: TrainerSettings, ranks: Ranks) -> None:
     """Seed every generator of this rank, and choose deterministic kernels where there are any."""
-    seed = derive_seed(settings.seed, "trainer", ranks.rank)
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    generators.seed(derive_seed(settings.seed, "trainer", ranks.rank))
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, and nothing here reads such memory
 

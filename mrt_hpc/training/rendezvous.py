@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.patience import FLEETING, FULL, error_number
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.training.accelerator import backend, deepspeed
 
@@ -77,12 +78,26 @@ def on_rank_zero(action: Callable[[], T]) -> T:
         try:
             outcome[0] = action()
         except Exception as error:
-            outcome[1] = error if isinstance(error, UserError) else _as_user_error(error)
+            outcome[1] = _told(error)
     if distributed.get_world_size() > 1:
         distributed.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+def agree(failure: Exception | None) -> None:
+    """Raise on every rank what the first of them failed with, if any did; collective.
+
+    Args:
+        failure: this rank's. A full disk or a fleeting error stays an OSError with its number, so that it can be
+            waited out; all else becomes a UserError.
+    """
+    told: list[Exception | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(told, None if failure is None else _told(failure))
+    for error in told:
+        if error is not None:
+            raise error
 
 
 def _tell_deepspeed(ranks: Ranks) -> None:
@@ -152,5 +167,11 @@ def _reachable(addresses: list[str], port: int) -> str:
     )
 
 
-def _as_user_error(error: Exception) -> UserError:
-    return UserError(f"rank 0 failed: {type(error).__name__}: {error}", exit_code=ExitCode.RETRYABLE)
+def _told(error: Exception) -> Exception:
+    """What the other ranks raise for it."""
+    rank = distributed.get_rank()
+    if isinstance(error, UserError):
+        return error
+    if (number := error_number(error)) in FULL | FLEETING:
+        return OSError(number, f"{error} (on rank {rank})")
+    return UserError(f"rank {rank} failed: {type(error).__name__}: {error}", exit_code=ExitCode.RETRYABLE)

@@ -1,26 +1,25 @@
-"""Stopping and going on, and publishing: complete or absent, and the same numbers afterwards."""
+"""Publishing, complete or absent, and what the trainer does at its edges. Stopping and going on: checkpoints' tests."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from training_support import plain_logprobs, random_batch, run_ranks, settings, tiny_model
+from training_support import plain_logprobs, random_batch, settings, tiny_model
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.training import checkpoint, export
+from mrt_hpc.run.manifest import verify
+from mrt_hpc.training import export
 from mrt_hpc.training.engine import build
-from mrt_hpc.training.rendezvous import Ranks, join, leave
+from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from mrt_hpc.training.engine import TrainerEngine
@@ -34,40 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def one_rank() -> Iterator[Ranks]:
-    """This process as a trainer of one rank."""
-    torch.set_num_threads(1)
-    join(Ranks(), timeout_s=60)
-    yield Ranks()
-    leave()
-
-
 def make(model: Path, ranks: Ranks, **changes: object) -> TrainerEngine:
     """A trainer of the tests' settings."""
     return build(settings(**changes), model, ranks)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "stage", "precision"),
-    [(1, 0, "fp32"), (1, 3, "fp32"), (1, 2, "bf16"), (2, 3, "bf16"), (2, 0, "fp32")],
-)
-def test_a_new_process_goes_on_bit_by_bit(
-    world_size: int, stage: int, precision: str, model: Path, tmp_path: Path
-) -> None:
-    layout = RunLayout(tmp_path)
-    seen: dict[str, dict[str, Any]] = {}
-    for action in ("save", "load"):
-        arguments = [str(model), str(tmp_path), str(stage), precision, action]
-        run_ranks("training_resume_worker.py", arguments, world_size, tmp_path)
-        seen[action] = json.loads((tmp_path / f"{action}.json").read_text())
-    assert seen["load"]["cursor"] == {"iteration": 2}
-    assert seen["load"]["draws"] == seen["save"]["draws"]
-    for going_on, resumed in zip(seen["save"]["updates"], seen["load"]["updates"], strict=True):
-        timeless = {k for k in going_on if not k.startswith("seconds")}
-        assert {k: resumed[k] for k in timeless} == {k: going_on[k] for k in timeless}
-    digests = [weights.verify(layout.weights_version(v)).files["model.safetensors"] for v in (1, 2)]
-    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -77,7 +45,7 @@ def test_published_weights_are_the_trainers(stage: int, model: Path, one_rank: R
     trainer.update(batch)
     assert export.publish(trainer, lambda write: weights.publish(layout, 1, write), "float32")
     published = layout.weights_version(1)
-    weights.verify(published)
+    verify(published)
     assert (published / "tokenizer_config.json").read_text() == '{"kept": "as it is"}'
     assert json.loads((published / "config.json").read_text())["dtype"] == "float32"
     served = AutoModelForCausalLM.from_pretrained(published)
@@ -118,37 +86,6 @@ def test_a_failing_commit_leaves_no_version(model: Path, one_rank: Ranks, tmp_pa
     with pytest.raises(UserError, match="no space left"):
         export.publish(make(model, one_rank), lambda _: weights.publish(layout, 1, full_disk), "float32")
     assert list(layout.weights.iterdir()) == []
-
-
-def test_a_damaged_checkpoint_is_refused(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
-    trainer = make(model, one_rank)
-    path = RunLayout(tmp_path).checkpoint(1)
-    checkpoint.save(trainer, path, {})
-    victim = next((path / checkpoint.DEEPSPEED_TAG).iterdir())
-    victim.write_bytes(victim.read_bytes()[:-1])
-    with pytest.raises(UserError, match="differs from the manifest"):
-        checkpoint.load(trainer, path)
-
-
-def test_a_checkpoint_of_another_shape_is_refused(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
-    path = RunLayout(tmp_path).checkpoint(1)
-    checkpoint.save(make(model, one_rank, zero_stage=0), path, {})
-    with pytest.raises(UserError, match="another shape"):
-        checkpoint.load(make(model, one_rank, zero_stage=2), path)
-
-
-def test_only_complete_checkpoints_count_and_the_newest_stay(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
-    assert checkpoint.newest(layout.checkpoints) is None
-    trainer = make(model, one_rank)
-    checkpoint.save(trainer, layout.checkpoint(9), {})
-    for step in (10, 11):
-        shutil.copytree(layout.checkpoint(9), layout.checkpoint(step))
-    (layout.checkpoint(11) / weights.MANIFEST).unlink()
-    (layout.checkpoints / ".step000012.tmp-0123").mkdir()
-    assert checkpoint.newest(layout.checkpoints) == layout.checkpoint(10)
-    assert checkpoint.retain(layout.checkpoints, 1) == [layout.checkpoint(9)]
-    assert sorted(p.name for p in layout.checkpoints.iterdir()) == ["step000010", "step000011"]
 
 
 def test_a_batch_without_a_trained_token_takes_no_step(model: Path, one_rank: Ranks) -> None:

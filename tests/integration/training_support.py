@@ -18,11 +18,14 @@ from mrt_hpc.training.settings import Objective, Precision, Schedule, TrainerSet
 VOCABULARY = 48
 
 
-def tiny_model(directory: Path, seed: int = 0, tied: bool = True) -> Path:
-    """Write a Qwen3 model of two small layers with weights large enough to give uneven distributions."""
+def tiny_model(directory: Path, seed: int = 0, tied: bool = True, hidden: int = 32) -> Path:
+    """Write a Qwen3 model of two small layers with weights large enough to give uneven distributions.
+
+    With an odd ``hidden`` two ranks cannot divide its norms evenly.
+    """
     config = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=32,
+        hidden_size=hidden,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -1,0 +1,388 @@
+"""Stopping and going on: the same bits in the same shape, the same training in any other, and no damage unnoticed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import random
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from training_support import random_batch, run_ranks, settings, tiny_model
+
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
+from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.training import checkpoint
+from mrt_hpc.training.engine import build
+from mrt_hpc.training.generators import Generators
+from mrt_hpc.training.trained_state import KEYS, TrainedState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.training.engine import TrainerEngine
+    from mrt_hpc.training.rendezvous import Ranks
+
+SHAPES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (2, "bf16"), (3, "bf16")]
+SHAPES += [(0, "bf16_autocast"), (2, "bf16_autocast"), (3, "bf16_autocast")]
+CHANGES = [  # ranks, stage and precision of the writer, and of the trainer that goes on
+    (2, 2, "fp32", 1, 2, "fp32"),
+    (1, 2, "fp32", 2, 2, "fp32"),
+    (2, 3, "fp32", 1, 3, "fp32"),
+    (1, 3, "fp32", 2, 3, "fp32"),
+    (1, 0, "fp32", 2, 0, "fp32"),
+    (1, 0, "fp32", 1, 2, "fp32"),
+    (1, 3, "fp32", 1, 0, "fp32"),
+    (2, 0, "fp32", 1, 3, "fp32"),
+    (1, 1, "fp32", 2, 3, "fp32"),
+    (2, 3, "fp32", 2, 1, "fp32"),
+    (2, 2, "bf16", 1, 0, "bf16"),
+    (1, 0, "bf16", 2, 3, "bf16"),
+    (2, 3, "bf16", 2, 0, "bf16_autocast"),
+]
+
+
+def name(stage: int, precision: str) -> str:
+    """Of the job that trains in one go."""
+    return f"straight-{stage}-{precision}"
+
+
+def resumed(change: tuple[int, int, str, int, int, str]) -> str:
+    """Of the job that goes on in another shape."""
+    return "-".join(["resumed", *map(str, change)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What trainers of one and two ranks did in one go, and what others did from their checkpoints."""
+    run = tmp_path_factory.mktemp("checkpoints")
+    model = tiny_model(run / "model", hidden=33)
+    for ranks in (1, 2):
+        jobs: list[dict[str, Any]] = [
+            {"name": name(s, p), "stage": s, "precision": p, "save": f"{ranks}-{s}-{p}"} for s, p in SHAPES
+        ]
+        run_ranks("training_checkpoint_worker.py", [str(model), str(run), json.dumps(jobs)], ranks, run)
+    for ranks in (1, 2):
+        jobs = [
+            {"name": f"again-{s}-{p}", "stage": s, "precision": p, "load": f"{ranks}-{s}-{p}", "bits": True}
+            for s, p in SHAPES
+        ]
+        jobs += [
+            {"name": resumed(c), "stage": c[4], "precision": c[5], "load": f"{c[0]}-{c[1]}-{c[2]}"}
+            for c in CHANGES
+            if c[3] == ranks
+        ]
+        run_ranks("training_checkpoint_worker.py", [str(model), str(run), json.dumps(jobs)], ranks, run)
+    return run
+
+
+def seen(folder: Path, job: str, ranks: int, rank: int = 0) -> dict[str, Any]:
+    """What a rank saw in a job."""
+    told: dict[str, Any] = json.loads((folder / f"{job}-{ranks}-{rank}.json").read_text())
+    return told
+
+
+def published(folder: Path, job: str, ranks: int) -> tuple[int, str]:
+    """Size and checksum of the weights after a job."""
+    path = RunLayout(folder / f"{job}-{ranks}").weights_version(1)
+    return verify(path).files["model.safetensors"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("stage", "precision"), SHAPES)
+def test_a_new_process_goes_on_bit_by_bit(ranks: int, stage: int, precision: str, folder: Path) -> None:
+    for rank in range(ranks):
+        straight = seen(folder, name(stage, precision), ranks, rank)
+        again = seen(folder, f"again-{stage}-{precision}", ranks, rank)
+        assert again["cursor"] == {"iteration": 2, "seen": [0.1, None]}
+        assert again["draws"] == straight["draws"]
+        assert again["optimizer_steps"] == straight["optimizer_steps"] == 5
+        for ours, theirs in zip(again["updates"], straight["updates"], strict=True):
+            timeless = {k for k in theirs if not k.startswith("seconds")}
+            assert {k: ours[k] for k in timeless} == {k: theirs[k] for k in timeless}
+    again_weights = published(folder, f"again-{stage}-{precision}", ranks)
+    assert again_weights == published(folder, name(stage, precision), ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("stage", "precision"), SHAPES)
+def test_every_bit_comes_back(ranks: int, stage: int, precision: str, folder: Path) -> None:
+    """Of weights and averages, -0.0 and what is not a number included."""
+    assert all(seen(folder, f"again-{stage}-{precision}", ranks, rank)["same_bits"] is True for rank in range(ranks))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: resumed(c).removeprefix("resumed-"))
+def test_a_trainer_of_another_shape_learns_the_same(change: tuple[int, int, str, int, int, str], folder: Path) -> None:
+    ranks, stage, precision, other_ranks, _, other_precision = change
+    tolerance = 1e-5 if precision == other_precision == "fp32" else 3e-2
+    straight = seen(folder, name(stage, precision), ranks)
+    other = seen(folder, resumed(change), other_ranks)
+    assert other["optimizer_steps"] == straight["optimizer_steps"]
+    for ours, theirs in zip(other["updates"], straight["updates"], strict=True):
+        assert ours["step"] == theirs["step"]
+        assert ours["learning_rate"] == theirs["learning_rate"]
+        for measure in ("loss", "nll", "entropy", "grad_norm"):
+            assert ours[measure] == pytest.approx(theirs[measure], rel=tolerance, abs=tolerance / 10), measure
+
+
+def test_a_rank_the_writer_did_not_have_draws_its_own_numbers(folder: Path) -> None:
+    change = (1, 2, "fp32", 2, 2, "fp32")
+    first, second = (seen(folder, resumed(change), 2, rank)["draws"] for rank in range(2))
+    assert first == seen(folder, name(2, "fp32"), 1)["draws"]
+    value = derive_seed(settings().seed, "trainer", 1, 2)
+    own_torch = torch.Generator().manual_seed(value)
+    own = [random.Random(value), np.random.RandomState(value)]
+    own[0].gauss(0, 1), own[1].randn()
+    assert second[:2] == [own[0].random(), own[1].rand()]
+    assert second[2] == float(torch.rand((), generator=own_torch))
+
+
+def test_a_checkpoint_holds_what_it_says(folder: Path) -> None:
+    path = RunLayout(folder / "2-3-bf16").checkpoint(2)
+    files = sorted(p.name for p in path.iterdir())
+    tensors = [f"tensors-{n:05d}-of-00002.safetensors" for n in range(2)]
+    assert files == sorted([MANIFEST, "state.json", *tensors])
+    sizes = [(path / n).stat().st_size for n in tensors]
+    assert max(sizes) < 1.3 * min(sizes)  # every rank writes its share
+    state = json.loads((path / "state.json").read_text())
+    assert (state["step"], state["optimizer_steps"], state["world_size"]) == (2, 2, 2)
+    assert (state["zero_stage"], state["precision"]) == (3, "bf16")
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_what_one_rank_cannot_write_fails_on_all_at_once(stage: int, folder: Path, tmp_path: Path) -> None:
+    arguments = [str(folder / "model"), str(tmp_path), str(stage)]
+    run_ranks("training_failing_save_worker.py", arguments, 2, tmp_path, timeout_s=100)
+    ours, theirs = (json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2))
+    for case, failure in ours.items():
+        assert failure["left"] == theirs[case]["left"] == [], case
+        assert max(failure.pop("s"), theirs[case].pop("s")) < 10, case
+        assert failure == theirs[case]
+    assert {case: (f["type"], f["errno"]) for case, f in ours.items()} == {
+        "full-1": ("OSError", errno.ENOSPC),
+        "full-0": ("OSError", errno.ENOSPC),
+        "taken-1": ("UserError", None),
+        "quota-0": ("OSError", errno.EDQUOT),
+        "state-0": ("OSError", errno.EDQUOT),
+    }
+    assert "rank 1" in ours["full-1"]["text"]
+    assert "Is a directory" in ours["taken-1"]["text"]
+    path = RunLayout(tmp_path).checkpoint(1)
+    verify(path)
+    assert len(list(path.glob("tensors-*.safetensors"))) > 4
+
+
+def test_files_are_shared_out_evenly_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 12 * 1000)
+    shapes = {"embedding": (50, 100)} | {f"layer.{n}.{p}": (n + 1, 30) for n in range(8) for p in "abc"}
+    rounds = checkpoint.plan_files(shapes, 3)
+    files = [file for files in rounds for file in files]
+    assert sorted(p for f in files for p in f.parameters) == sorted(shapes)
+    assert [f.name for f in files] == [f"tensors-{n:05d}-of-{len(files):05d}.safetensors" for n in range(len(files))]
+    assert all(len({f.rank for f in files}) == len(files) for files in rounds)
+    sizes = {f.name: 12 * sum(math.prod(shapes[p]) for p in f.parameters) for f in files}
+    assert all(sizes[f.name] <= 12 * 1000 or len(f.parameters) == 1 for f in files)
+    others = [sum(sizes[f.name] for f in files if f.rank == rank) for rank in (1, 2)]
+    assert abs(others[0] - others[1]) <= 12 * 240
+    assert [f.rank for f in files if "embedding" in f.parameters] == [0]
+    assert [f.rank for fs in checkpoint.plan_files({"one": (3,)}, 4) for f in fs] == [0]  # no share, no file
+
+
+@pytest.fixture
+def three(folder: Path, tmp_path: Path) -> Path:
+    """A parent of three sound checkpoints."""
+    checkpoints = RunLayout(tmp_path).checkpoints
+    for step in (1, 2, 3):
+        shutil.copytree(RunLayout(folder / "2-2-fp32").checkpoint(2), RunLayout(tmp_path).checkpoint(step))
+    return checkpoints
+
+
+class Bad(list[tuple[str, str]]):
+    """Collects what ``good`` passes over: names and reasons."""
+
+    def __call__(self, path: Path, error: UserError) -> None:
+        """Take one note."""
+        assert isinstance(error, UserError)
+        self.append((path.name, str(error)))
+
+
+def test_the_newest_sound_checkpoint_is_found_and_each_newer_one_reported(three: Path) -> None:
+    bad = Bad()
+    assert checkpoint.good(three, bad) == three / "step000003"
+    assert checkpoint.good(three / "nowhere", bad) is None
+    assert bad == []
+    for number in (4, 5, 6, 7, 8):
+        shutil.copytree(three / "step000003", three / f"step{number:06d}")
+    torn, flipped = (three / f"step{n:06d}" / "tensors-00001-of-00002.safetensors" for n in (8, 7))
+    torn.write_bytes(torn.read_bytes()[:-100])
+    content = bytearray(flipped.read_bytes())
+    content[-50] ^= 4
+    flipped.write_bytes(content)
+    (three / "step000006" / "tensors-00000-of-00002.safetensors").unlink()
+    rewrite_state(three / "step000005", generators=None)
+    (three / "step000004" / MANIFEST).unlink()
+    assert checkpoint.good(three, bad) == three / "step000003"
+    assert [name for name, _ in bad] == [f"step{n:06d}" for n in (8, 7, 6, 5, 4)]
+    reasons = [reason for _, reason in bad]
+    assert str(torn) in reasons[0]
+    assert str(flipped) in reasons[1]
+    assert "tensors-00000-of-00002.safetensors" in reasons[2]
+    assert "'generators' is not of type list" in reasons[3]
+    assert "no readable manifest" in reasons[4]
+    for path in three.iterdir():
+        (path / MANIFEST).unlink(missing_ok=True)
+    assert checkpoint.good(three, Bad()) is None
+
+
+def test_a_manifest_that_breaks_its_reader_is_reported(three: Path) -> None:
+    """What no one foresaw must not keep the trainer from the older checkpoint."""
+    manifest = three / "step000003" / MANIFEST
+    content = json.loads(manifest.read_text())
+    content["files"]["state.json"][0] = math.inf
+    manifest.write_text(json.dumps(content))
+    bad = Bad()
+    assert checkpoint.good(three, bad) == three / "step000002"
+    assert [name for name, _ in bad] == ["step000003"]
+
+
+def rewrite_state(path: Path, **changes: Any) -> None:
+    """Change state.json and seal the checkpoint again; a value of ... takes the key out."""
+    state = json.loads((path / "state.json").read_text()) | changes
+    (path / "state.json").write_text(json.dumps({k: v for k, v in state.items() if v is not ...}))
+    (path / MANIFEST).unlink()
+    write_manifest(path, step=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        *(({key: ...}, f"{key!r} is missing") for key in checkpoint.STATE_TYPES),
+        ({"step": True}, "'step' is not of type int"),
+        ({"cursor": [1]}, "'cursor' is not of type dict"),
+        ({"generators": []}, "not those of all ranks"),
+        ({"generators": [{}, {}]}, "not the state of random generators"),
+        ({"generators": [{"python": {"words": "!"}}, 1]}, "not the state of random generators"),
+    ],
+)
+def test_a_state_that_is_not_whole_is_refused(changes: dict[str, Any], reason: str, three: Path) -> None:
+    path = three / "step000003"
+    rewrite_state(path, **changes)
+    bad = Bad()
+    assert checkpoint.good(three, bad) == three / "step000002"
+    assert [name for name, _ in bad] == ["step000003"]
+    assert reason in bad[0][1]
+
+
+@pytest.mark.parametrize("part", ["words", "position", "normal"])
+def test_generators_that_no_generator_takes_are_refused(part: str) -> None:
+    told = json.loads(json.dumps(Generators.here().told))
+    Generators.of(told).restore()
+    told["numpy"][part] = "AAAA"
+    with pytest.raises(ValueError, match="not the state of random generators"):
+        Generators.of(told)
+
+
+def test_an_older_format_is_refused(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
+    path = RunLayout(tmp_path).checkpoint(1)
+    (path / "deepspeed").mkdir(parents=True)
+    (path / "deepspeed" / "mp_rank_00_model_states.pt").write_bytes(b"pickle")
+    (path / "state.json").write_text('{"world_size": 1, "zero_stage": 0, "precision": "fp32", "step": 1, "cursor": {}}')
+    write_manifest(path, step=1)
+    bad = Bad()
+    assert checkpoint.good(path.parent, bad) is None
+    assert "older version" in bad[0][1]
+    with pytest.raises(UserError, match="older version"):
+        checkpoint.load(build(settings(), folder / "model", one_rank), path)
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(
+    one_rank: Ranks, folder: Path, tmp_path: Path
+) -> None:
+    trainer = build(settings(), tiny_model(tmp_path / "model"), one_rank)
+    before = {n: p.detach().clone() for n, p in trainer.policy.named_parameters()}
+    with pytest.raises(UserError, match="another model"):
+        checkpoint.load(trainer, RunLayout(folder / "1-0-fp32").checkpoint(2))
+    assert all(torch.equal(p, before[n]) for n, p in trainer.policy.named_parameters())
+    assert trainer.step == 0
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_trainer_that_never_stepped_has_a_checkpoint(
+    stage: int, one_rank: Ranks, folder: Path, tmp_path: Path
+) -> None:
+    def fresh() -> TrainerEngine:
+        return build(settings(zero_stage=stage), folder / "model", one_rank)
+
+    straight, path = fresh(), RunLayout(tmp_path).checkpoint(0)
+    checkpoint.save(straight, path, {})
+    again = fresh()
+    again.update(random_batch(9))
+    checkpoint.load(again, path)
+    untouched = fresh()
+    expected = untouched.update(random_batch(0))
+    for trainer in (straight, again):
+        stats = trainer.update(random_batch(0))
+        assert (stats.loss, stats.grad_norm, stats.step) == (expected.loss, expected.grad_norm, 1)
+    assert TrainedState(again).optimizer_steps == 1
+    names = list(TrainedState(again).shapes)
+    for key in KEYS:
+        ours, theirs, plain = ([TrainedState(t).gather(n, key, 0) for n in names] for t in (straight, again, untouched))
+        assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(ours, theirs, plain, strict=True))
+
+
+def test_only_complete_checkpoints_count_and_the_newest_stay(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
+    layout, bad = RunLayout(tmp_path), Bad()
+    assert checkpoint.good(layout.checkpoints, bad) is None
+    checkpoint.save(build(settings(), folder / "model", one_rank), layout.checkpoint(9), {})
+    for step in (10, 11):
+        shutil.copytree(layout.checkpoint(9), layout.checkpoint(step))
+    (layout.checkpoint(11) / MANIFEST).unlink()
+    (layout.checkpoints / ".step000012.tmp-0123").mkdir()
+    assert checkpoint.good(layout.checkpoints, bad) == layout.checkpoint(10)
+    assert [name for name, _ in bad] == ["step000011"]
+    assert checkpoint.retain(layout.checkpoints, 1) == [layout.checkpoint(9)]
+    assert sorted(p.name for p in layout.checkpoints.iterdir()) == ["step000010", "step000011"]
+
+
+@given(data=st.data())
+@hypothesis.settings(max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_no_damage_passes_for_a_good_checkpoint(data: st.DataObject, folder: Path, tmp_path: Path) -> None:
+    """Flipped, cut and deleted at any place of any file: found, unless the content is what was written."""
+    source = RunLayout(folder / "2-2-fp32").checkpoint(2)
+    contents = {p.name: p.read_bytes() for p in sorted(source.iterdir())}
+    path = RunLayout(tmp_path).checkpoint(2)
+    path.mkdir(parents=True, exist_ok=True)
+    damaged = dict(contents)
+    for _ in range(data.draw(st.integers(1, 3))):
+        victim = data.draw(st.sampled_from(sorted(damaged)))
+        place = data.draw(st.integers(0, max(0, len(damaged[victim]) - 1)))
+        kind = data.draw(st.sampled_from(["flip", "replace", "cut", "delete"]))
+        content = bytearray(damaged[victim])
+        if kind == "delete":
+            damaged.pop(victim)
+            break
+        if kind == "cut":
+            content = content[:place]
+        elif content:
+            content[place] = data.draw(st.integers(0, 255)) if kind == "replace" else content[place] ^ 1 << place % 8
+        damaged[victim] = bytes(content)
+    for name in contents:
+        (path / name).unlink(missing_ok=True)
+        if name in damaged:
+            (path / name).write_bytes(damaged[name])
+    bad = Bad()
+    found = checkpoint.good(path.parent, bad)
+    assert (found is None) == (len(bad) == 1)
+    if found is not None:
+        assert {n: c for n, c in damaged.items() if n != MANIFEST} == {
+            n: c for n, c in contents.items() if n != MANIFEST
+        }
