@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from mrt_hpc.inference.wire import GENERATE_PATH, Batch, Request, Sample, Settings
+from mrt_hpc.inference.wire import GENERATE_PATH, Batch, Request, Sample, Settings, read_sample_line
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.records import FinishReason
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["Completion", "GenerationClient", "Request", "Settings", "connect"]
 
 ATTEMPTS = 5
+SLIGHTLY_ABOVE_ONE = 1e-3
+"""The logarithm of a probability, as rounding may leave it."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-_decode_sample = msgspec.json.Decoder(Sample).decode
 
 
 class ServerGone(Exception):
@@ -130,8 +131,9 @@ class GenerationClient:
         batch = Batch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
         started = time.time()
         async for sample in self._samples(batch):
-            i = kept[sample.request][0]
-            j = places[i][sample.sample]
+            i, j = _place(sample, [places[i] for i, _ in kept], [i for i, _ in kept])
+            if (i, j) not in waiting:
+                raise ServerGone(f"sample {j} of request {i} came twice")
             yield _completion(sample, requests[i], i, j, started)
         if waiting:
             raise ServerGone("the response ended early")
@@ -144,8 +146,8 @@ class GenerationClient:
                 if response.status != 200:
                     raise UserError(f"the vLLM server refused: {(await response.text()).strip()}")
                 async for line in _lines(response.content):
-                    yield _decode_sample(line)
-        except (aiohttp.ClientError, OSError) as error:
+                    yield read_sample_line(line)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerGone(repr(error)) from error
 
 
@@ -179,9 +181,24 @@ def _by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
     return places
 
 
+def _place(sample: Sample, places: Sequence[Sequence[int]], requests: Sequence[int]) -> tuple[int, int]:
+    """Which request and which of its samples an answer belongs to.
+
+    Args:
+        sample: numbered as in the batch that was sent.
+        places: for each request of the batch, the samples asked for.
+        requests: their numbers among all requests.
+    """
+    if not (0 <= sample.request < len(places) and 0 <= sample.sample < len(places[sample.request])):
+        raise ServerGone(f"an answer that nobody asked for: sample {sample.sample} of request {sample.request}")
+    return requests[sample.request], places[sample.request][sample.sample]
+
+
 def _completion(sample: Sample, request: Request, i: int, j: int, started: float) -> Completion:
     if sample.error is not None or sample.finish_reason not in _FINISH_REASONS:
         raise _refusal(sample, request)
+    if fault := _fault(sample, request):
+        raise ServerGone(f"an answer that cannot be right: {fault}")
     return Completion(
         request=i,
         sample=j,
@@ -196,6 +213,19 @@ def _completion(sample: Sample, request: Request, i: int, j: int, started: float
         started=started,
         seconds=time.time() - started,
     )
+
+
+def _fault(sample: Sample, request: Request) -> str | None:
+    """What is wrong with a sample that calls itself finished."""
+    if not 0 < len(sample.token_ids) <= request.settings.max_tokens:
+        return f"{len(sample.token_ids)} tokens, where 1 to {request.settings.max_tokens} were asked for"
+    if len(sample.logprobs) != len(sample.token_ids):
+        return f"{len(sample.logprobs)} log-probabilities for {len(sample.token_ids)} tokens"
+    if not all(value <= SLIGHTLY_ABOVE_ONE for value in (*sample.logprobs, *sample.scores)):
+        return "a log-probability that is above 0, or no number"
+    if len(sample.scores) != len(request.score_ids) or len(sample.weights_versions) != 1:
+        return f"{len(sample.scores)} scores and weights versions {sample.weights_versions}"
+    return None
 
 
 def _refusal(sample: Sample, request: Request) -> Exception:

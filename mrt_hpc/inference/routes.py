@@ -17,7 +17,7 @@ import msgspec
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from mrt_hpc.inference.wire import FIRST_VERSION_VARIABLE, GENERATE_PATH, Batch, Request, Sample
+from mrt_hpc.inference.wire import FIRST_VERSION_VARIABLE, GENERATE_PATH, Batch, Request, Sample, sample_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _decode_batch = msgspec.json.Decoder(Batch).decode
-_encode = msgspec.json.Encoder().encode
 _request_numbers = itertools.count()
 
 
@@ -112,7 +111,7 @@ async def _send_lines(finished: asyncio.Queue[Sample], count: int, send: Send) -
         while not finished.empty():
             ready.append(finished.get_nowait())
         sent += len(ready)
-        body = b"".join(_encode(sample) + b"\n" for sample in ready)
+        body = b"".join(sample_line(sample) for sample in ready)
         await send({"type": "http.response.body", "body": body, "more_body": sent < count})
 
 

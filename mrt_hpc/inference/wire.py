@@ -1,5 +1,5 @@
 """What the client and the server's own route say to each other: requests as one JSON body, finished samples as lines
-of JSON.
+of JSON, each behind its checksum.
 
 Both ends import this module, so it imports neither vLLM nor an HTTP library. vLLM's own routes spend, on a small
 model, as much time on one object per token and on text nobody reads as the engine does on the model; here a sample is
@@ -7,6 +7,8 @@ two flat lists.
 """
 
 from __future__ import annotations
+
+from binascii import crc32
 
 import msgspec
 
@@ -64,3 +66,25 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """[len(score_ids)]"""
     error: str | None = None
     """The request was refused, and why."""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Sample).decode
+
+
+def sample_line(sample: Sample) -> bytes:
+    """One line of the response."""
+    text = _encode(sample)
+    return b"%08x %b\n" % (crc32(text), text)
+
+
+def read_sample_line(line: bytes) -> Sample:
+    """The sample of a line without its end.
+
+    Raises:
+        ValueError: the line is not as it was sent.
+    """
+    checksum, _, text = line.partition(b" ")
+    if checksum != b"%08x" % crc32(text):
+        raise ValueError(f"an answer that was damaged on its way: {line[:80]!r}")
+    return _decode(text)

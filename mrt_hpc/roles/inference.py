@@ -60,17 +60,16 @@ def run(task: Task) -> None:
         UserError: the trainer failed; it does not run, and the nodes are given back; or something in the recipe does
             not fit the model.
     """
-    work = Rounds(task).awaited()
-    if work is None:
+    first = Rounds(task).awaited()
+    if first is None:
         log.info("nothing is left to sample")
         return
-    weights = verified_weights(task, work.version)
+    weights = verified_weights(task, first.version)
     worker = Worker.of(task, weights)
     with grader_pool(task) as pool, running_server(task, weights, worker.max_model_len) as server:
-        while work is not None:
+        while (work := Rounds(task).awaited()) is not None:  # others have gone on while the server started
             if worker.has_weights(work, server):
                 worker.sample(work, server, pool)
-            work = Rounds(task).awaited()
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,12 @@ class Leases:
     observer: Observer
 
     def claim(self, position: int) -> bool:
-        """Take the lease on a group, if nobody else who lives has it. What this task holds already it may take anew."""
+        """Take the lease on a group, unless it is complete or somebody else who lives has it.
+
+        What this task holds already it may take anew.
+        """
+        if self.layout.group(self.iteration, position).exists():
+            return False
         newest = self._newest().get(position)
         if newest is not None and not self._expired(self._path(position, newest)):
             return False

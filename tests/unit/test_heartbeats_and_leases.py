@@ -150,6 +150,13 @@ def test_of_two_who_see_a_free_group_one_gets_it(tmp_path: Path, observer: Obser
     assert not second._create(same)
 
 
+def test_a_group_that_is_complete_is_not_leased(tmp_path: Path, observer: Observer) -> None:
+    layout = RunLayout(tmp_path)
+    layout.group(4, 7).mkdir(parents=True)
+    assert not leases(layout, observer, 0).claim(7)
+    assert leases(layout, observer, 0).claim(8)
+
+
 def test_a_lease_that_cannot_be_read_holds_nobody_up(tmp_path: Path, observer: Observer) -> None:
     layout = RunLayout(tmp_path)
     layout.leases(4).mkdir(parents=True)

@@ -1,0 +1,108 @@
+"""A short seeded schedule of faults over a whole shrunk run, and an auditor that finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from chaos_auditor import audit
+from chaos_faults import FaultKind
+from chaos_run import DISK_MIB, Outcome, run_under_faults, small_disk, table
+
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KINDS = (
+    FaultKind.KILL_INFERENCE,
+    FaultKind.CORRUPT_CHECKPOINT,
+    FaultKind.TERM_TRAINER,
+    FaultKind.KILL_SERVER,
+    FaultKind.FULL_DISK,
+)
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Outcome, Path]]:
+    """A run under faults, and where it lies."""
+    with small_disk(DISK_MIB) as disk:
+        kinds = KINDS if disk else [kind for kind in KINDS if kind is not FaultKind.FULL_DISK]
+        folder = disk or tmp_path_factory.mktemp("chaos")
+        yield run_under_faults(SEED, len(kinds), kinds, folder, disk), folder / "run"
+
+
+@pytest.mark.timeout(2400)
+def test_a_run_under_faults_ends_as_an_undisturbed_one(outcome: tuple[Outcome, Path]) -> None:
+    found, _ = outcome
+    print(table([found]))
+    assert found.exit_code == 0
+    assert found.audit.violations == []
+    assert len(found.strikes) >= 3, "a run that ends early was hardly disturbed"
+    corrupted = sum(strike.kind is FaultKind.CORRUPT_CHECKPOINT for strike in found.strikes)
+    assert found.audit.steps_redone <= len(found.strikes) + corrupted
+
+
+def damage_group(layout: RunLayout) -> str:
+    path = layout.group(1, 2) / "rollouts.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    return "rollouts.parquet"
+
+
+def lose_group(layout: RunLayout) -> str:
+    shutil.rmtree(layout.group(0, 3))
+    return "iteration 0: groups"
+
+
+def swap_groups(layout: RunLayout) -> str:
+    """A group sampled anew after it was trained on."""
+    shutil.rmtree(layout.group(2, 1))
+    shutil.copytree(layout.group(1, 1), layout.group(2, 1))
+    return "iteration 2 was trained on other groups"
+
+
+def lose_metrics(layout: RunLayout) -> str:
+    layout.metrics(3).unlink()
+    return "metrics of iterations 3"
+
+
+def change_weights(layout: RunLayout) -> str:
+    manifest = layout.weights_version(0) / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"version": 0', '"version": 1'))
+    return "seal does not fit"
+
+
+def lose_evaluation(layout: RunLayout) -> str:
+    shutil.rmtree(layout.evaluation_shard(0, "held-out", 0))
+    return "shard-00000"
+
+
+def reopen_task(layout: RunLayout) -> str:
+    path = next((layout.root / "tasks").rglob("*.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "state": "failed"}))
+    return "failed"
+
+
+def publish_key(layout: RunLayout) -> str:
+    (layout.logs / "leak.log").write_text((layout.secrets / "server_key").read_text())
+    return "the run's key stands in"
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(
+    "harm",
+    [
+        damage_group, lose_group, swap_groups, lose_metrics, change_weights, lose_evaluation, reopen_task, publish_key,
+    ],
+)  # fmt: skip
+def test_the_auditor_finds_what_is_wrong(outcome: tuple[Outcome, Path], tmp_path: Path, harm: object) -> None:
+    assert callable(harm)
+    copy = RunLayout(tmp_path / "run")
+    shutil.copytree(outcome[1], copy.root)
+    words = harm(copy)
+    assert any(words in violation for violation in audit(copy.root).violations)

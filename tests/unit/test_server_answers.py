@@ -1,0 +1,130 @@
+"""Whatever becomes of a server's answers on their way: the right samples arrive, or a clear error does."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mrt_hpc.inference.client import Completion, Request, Settings, connect
+from mrt_hpc.inference.wire import GENERATE_PATH, Batch, Sample, read_sample_line, sample_line
+from mrt_hpc.recipe.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REQUESTS = [Request([1, 2, 3], [10, 11], Settings(max_tokens=4)), Request([4], [12], Settings(max_tokens=4))]
+Damage = "Callable[[bytes], bytes]"
+
+
+def right(i: int, j: int) -> Sample:
+    return Sample(i, j, [7, i, j], [-0.5, -1.0, -0.25 * (j + 1)], "stop", 0, [3])
+
+
+def answers(batch: Batch) -> bytes:
+    """What the server says to a batch, which holds what is still waited for."""
+    known = {seed: (i, j) for i, r in enumerate(REQUESTS) for j, seed in enumerate(r.seeds)}
+    samples = [
+        msgspec.structs.replace(right(*known[seed]), request=i, sample=j)
+        for i, request in enumerate(batch.requests)
+        for j, seed in enumerate(request.seeds)
+    ]
+    return b"".join(map(sample_line, samples))
+
+
+async def asked(damage: Callable[[bytes], bytes], times: int) -> list[Completion]:
+    """All samples through a server that damages its first so many responses."""
+    left = [times]
+
+    async def generate(request: web.Request) -> web.Response:
+        body = answers(msgspec.json.decode(await request.read(), type=Batch))
+        left[0] -= 1
+        return web.Response(body=damage(body) if left[0] >= 0 else body)
+
+    application = web.Application()
+    application.router.add_post(GENERATE_PATH, generate)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "s"
+        await web.UnixSite(runner, str(socket)).start()
+        try:
+            async with connect(socket, "key", attempts=2) as client:
+                return [c async for c in client.stream(REQUESTS)]
+        finally:
+            await runner.cleanup()
+
+
+def check(completions: list[Completion]) -> None:
+    found = {(c.request, c.sample): (c.token_ids, c.logprobs, c.seed, c.weights_version) for c in completions}
+    wanted = {(i, j): right(i, j) for i, r in enumerate(REQUESTS) for j in range(len(r.seeds))}
+    assert len(completions) == len(wanted)
+    assert found == {
+        (i, j): (s.token_ids, s.logprobs, REQUESTS[i].seeds[j], 3) for (i, j), s in wanted.items()
+    }  # fmt: skip
+
+
+def test_undamaged_answers_arrive() -> None:
+    check(asyncio.run(asked(lambda body: body, 0)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damage_is_made_good_by_asking_again_or_told(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["flip", "cut", "repeat", "insert", "swap"]))
+    place, byte = data.draw(st.integers(0, 400)), data.draw(st.integers(0, 255))
+
+    def damage(body: bytes) -> bytes:
+        at = place % len(body)
+        if kind == "flip":
+            return body[:at] + bytes([body[at] ^ (byte or 1)]) + body[at + 1 :]
+        if kind == "cut":
+            return body[:at]
+        if kind == "repeat":
+            return body + body[:at]
+        if kind == "insert":
+            return body[:at] + bytes([byte]) + body[at:]
+        return body[at:] + body[:at]
+
+    always = data.draw(st.booleans())
+    try:
+        completions = asyncio.run(asked(damage, 10 if always else 1))
+    except UserError as error:
+        assert always, "the second answer was undamaged"
+        assert error.exit_code is ExitCode.RETRYABLE
+        assert "broke off" in error.what
+    else:
+        check(completions)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_ids": []},
+        {"token_ids": [1, 2, 3, 4, 5], "logprobs": [-1.0] * 5},
+        {"logprobs": [-1.0]},
+        {"logprobs": [0.5, -1.0, -1.0]},
+        {"weights_versions": []},
+        {"weights_versions": [3, 4]},
+        {"scores": [-1.0]},
+        {"request": 5},
+        {"sample": 2},
+        {"request": -1},
+        {"finish_reason": "abort"},
+    ],
+)
+def test_an_answer_that_cannot_be_right_is_not_taken(wrong: dict[str, object]) -> None:
+    def damage(body: bytes) -> bytes:
+        first, rest = body.split(b"\n", 1)
+        return sample_line(msgspec.structs.replace(read_sample_line(first), **wrong)) + rest
+
+    check(asyncio.run(asked(damage, 1)))
+    with pytest.raises(UserError, match="broke off"):
+        asyncio.run(asked(damage, 10))
