@@ -17,6 +17,7 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.events import event_file, has_progressed
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.patience import patiently
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
@@ -43,7 +44,7 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
         message = f"ended with exit code {exit_code} without a word (137: killed, often for want of memory)"
         progressed = has_progressed(event_file(layout.events, job, index, 0, attempt))
         record = replace(record, attempt=attempt).failed(message, ExitCode.RETRYABLE, retries, progressed=progressed)
-        write_task(layout, job, index, record)
+        patiently(lambda: write_task(layout, job, index, record), "the state of the task")
     return record
 
 

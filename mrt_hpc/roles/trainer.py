@@ -20,6 +20,7 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.roles.advantages import Batch, batch_of, training_sequences
 from mrt_hpc.roles.metrics import Timeline, iteration_metrics
 from mrt_hpc.roles.notice import GaveBack, Stopped
+from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.quality import trace_quality
 from mrt_hpc.roles.task import LONGEST_LOOK_S
 from mrt_hpc.roles.tracking import Tracker
@@ -27,7 +28,7 @@ from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.lineage import younger_than
-from mrt_hpc.run.tasks import read_task
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import prune
 from mrt_hpc.run.weights import publish as publish_version
@@ -211,7 +212,16 @@ class Trainer:
                 self._groups[position] = self.task.patiently(partial(read_group, path), f"reading {path}")
             except UserError as damage:
                 self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
+                self._reopen_inference()
         return len(self._groups) == self.task.recipe.sampling.problems_per_iteration
+
+    def _reopen_inference(self) -> None:
+        """There is work again for inference tasks that were done: the next submission starts them."""
+        peers = self.task.peers(Role.INFERENCE)
+        for (job, index), life in peers.lives().items():
+            if life is Life.DONE:
+                again = TaskRecord(TaskState.STOPPED, message="a group that it had sampled was damaged")
+                self.task.patiently(partial(write_task, self.task.layout, job, index, again), "the state of a task")
 
     def _version_is_there(self) -> bool:
         return self.task.layout.weights_version(self.iteration).exists()

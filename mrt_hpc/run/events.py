@@ -1,18 +1,21 @@
 """The event log: what each process of a run did, a line of JSON an event, a file a process.
 
 Nobody shares a file, so nothing needs a lock; a reader takes all files together and sorts by time. A line cut short by
-a lost node is the last of its file and is passed over by the reader.
+a lost node or a full disk is passed over by the reader.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.run.patience import patiently
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,17 +64,27 @@ class EventLog:
     path: Path
     progressed: bool = field(default=False, init=False)
     """Whether something was done that stays."""
-    _stream: IO[str] | None = field(default=None, repr=False)
+    _descriptor: int | None = field(default=None, init=False, repr=False)
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
-        """Append one event with the time of this node's clock."""
+        """Append one event with the time of this node's clock; on a full disk, wait for room.
+
+        Raises:
+            UserError: the disk stayed full.
+        """
         self.progressed = self.progressed or kind in PROGRESS
-        if self._stream is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = self.path.open("a", encoding="utf-8")
         line = {"time": time.time(), "kind": kind.value, "host": socket.gethostname(), "pid": os.getpid(), **fields}
-        self._stream.write(json.dumps(line) + "\n")
-        self._stream.flush()
+        text = json.dumps(line).encode() + b"\n"
+        patiently(lambda: self._append(text), "an event")
+
+    def _append(self, text: bytes) -> None:
+        """Write a line, or end what a full disk has left of it, so that the next try has a line of its own."""
+        if self._descriptor is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        if os.write(self._descriptor, text) < len(text):
+            os.write(self._descriptor, b"\n")
+            raise OSError(errno.ENOSPC, "an event was cut short")
 
 
 def event_file(directory: Path, job: str, index: int, rank: int, attempt: str) -> Path:
@@ -92,8 +105,11 @@ def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of one process; a line without its end was being written when the node was lost."""
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
+    """The events of one process; a line that is none was being written when the node was lost or the disk was full."""
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and {"time", "kind"} <= event.keys():
+            yield event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run import patience
 from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, replacing, temporary_sibling, write_json
 from mrt_hpc.run.events import EventKind, EventLog, read_events
 from mrt_hpc.run.groups import commit_group, complete_groups, read_group
@@ -186,6 +188,22 @@ def test_events_of_all_processes_are_read_in_order_and_a_torn_line_is_passed_ove
         stream.write('{"time": 1, "ki')
     assert [e["kind"] for e in read_events(tmp_path)] == ["step", "published"]
     assert read_events(tmp_path, EventKind.PUBLISHED)[0]["version"] == 2
+
+
+def test_an_event_that_a_full_disk_cuts_short_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = os.write
+    cuts = [10]
+
+    def short(descriptor: int, text: bytes) -> int:
+        return written(descriptor, text[: cuts.pop()] if cuts and len(text) > 1 else text)
+
+    monkeypatch.setattr(os, "write", short)
+    monkeypatch.setattr(patience.time, "sleep", lambda _: None)
+    log = EventLog(tmp_path / "a.jsonl")
+    log.emit(EventKind.STEP, iteration=1)
+    log.emit(EventKind.STEP, iteration=2)
+    assert cuts == []
+    assert [e["iteration"] for e in read_events(tmp_path)] == [1, 2]
 
 
 def test_a_task_that_fails_too_often_or_fatally_is_not_run_again(tmp_path: Path) -> None:
