@@ -11,6 +11,7 @@ import click
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.patience import FULL, error_number
 
 RECIPE = click.Path(path_type=Path, dir_okay=False)
 RUN = click.Path(path_type=Path, file_okay=False)
@@ -24,12 +25,30 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-            click.echo(error.message(), err=True)
-            ctx.exit(int(error.exit_code))
+            self._tell(ctx, error)
+        except OSError as error:
+            if error_number(error) not in FULL:
+                raise
+            self._tell(ctx, full_disk(error))
         except KeyboardInterrupt:
             click.echo("stopped; the same command goes on where it stopped", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))
+
+    @staticmethod
+    def _tell(ctx: click.Context, error: UserError) -> None:
+        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(error.message(), err=True)
+        ctx.exit(int(error.exit_code))
+
+
+def full_disk(error: OSError) -> UserError:
+    """What a command says when it cannot write; tasks of a run wait for room instead."""
+    return UserError(
+        f"the disk is full: {error.strerror or error}",
+        where=error.filename,
+        advice="make room, or ask for more quota, and give the same command again: nothing half-made was left",
+        exit_code=ExitCode.RETRYABLE,
+    )
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ from mrt_hpc.cli.display import evaluations_text, iterations_text
 from mrt_hpc.launch.ledger import latest_ids, local_process
 from mrt_hpc.launch.progress import progress, remarks, task_records
 from mrt_hpc.launch.slurm_queue import cancel, queue_states
-from mrt_hpc.plan.model import Plan
+from mrt_hpc.plan.model import Plan, read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.tasks import TaskState
@@ -45,7 +44,7 @@ def open_run(run: Path) -> tuple[RunLayout, Plan]:
             value=str(run),
             expected=f"one of {', '.join(runs)}" if runs else "a directory that `mrt-hpc submit` made",
         )
-    return layout, Plan.model_validate(json.loads(layout.plan.read_text()))
+    return layout, read_plan(layout.plan)
 
 
 def print_status(run: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
-import json
 import logging
 import os
 import signal
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
-from mrt_hpc.plan.model import Plan, Role
+from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.notice import GaveBack, Stopped
@@ -85,7 +84,7 @@ def attempt(task: Task, role: RoleFunction) -> None:
 
 def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement) -> Task:
     """What the role is given, read from the run directory."""
-    plan = Plan.model_validate(json.loads(layout.plan.read_text()))
+    plan = read_plan(layout.plan)
     job = plan.job(job_name)
     recipe = read_recipe_lock(layout.recipe_lock)
     return Task(

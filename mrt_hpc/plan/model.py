@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
+
+from mrt_hpc.recipe.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Role(StrEnum):
@@ -126,3 +131,19 @@ class Plan(PlanPart):
     def as_json(self) -> dict[str, Any]:
         """For plan.json."""
         return self.model_dump(mode="json")
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a run.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        return Plan.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the plan cannot be read: {error}",
+            where=path,
+            advice="the same submit command with another --run directory, or this one without the file",
+        ) from error

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from mrt_hpc.recipe.errors import UserError, nearest
@@ -27,6 +27,10 @@ REFUSED = {
     "sampling.top_k": "top-k would make the log-probabilities those of another distribution: it is refused in training",
 }
 """Fields that users look for, and why they are not there."""
+
+
+UNREADABLE = (YAMLError, ValueError, TypeError, AttributeError, RecursionError)
+"""What the parser raises for text that is no YAML, or YAML of a kind that nobody writes (an alias within itself)."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +94,18 @@ def read_source(path: Path, overrides: tuple[str, ...], *, advice: str) -> Sourc
         text = path.read_text(encoding="utf-8")
         node = YAML(typ="safe", pure=True).compose(text)
         data = YAML(typ="safe", pure=True).load(text)
+        lines = dict(_lines(node, ()))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         raise UserError(f"not YAML: {error.problem or error.context}", where=where, advice=advice) from error
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text: {error}", where=path, advice=advice) from error
+    except UNREADABLE as error:
+        raise UserError(f"not YAML that can be read: {error}", where=path, advice=advice) from error
     if not isinstance(data, dict):
         raise UserError("the file holds no fields", value=data, where=path, expected="lines such as `name: quickstart`")
-    source = Source(path, data, dict(_lines(node, ())), {})
+    source = Source(path, data, lines, {})
     for override in overrides:
         _apply(source, override)
     return source
@@ -127,8 +134,9 @@ def _apply(source: Source, override: str) -> None:
         )
     try:
         parsed = YAML(typ="safe", pure=True).load(value)
-    except MarkedYAMLError as error:
-        raise UserError(f"the value is not YAML: {error.problem}", value=value, where=f"--set {override}") from error
+    except UNREADABLE as error:
+        reason = getattr(error, "problem", None) or error
+        raise UserError(f"the value is not YAML: {reason}", value=value, where=f"--set {override}") from error
     target: Any = source.data
     location: list[int | str] = []
     for key in keys[:-1]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ruamel.yaml import YAML
 
 import mrt_hpc
+from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import read_source, validate
 from mrt_hpc.recipe.schema import Recipe
 
@@ -27,6 +28,8 @@ def read_recipe_lock(path: Path) -> Recipe:
         UserError: the lock was damaged, or written by another version of the schema.
     """
     source = read_source(path, (), advice=f"mrt-hpc status {path.parent}")
+    if not isinstance(source.data.get("recipe"), dict):
+        raise UserError("the lock holds no recipe", where=path, expected="the file that `mrt-hpc submit` wrote")
     return validate(source, Recipe, source.data["recipe"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.model import Cost, RunFile, RunSummary
 from mrt_hpc.analysis.report import write_report as write_summary
 from mrt_hpc.plan.compile import evaluated_versions
-from mrt_hpc.plan.model import Plan
+from mrt_hpc.plan.model import Plan, read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -50,7 +49,7 @@ def write_report(layout: RunLayout) -> tuple[str, ...]:
         What is missing, a sentence each.
     """
     recipe = read_recipe_lock(layout.recipe_lock)
-    plan = Plan.model_validate(json.loads(layout.plan.read_text()))
+    plan = read_plan(layout.plan)
     benchmarks = [b.name for b in recipe.evaluation.benchmarks]
     found = read_measurements(layout, recipe.schedule.iterations, evaluated_versions(recipe), benchmarks)
     write_summary(run_summary(layout, recipe, plan, found), layout.root)

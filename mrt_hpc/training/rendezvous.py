@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
+TOKEN = "mrt-hpc-attempt"
+"""Key in the store under which rank 0 tells who it is."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,10 @@ def _open_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
             expected="a path that is new for every attempt",
         )
     store = TCPStore("localhost", 0, ranks.world_size, True, timeout, wait_for_workers=False)
-    write_json(address_file, {"host": socket.gethostname(), "addresses": _own_addresses(), "port": store.port})
+    token = secrets.token_hex(16)
+    store.set(TOKEN, token)
+    address = {"host": socket.gethostname(), "addresses": _own_addresses(), "port": store.port, "token": token}
+    write_json(address_file, address)
     return store
 
 
@@ -137,7 +143,25 @@ def _find_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
     told = json.loads(address_file.read_text())
     addresses = ["localhost"] if told["host"] == socket.gethostname() else told["addresses"]
     host = _reachable(addresses, told["port"])
-    return TCPStore(host, told["port"], ranks.world_size, False, timeout, wait_for_workers=False)
+    store = TCPStore(host, told["port"], ranks.world_size, False, timeout, wait_for_workers=False)
+    _require_token(store, told["token"], f"{host}:{told['port']}")
+    return store
+
+
+def _require_token(store: Store, token: str, where: str) -> None:
+    """Whoever listens there must be rank 0 of this attempt: it may have ended, and its port be another's by now."""
+    try:
+        store.wait([TOKEN], timedelta(seconds=CONNECT_TIMEOUT_S))
+        found = store.get(TOKEN).decode(errors="replace")
+    except distributed.DistStoreError:
+        found = ""
+    if found != token:
+        raise UserError(
+            "what answers at rank 0's address is not rank 0 of this attempt",
+            where=where,
+            expected="the token that rank 0 wrote down",
+            exit_code=ExitCode.RETRYABLE,
+        )
 
 
 def _own_addresses() -> list[str]:

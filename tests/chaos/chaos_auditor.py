@@ -8,7 +8,6 @@ versions consecutive; every checksum right; every task done; the report complete
 
 from __future__ import annotations
 
-import json
 import stat
 import sys
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.model import IterationMetrics
 from mrt_hpc.plan.compile import evaluated_versions
-from mrt_hpc.plan.model import Plan
+from mrt_hpc.plan.model import read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.advantages import batch_digest
@@ -169,7 +168,7 @@ def check_manifests(found: Audit, layout: RunLayout) -> None:
 def check_tasks_and_report(found: Audit, layout: RunLayout) -> None:
     """Every task is done, and the report lacks nothing."""
     recipe = read_recipe_lock(layout.recipe_lock)
-    plan = Plan.model_validate(json.loads(layout.plan.read_text()))
+    plan = read_plan(layout.plan)
     for job in plan.jobs:
         states = Counter(read_task(layout, job.name, index).state for index in range(job.tasks))
         found.check(states == {TaskState.DONE: job.tasks}, f"{job.name}: {dict(states)}")

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 from slurm_cluster import Cluster, wait_for_end
+from slurm_recipes import SHRUNK, accounting, options, site_file
 
 from mrt_hpc.launch.ledger import latest_ids, submissions
 from mrt_hpc.launch.slurm_queue import QueueState
 from mrt_hpc.run.layout import RunLayout
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-SHRUNK = {
-    "model.warm_start_steps": 5,
-    "sampling.problems_per_iteration": 4,
-    "sampling.rollouts_per_problem": 4,
-    "prover.branches": 2,
-    "schedule.iterations": 2,
-    "schedule.iterations_per_job": 2,
-    "evaluation.benchmarks.0.problems": "{type: small_world, split: held_out, problems: 8}",
-    "evaluation.benchmarks.0.samples": 1,
-    "resources.inference.tasks": 2,
-    "resources.trainer.ranks": 2,
-    "resources.prepare.cpus": 2,
-    "resources.inference.cpus": 1,
-    "resources.trainer.cpus": 1,
-    "resources.evaluation.max_parallel": 1,
-}
 
 
 @pytest.mark.timeout(1500)
@@ -43,7 +22,7 @@ def test_quickstart_runs_to_its_report(cluster: Cluster) -> None:
         str(site_file(cluster, run)),
         "--run",
         str(run),
-        *shrunk_options(),
+        *options(SHRUNK),
     ]
 
     planned = cluster.mrt_hpc("plan", *arguments, "--sbatch")
@@ -59,22 +38,11 @@ def test_quickstart_runs_to_its_report(cluster: Cluster) -> None:
     assert "0 job(s) submitted" in again.stdout, again.stderr
 
     states = wait_for_end(ids, seconds=1200)
-    print(accounting(ids))
+    print(accounting(ids.values()))
     logs = cluster.mrt_hpc("logs", str(run), "--all").stdout
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}, logs
     assert len(states) == 1 + 2 + 1 + 2 + 1
     check_result(cluster, layout)
-
-
-def site_file(cluster: Cluster, run: Path) -> Path:
-    """The cluster's profile as a user would write it."""
-    path = run.parent / "site.yaml"
-    path.write_text(cluster.site().model_dump_json())  # JSON is YAML
-    return path
-
-
-def shrunk_options() -> list[str]:
-    return [word for field, value in SHRUNK.items() for word in ("--set", f"{field}={value}")]
 
 
 def check_planned_texts(planned: str, layout: RunLayout, ids: dict[str, str]) -> None:
@@ -97,10 +65,3 @@ def check_result(cluster: Cluster, layout: RunLayout) -> None:
     assert status.returncode == 0, status.stderr
     assert "2 completed" in status.stdout, "the two inference tasks"
     assert str(layout.report) in status.stdout
-
-
-def accounting(ids: dict[str, str]) -> str:
-    """sacct's table of the run."""
-    fields = "JobID%-12,JobName%-36,Partition,AllocCPUS,NTasks,NodeList,Elapsed,State,ExitCode"
-    command = ["sacct", f"--jobs={','.join(ids.values())}", f"--format={fields}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

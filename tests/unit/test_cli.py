@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,14 @@ from click.testing import CliRunner, Result
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.errors import ExitCode
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.tasks import TaskRecord, TaskState, write_task
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
@@ -149,3 +153,20 @@ def test_report_of_a_run_without_results_says_what_is_missing(run: RunLayout) ->
     assert result.exit_code == 0
     assert "missing: metrics of iterations" in result.output
     assert run.report.is_file()
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem with room for next to nothing."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], check=False).returncode:
+        pytest.skip("mounting a small filesystem needs root")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_told_and_nothing_half_made_is_left(full_disk: Path) -> None:
+    result = invoke("submit", QUICKSTART, "--run", str(full_disk / "run"))
+    assert result.exit_code == ExitCode.RETRYABLE
+    assert "the disk is full" in result.output
+    assert "make room" in result.output
+    assert list(full_disk.iterdir()) == []
