@@ -3,13 +3,14 @@
 The local backend asks in its own process; on Slurm the job script asks after srun, because an attempt that was killed
 for want of memory cannot speak for itself any more:
 
-    python -m mrt_hpc.launch.settle RUN_DIR JOB INDEX EXIT_CODE      ends with 0 where the task is to be run again
+    python -m mrt_hpc.launch.settle RUN_DIR JOB INDEX EXIT_CODE      ends with a Verdict
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from enum import IntEnum
 from pathlib import Path
 
 from mrt_hpc.launch.slurm_environment import slurm_task
@@ -19,6 +20,18 @@ from mrt_hpc.run.events import event_file, has_progressed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.patience import patiently
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+
+
+class Verdict(IntEnum):
+    """What the job script is told, as an exit code; any other means that this module itself failed."""
+
+    AGAIN = 0
+    """The task is to be run again."""
+    OVER = 1
+    """It is not."""
+    DONE = 3
+    """It is done, whatever its process ended with afterwards."""
+
 
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
 """A task that was stopped from outside is started again only by those who know that nobody meant it to stay away."""
@@ -39,6 +52,8 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
     record = read_task(layout, job, index)
     if comes_after(record.attempt, attempt):
         return record
+    if exit_code == ExitCode.GIVE_BACK and record.state not in (TaskState.DONE, TaskState.RETRYING, TaskState.FAILED):
+        return replace(record, state=TaskState.GAVE_BACK)  # also where a full disk has kept it from saying so
     silent = record.attempt != attempt or record.state in (TaskState.RUNNING, TaskState.WAITING)
     if silent and record.state is not TaskState.DONE:
         message = f"ended with exit code {exit_code} without a word (137: killed, often for want of memory)"
@@ -55,7 +70,7 @@ def comes_after(attempt: str, other: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 where the task is to be run again."""
+    """A Verdict."""
     run_dir, job, index, exit_code = arguments
     layout = RunLayout(Path(run_dir))
     try:
@@ -63,9 +78,11 @@ def main(arguments: list[str]) -> int:
         record = settled(layout, job, int(index), slurm_task().attempt, int(exit_code), retries)
     except UserError as error:
         print(error.message(), file=sys.stderr)
-        return int(error.exit_code) or 1
+        return Verdict.OVER
     print(f"task {index} of {job}: {record.state}, {record.failures} failure(s)", file=sys.stderr)
-    return 0 if record.state in RUNS_AGAIN else 1
+    if record.state is TaskState.DONE:
+        return Verdict.DONE
+    return Verdict.AGAIN if record.state in RUNS_AGAIN else Verdict.OVER
 
 
 if __name__ == "__main__":

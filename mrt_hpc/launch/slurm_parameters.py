@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.launch.settle import Verdict
 from mrt_hpc.launch.slurm_environment import ENDS_AT
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.site import GpuRequest
@@ -98,15 +99,21 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
 def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
     """What the job script does after srun: an attempt that is to be run again is queued again, under the same id.
 
-    Only while Slurm still calls the job running: one that was cancelled, or that Slurm queues again by itself, is left
-    alone. Slurm's commands are run here, on the node itself, so a container needs none of them.
+    Only while Slurm still calls the task running: one that was cancelled, or that Slurm queues again by itself, is left
+    alone. A controller that does not answer is asked again. The task goes by the id that names it alone: the raw id of
+    one task of each array is that of the whole array. Slurm's commands are run here, on the node itself, so a container
+    needs none of them.
     """
     settle = [*_python(job, site, layout), "-m", "mrt_hpc.launch.settle", str(layout.root), job.name]
-    running = '"$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING'
+    state = '"$(patiently squeue --noheader --jobs="$id" --format=%T)"'
     return [
         "code=$?",
-        f"if [ $code -ne 0 ] && [ {running} ] && {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code",
-        'then scontrol requeue "$SLURM_JOB_ID"',
+        "id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}",
+        'patiently() { for pause in 5 10 20 40 0; do "$@" && return; sleep $pause; done; return 1; }',
+        "if [ $code -ne 0 ]; then",
+        f"  {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code; verdict=$?",
+        f'  if [ $verdict -eq {Verdict.AGAIN} ] && [ {state} = RUNNING ]; then patiently scontrol requeue "$id"; fi',
+        f"  if [ $verdict -eq {Verdict.DONE} ]; then code=0; fi",
         "fi",
         "exit $code",
     ]

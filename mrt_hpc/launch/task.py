@@ -26,7 +26,7 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.task import Task
-from mrt_hpc.run.events import EventKind, EventLog, event_file
+from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
@@ -75,11 +75,21 @@ def attempt(task: Task, role: RoleFunction) -> None:
     """
     _say_started(task)
     try:
-        role(task)
+        _without_exits(role, task)
     except BaseException as error:
         _say_ended(task, error)
         raise
     _say_ended(task, None)
+
+
+def _without_exits(role: RoleFunction, task: Task) -> None:
+    """Run the role; that a library ends the process counts as a failure, whatever code it had in mind."""
+    try:
+        role(task)
+    except Stopped:
+        raise
+    except SystemExit as error:
+        raise UserError(f"a library ended the process: {error!r}", exit_code=ExitCode.RETRYABLE) from error
 
 
 def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement) -> Task:
@@ -105,22 +115,30 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
 
 def record_after(task: Task, error: BaseException | None, running: TaskRecord) -> TaskRecord:
     """What to say of a task whose attempt has ended."""
+    progressed = _progressed(task)
+    unfailed = replace(running, failures=0 if progressed else running.failures)
     if error is None:
-        return replace(running, state=TaskState.DONE, message="")
-    if isinstance(error, GaveBack) and not _fruitless(task):
-        return replace(running, state=TaskState.GAVE_BACK, message=error.why)
+        return replace(unfailed, state=TaskState.DONE, message="")
+    if isinstance(error, GaveBack) and not _fruitless(task, progressed):
+        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.why)
     if isinstance(error, UserError) and error.exit_code is ExitCode.GIVE_BACK:
-        return replace(running, state=TaskState.GAVE_BACK, message=error.message())
-    if isinstance(error, SystemExit | KeyboardInterrupt) and not isinstance(error, GaveBack):
-        return replace(running, state=TaskState.STOPPED)
+        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.message())
+    if isinstance(error, Stopped | KeyboardInterrupt) and not isinstance(error, GaveBack):
+        return replace(unfailed, state=TaskState.STOPPED)
     message, exit_code = _explained(task, error)
-    retries = task.recipe.resilience.retries
-    return running.failed(message, exit_code, retries, progressed=task.events.progressed)
+    return running.failed(message, exit_code, task.recipe.resilience.retries, progressed=progressed)
 
 
-def _fruitless(task: Task) -> bool:
-    """Whether the time limit came before anything was finished: another attempt like this one would do no better."""
-    return not task.events.progressed and task.seconds_left < NEAR_LIMIT_S
+def _progressed(task: Task) -> bool:
+    """Whether the attempt has done something that stays; the first rank writes that down."""
+    return has_progressed(event_file(task.layout.events, task.job.name, task.index, 0, task.attempt))
+
+
+def _fruitless(task: Task, progressed: bool) -> bool:
+    """Whether the time limit came before anything was finished, though the task was at work: another attempt like this
+    one would do no better.
+    """
+    return task.rank == 0 and not progressed and not task.notice.found_waiting and task.seconds_left < NEAR_LIMIT_S
 
 
 def _explained(task: Task, error: BaseException) -> tuple[str, ExitCode]:

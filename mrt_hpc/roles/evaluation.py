@@ -134,7 +134,8 @@ class UnitEvaluation:
             truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
             quality=trace_quality(self.benchmark.problems, traces),
         )
-        summary.write(layout.evaluation_summary(unit.version, unit.benchmark))
+        path = layout.evaluation_summary(unit.version, unit.benchmark)
+        self.task.patiently(lambda: summary.write(path), "the summary of an evaluation")
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
 
 

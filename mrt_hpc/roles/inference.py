@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.client import Settings
@@ -229,7 +230,7 @@ class Worker:
         sampling = self.task.recipe.sampling
         batch = draw_problems(self.problems, self.task.recipe.seed, work.iteration, sampling.problems_per_iteration)
         for position in work.positions:
-            if work.leases.claim(position):
+            if self.task.patiently(partial(work.leases.claim, position), "a lease"):
                 finish.positions[batch[position].id] = position
                 yield from self.prompter.prompted([batch[position]], max_tokens=sampling.max_prompt_tokens)
 

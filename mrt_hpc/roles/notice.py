@@ -33,6 +33,9 @@ class Notice:
 
     _ending: Stopped | None = field(default=None, init=False)
     _safe_points_only: bool = field(default=False, init=False)
+    _waiting: bool = field(default=False, init=False)
+    found_waiting: bool = field(default=False, init=False)
+    """Whether the task was waiting for its peers when the notice came."""
 
     @property
     def given(self) -> bool:
@@ -49,6 +52,7 @@ class Notice:
             Stopped: ``ending``, when it has asked for no safe point.
         """
         self._ending = ending
+        self.found_waiting = self._waiting
         if not self._safe_points_only:
             raise ending
         return True
@@ -61,6 +65,15 @@ class Notice:
         """
         self._safe_points_only = False
         self.leave_if_given()
+
+    @contextmanager
+    def while_waiting(self) -> Iterator[None]:
+        """Within the block the task waits for its peers."""
+        self._waiting = True
+        try:
+            yield
+        finally:
+            self._waiting = False
 
     @contextmanager
     def at_safe_points(self) -> Iterator[None]:

@@ -37,7 +37,10 @@ def run(task: Task) -> None:
     if isinstance(model, HuggingFaceModel):
         source = Path(model.path)
         check_model_directory(source)
-        publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source))
+        task.patiently(
+            lambda: publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source)),
+            "weights version 0",
+        )
     else:
         publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world")
     task.events.emit(EventKind.PUBLISHED, version=0)

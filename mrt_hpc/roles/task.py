@@ -85,13 +85,14 @@ class Task:
             UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
                 allows, and this task gives its nodes back.
         """
-        return wait_until(
-            condition,
-            reason=reason,
-            deadline_s=inf,
-            check=self.vigil(reason, producers).check,
-            longest_pause_s=LONGEST_LOOK_S,
-        )
+        with self.notice.while_waiting():
+            return wait_until(
+                condition,
+                reason=reason,
+                deadline_s=inf,
+                check=self.vigil(reason, producers).check,
+                longest_pause_s=LONGEST_LOOK_S,
+            )
 
     def vigil(self, reason: str, producers: Role) -> Vigil:
         """The watch over those who produce what this task is about to wait for."""

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.compile import evaluated_versions
@@ -24,6 +25,7 @@ from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.quality import trace_quality
 from mrt_hpc.roles.task import LONGEST_LOOK_S
 from mrt_hpc.roles.tracking import Tracker
+from mrt_hpc.run.atomic import remove_leftovers
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Group, complete_groups, read_group
@@ -74,13 +76,13 @@ def run(task: Task) -> None:
         UserError: inference failed, or does not run and the nodes are given back.
         Stopped: the task was told to leave, and has saved its state.
     """
-    if task.layout.weights_version(task.job.end_iteration).exists():
-        log.info("all weights versions of the segment are published already")
-        return
     ranks = Ranks(task.rank, task.world_size, task.local_rank)
     limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
     rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)
     try:
+        if rendezvous.on_rank_zero(task.layout.weights_version(task.job.end_iteration).exists):
+            log.info("all weights versions of the segment are published already")
+            return
         with Tracker.of(task) as tracker:
             trainer = Trainer.resumed(task, ranks, tracker)
             with task.notice.at_safe_points():
@@ -146,8 +148,14 @@ class Trainer:
             self.task.set_aside(younger_than(self.task.layout, self.iteration), reason)
 
         rendezvous.on_rank_zero(set_aside)
-        if not self._version_is_there():
+        self._on_rank_zero(self._remove_leftovers)
+        if not rendezvous.on_rank_zero(self._version_is_there):
             self.publish()
+
+    def _remove_leftovers(self) -> None:
+        """What earlier attempts were writing when they were lost: whole models, where a disk is short."""
+        for directory in (self.task.layout.weights, self.task.layout.checkpoints):
+            remove_leftovers(directory)
 
     def go_on(self) -> None:
         """Wait for what can be done next, and do it.
@@ -157,13 +165,22 @@ class Trainer:
         """
         timeline = Timeline()
         with timeline.phase("waiting"):
-            what = self._await_next()
+            what = self._await_next_or_save()
         if what is Next.LEAVE:
             self._leave()
         elif what is Next.PUBLISH:
             self.publish()
         else:
             self._iterate(timeline)
+
+    def _await_next_or_save(self) -> Next:
+        """What to do next; before the nodes are given back, what no checkpoint has is saved."""
+        try:
+            return self._await_next()
+        except UserError as error:
+            if error.exit_code is ExitCode.GIVE_BACK and self.saved < self.iteration:
+                self.save()
+            raise
 
     def _await_next(self) -> Next:
         """What to do next, the same on every rank."""
@@ -179,9 +196,10 @@ class Trainer:
         def look() -> Next | None:
             return self._next() or (Next.WAIT if time.monotonic() > end else None)
 
-        return wait_until(
-            look, reason=vigil.reason, deadline_s=2 * ROUND_S, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
-        )
+        with self.task.notice.while_waiting():
+            return wait_until(
+                look, reason=vigil.reason, deadline_s=inf, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
+            )
 
     def _next(self) -> Next | None:
         """On rank 0: what can be done now.
@@ -330,7 +348,8 @@ class Trainer:
 
     def _write_metrics(self, metrics: IterationMetrics) -> None:
         if self.task.rank == 0:
-            metrics.write(self.task.layout.metrics(metrics.iteration))
+            path = self.task.layout.metrics(metrics.iteration)
+            self.task.patiently(lambda: metrics.write(path), "the metrics")
 
     def _emit(self, kind: EventKind, **fields: object) -> None:
         if self.task.rank == 0:

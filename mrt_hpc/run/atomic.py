@@ -28,6 +28,13 @@ def is_temporary(path: Path) -> bool:
     return TEMPORARY_MARK in path.name
 
 
+def remove_leftovers(directory: Path) -> None:
+    """Remove the unfinished work of writers that died; only where no other writer can be at work."""
+    for path in directory.iterdir() if directory.is_dir() else []:
+        if is_temporary(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def temporary_sibling(path: Path) -> Path:
     """A fresh name beside ``path``, so that the final rename stays within one filesystem."""
     return path.with_name(f".{path.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:12]}")

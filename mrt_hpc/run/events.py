@@ -53,8 +53,8 @@ class EventKind(StrEnum):
     """Answers that hung or could not be read."""
 
 
-PROGRESS = frozenset({EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT, EventKind.PUBLISHED})
-"""What stays when the attempt that did it is lost."""
+PROGRESS = frozenset({EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT})
+"""What stays when the attempt that did it is lost; a weights version younger than its checkpoint does not."""
 
 
 @dataclass

@@ -72,15 +72,19 @@ class Beat:
 
 
 NO_BEAT = Beat("", 0)
+NO_NEWS = Beat("", -1)
+"""A heart that cannot be read just now: a network filesystem may say so of a file that is replaced in that moment."""
 
 
 def read_beat(path: Path) -> Beat:
-    """The latest beat; NO_BEAT where there is none, or none that can be read."""
+    """The latest beat; NO_BEAT where there is none, NO_NEWS where it cannot be read."""
     try:
         content = json.loads(path.read_text())
         return Beat(str(content["attempt"]), int(content["beat"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except FileNotFoundError:
         return NO_BEAT
+    except (OSError, ValueError, TypeError, KeyError):
+        return NO_NEWS
 
 
 @dataclass
@@ -98,9 +102,10 @@ class Observer:
     def living(self, path: Path) -> str | None:
         """The attempt whose heart beats there; None for a heart that stands still or is not there."""
         beat, now = read_beat(path), self.clock()
+        before, since = self._seen.get(path, (NO_BEAT, now))
+        beat = before if beat == NO_NEWS else beat
         if beat == NO_BEAT:
             return None
-        before, since = self._seen.get(path, (NO_BEAT, now))
         if beat != before:
             self._seen[path] = (beat, now)
             return beat.attempt

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MANIFEST = "MANIFEST.json"
+NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Damage; other errors of the system tell of the filesystem, not of the file, and are raised as they are."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def read_manifest(directory: Path) -> Manifest:
         seal = content.pop("seal")
         files = {_inside(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
         manifest = Manifest(files, dict(content["about"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (*NOT_THERE, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"no readable manifest: {error!r}", where=path, exit_code=ExitCode.RETRYABLE) from error
     if seal != _sha256(content):
         raise UserError("the manifest is damaged: its seal does not fit", where=path, exit_code=ExitCode.RETRYABLE)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.patience import patiently
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +88,7 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
     """
     path = task_file(layout, job, index)
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(patiently(path.read_text, "reading the state of a task"))
         return TaskRecord(**{**content, "state": TaskState(content["state"])})
     except FileNotFoundError:
         return TaskRecord(TaskState.WAITING)

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,10 @@ from safetensors import safe_open
 from torch import distributed
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import commit_directory, is_temporary, temporary_sibling, write_json
+from mrt_hpc.run.atomic import commit_directory, remove_leftovers, temporary_sibling, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify, write_manifest
+from mrt_hpc.run.patience import patiently
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import generators
 from mrt_hpc.training.generators import Generators
@@ -133,8 +135,8 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
     """
     for path in reversed(_numbered(checkpoints)):
         try:
-            verify(path)
-            _contents(path)
+            patiently(partial(verify, path), f"reading {path}")
+            patiently(partial(_contents, path), f"reading {path}")
         except UserError as error:
             on_bad(path, error)
         except Exception as error:  # whatever damage makes of a file, the next older checkpoint may be sound
@@ -153,9 +155,7 @@ def retain(checkpoints: Path, keep: int) -> list[Path]:
     doomed = _complete(checkpoints)[: -max(1, keep)]
     for path in doomed:
         path.rename(temporary_sibling(path))  # no reader meets half of it
-    for path in checkpoints.iterdir() if checkpoints.is_dir() else []:
-        if is_temporary(path):
-            shutil.rmtree(path)
+    remove_leftovers(checkpoints)
     return doomed
 
 

@@ -77,6 +77,8 @@ def comes_back(run_dir: str, job_name: str, _index: int) -> None:
 def lives(run_dir: str, job_name: str, _index: int) -> None:
     """A whole life as a task of a plan, with work that depends on the job's name and on the attempt."""
     run_plan_task(run_dir, job_name, _index, _work)
+    if job_name == "stumbles":
+        sys.exit(9)  # as a library might, when Python ends
 
 
 def _work(task: Task) -> None:
@@ -84,7 +86,7 @@ def _work(task: Task) -> None:
     what = task.job.name
     if what == "crashes":
         raise RuntimeError("every time")
-    if slurm.restarts == 0 and not what.startswith("after"):
+    if slurm.restarts == 0 and not what.startswith(("after", "stumbles")):
         if what == "gives-back":
             raise UserError("nobody is at work", exit_code=ExitCode.GIVE_BACK)
         if what == "saves":

@@ -105,11 +105,33 @@ def check_records(layout: RunLayout, came_back: set[str]) -> None:
     assert records["crashes"].state is TaskState.FAILED
     assert "every time" in records["crashes"].message
     assert {name: record.failures for name, record in records.items()} == {
-        **dict.fromkeys(records, 0), "crashes": RETRIES + 1, "killed": 1,
+        **dict.fromkeys(records, 0), "crashes": RETRIES + 1, "killed": 1, "limited": 1,
     }  # fmt: skip
     assert starts(layout)["crashes"] == RETRIES + 1
     assert starts(layout)["cancelled"] == 1
     assert [note["restarts"] for note in notes(layout.root) if note["what"] == "saved"] == [0]
+
+
+@pytest.mark.timeout(300)
+def test_every_task_of_an_array_comes_back(cluster: Cluster) -> None:
+    """One of them bears the array's own id in Slurm's books."""
+    the_plan = plan(job("gives-back", tasks=3), job("after-gives-back", ok=("gives-back",)))
+    layout = run_directory(cluster, "array", the_plan)
+    ids = cluster.submitted(the_plan, layout.root, "lives")
+    states = wait_for_end(ids)
+    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
+    assert starts(layout) == {"gives-back": 6, "after-gives-back": 1}
+    assert {read_task(layout, "gives-back", index).state for index in range(3)} == {TaskState.DONE}
+
+
+@pytest.mark.timeout(300)
+def test_what_a_process_ends_with_after_its_work_is_done_does_not_matter(cluster: Cluster) -> None:
+    the_plan = plan(job("stumbles"), job("after-stumbles", ok=("stumbles",)))
+    layout = run_directory(cluster, "stumbles", the_plan)
+    ids = cluster.submitted(the_plan, layout.root, "lives")
+    states = wait_for_end(ids)
+    assert states[ids["after-stumbles"]].state is QueueState.COMPLETED
+    assert starts(layout) == {"stumbles": 1, "after-stumbles": 1}
 
 
 @pytest.mark.timeout(300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 
 from mrt_hpc.launch import signals
 from mrt_hpc.launch.settle import RUNS_AGAIN, settled
-from mrt_hpc.launch.task import record_after
+from mrt_hpc.launch.task import attempt, record_after
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
@@ -32,9 +33,10 @@ RUNNING = TaskRecord(TaskState.RUNNING, attempt="7.1", failures=1)
 def task(tmp_path: Path, time_left_s: float | None = None) -> Task:
     recipe = load_recipe(QUICKSTART)
     plan = build_plan(recipe, max_array_size=None)
+    events = EventLog(event_file(RunLayout(tmp_path).events, "report", 0, 0, "7.1"))
     return Task(
         layout=RunLayout(tmp_path), recipe=recipe, plan=plan, job=plan.job("report"), index=0, rank=0, world_size=1,
-        local_rank=0, attempt="7.1", events=EventLog(tmp_path / "events.jsonl"), observer=Observer(60.0),
+        local_rank=0, attempt="7.1", events=events, observer=Observer(60.0),
         time_left_s=time_left_s,
     )  # fmt: skip
 
@@ -78,8 +80,28 @@ def test_a_time_limit_too_short_for_anything_counts_as_a_failure(tmp_path: Path)
     after = record_after(hurried, GaveBack("why"), RUNNING)
     assert (after.state, after.failures) == (TaskState.RETRYING, 2)
     assert "raise resources.report.time_limit_minutes" in after.message
-    hurried.events.emit(EventKind.SHARD_COMMITTED)
-    assert record_after(hurried, GaveBack("why"), RUNNING).state is TaskState.GAVE_BACK
+    with pytest.raises(GaveBack), hurried.notice.while_waiting():
+        hurried.notice.tell(GaveBack("why"))
+    assert record_after(hurried, GaveBack("why"), RUNNING).state is TaskState.GAVE_BACK, "it had to wait for its peers"
+    working = task(tmp_path, time_left_s=80.0)
+    working.events.emit(EventKind.SHARD_COMMITTED)
+    after = record_after(working, GaveBack("why"), RUNNING)
+    assert (after.state, after.failures) == (TaskState.GAVE_BACK, 0), "failures count in a row"
+
+
+def test_the_other_ranks_know_of_the_first_ones_progress(tmp_path: Path) -> None:
+    task(tmp_path).events.emit(EventKind.CHECKPOINT, iteration=1)
+    other = replace(task(tmp_path), rank=1, events=EventLog(tmp_path / "of-rank-1.jsonl"))
+    assert record_after(other, RuntimeError("why"), RUNNING).failures == 1
+
+
+def test_a_library_that_ends_the_process_has_failed(tmp_path: Path) -> None:
+    def leave(_: Task) -> None:
+        raise SystemExit(0)
+
+    with pytest.raises(UserError, match="a library ended the process"):
+        attempt(task(tmp_path), leave)
+    assert read_task(RunLayout(tmp_path), "report", 0).state is TaskState.RETRYING
 
 
 def settle(tmp_path: Path, before: TaskRecord | None, attempt: str = "7.1", retries: int = 3) -> TaskRecord:
@@ -108,6 +130,13 @@ def test_one_that_died_before_it_could_say_anything_has_failed_too(tmp_path: Pat
 def test_what_one_that_died_had_done_is_found_in_its_events(tmp_path: Path) -> None:
     EventLog(event_file(RunLayout(tmp_path).events, "j", 0, 0, "7.1")).emit(EventKind.SHARD_COMMITTED)
     assert settle(tmp_path, TaskRecord(TaskState.RUNNING, attempt="7.1", failures=3)).failures == 1
+
+
+def test_a_task_that_gave_back_and_could_not_say_so_is_run_again(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    write_task(layout, "j", 0, RUNNING)
+    after = settled(layout, "j", 0, "7.1", ExitCode.GIVE_BACK, 3)
+    assert (after.state, after.failures) == (TaskState.GAVE_BACK, 1)
 
 
 @pytest.mark.parametrize("state", [TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED])
