@@ -44,9 +44,19 @@ def started(layout: RunLayout, name: str) -> Callable[[], bool]:
     return lambda: any(note["job"] == name and note["what"] == "start" for note in notes(layout.root))
 
 
+def stopped(layout: RunLayout, name: str) -> Callable[[], bool]:
+    return lambda: read_task(layout, name, 0).state is TaskState.STOPPED
+
+
 def await_start(layout: RunLayout, *names: str) -> None:
     for name in names:
         wait_until(started(layout, name), reason=f"the start of {name}", deadline_s=60)
+
+
+def await_stop(layout: RunLayout, *names: str) -> None:
+    """Slurm calls a job cancelled from the moment of the signal on, while its tasks still take their leave."""
+    for name in names:
+        wait_until(stopped(layout, name), reason=f"the last word of {name}", deadline_s=30)
 
 
 def process_of(layout: RunLayout, name: str) -> int:
@@ -161,5 +171,5 @@ def test_cancelling_a_run_is_never_turned_into_a_requeue(cluster: Cluster) -> No
     states = wait_for_end(ids)
     assert {state.state for state in states.values()} == {QueueState.CANCELLED}
     assert starts(layout) == {"runs": 1, "saves": 1}
+    await_stop(layout, "runs", "saves")
     assert [note["what"] for note in notes(layout.root) if note["job"] == "saves"] == ["start", "saved"]
-    assert read_task(layout, "runs", 0).state is TaskState.STOPPED
