@@ -72,6 +72,8 @@ class GenerationClient:
     """Awaited before a broken request is tried again, to restart a server that died."""
     attempts: int = ATTEMPTS
     generated_tokens: int = field(default=0, init=False)
+    under_way: int = field(default=0, init=False)
+    """Batches that the server was sent and has not finished."""
 
     async def complete(self, prompt_ids: list[int], seeds: list[int], settings: Settings) -> list[Completion]:
         """All samples of one prompt, in the order of their seeds."""
@@ -139,6 +141,7 @@ class GenerationClient:
             raise ServerGone("the response ended early")
 
     async def _samples(self, batch: Batch) -> AsyncIterator[Sample]:
+        self.under_way += 1
         try:
             async with self.http.post(GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
                 if response.status >= 500:
@@ -149,6 +152,8 @@ class GenerationClient:
                     yield read_sample_line(line)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerGone(repr(error)) from error
+        finally:
+            self.under_way -= 1
 
 
 @asynccontextmanager

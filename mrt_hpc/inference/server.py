@@ -13,6 +13,8 @@ import os
 import secrets
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 STOP_DEADLINE_S = 20.0
 RECOVERY_DEADLINE_S = 60.0
 """A server that runs but does not answer is given up after this."""
-CONTROL_TIMEOUT_S = 600.0
-"""A reload waits for the samples under way, and then reads the weights."""
+CONTROL_TIMEOUT_S = 60.0
+"""For control routes that have nothing to wait for."""
 _LOOK_EVERY_S = 0.2
 _LONGEST_SOCKET_PATH = 100
 _LOG_TAIL_BYTES = 4000
@@ -70,18 +72,10 @@ class ServerSettings:
     seed: int = 0
     start_deadline_s: float = 900.0
     """Seconds until it must answer: a large model may be read from a busy shared filesystem."""
+    pause_deadline_s: float = 300.0
+    """Seconds in which it must finish what is under way when new weights are to be loaded."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's API server."""
-
-
-@dataclass(frozen=True)
-class Activity:
-    """A server's work, by its own counters."""
-
-    tokens: int
-    """Read and generated since it started."""
-    requests: int
-    """Under way or waiting."""
 
 
 def on_cpu() -> bool:
@@ -158,6 +152,7 @@ class VllmServer:
             check=self._raise_if_dead,
             longest_pause_s=_LOOK_EVERY_S,
         )
+        refuse_stranger(self.socket, self._process.pid)
 
     def healthy(self) -> bool:
         """Whether it answers and its engine is alive."""
@@ -181,16 +176,13 @@ class VllmServer:
             self._end_process(patience_s=0.0)
             self.start()
 
-    def activity(self) -> Activity | None:
-        """What it has done and has to do; None when it does not answer."""
+    def tokens_done(self) -> int | None:
+        """Tokens read and generated since it started, by its own counters; None when it does not answer."""
         try:
             totals = self._totals(self._call("GET", "/metrics", timeout=10.0).text)
-        except httpx.TransportError:
+        except (httpx.TransportError, ValueError, IndexError):  # the latter: a page that is none
             return None
-        return Activity(
-            tokens=int(sum(totals.get(f"vllm:{kind}_tokens_total", 0.0) for kind in ("prompt", "generation"))),
-            requests=int(sum(totals.get(f"vllm:num_requests_{where}", 0.0) for where in ("running", "waiting"))),
-        )
+        return int(sum(totals.get(f"vllm:{kind}_tokens_total", 0.0) for kind in ("prompt", "generation")))
 
     def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
         """Put new weights into the running model, and forget the cached prefixes of the old ones.
@@ -238,9 +230,10 @@ class VllmServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _reload(self, directory: Path, version: int) -> dict[str, Any]:
-        self._control("/pause", params={"mode": "wait"})
+        self._control("/pause", timeout=self.settings.pause_deadline_s, params={"mode": "wait"})
         arguments = {"method": "reload_and_verify", "args": [str(directory)]}
-        report = self._control("/collective_rpc", json=arguments).json()["results"][0]
+        timeout = self.settings.start_deadline_s  # it reads a whole model, as at its start
+        report = self._control("/collective_rpc", timeout=timeout, json=arguments).json()["results"][0]
         self._control("/reset_prefix_cache")
         self._control("/update_weight_version", json={"new_version": str(version)})
         self._control("/resume")
@@ -291,9 +284,11 @@ class VllmServer:
             process.wait()
         _wait_at_most(STOP_DEADLINE_S, lambda: _group_is_empty(process.pid))
 
-    def _control(self, path: str, *, method: str = "POST", **arguments: Any) -> httpx.Response:
+    def _control(
+        self, path: str, *, method: str = "POST", timeout: float = CONTROL_TIMEOUT_S, **arguments: Any
+    ) -> httpx.Response:
         try:
-            response = self._call(method, path, timeout=CONTROL_TIMEOUT_S, **arguments)
+            response = self._call(method, path, timeout=timeout, **arguments)
         except httpx.TransportError as error:
             raise UserError(
                 f"the vLLM server does not answer: {error!r}", value=path, where=self.log, exit_code=ExitCode.RETRYABLE
@@ -365,6 +360,26 @@ class VllmServer:
             *flags,
             *settings.extra_args,
         ]
+
+
+def refuse_stranger(path: Path, pid: int) -> None:
+    """See to it that whoever listens on a socket is the process that was started, whatever it answers.
+
+    Raises:
+        UserError: it is another process.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(path))
+        size = struct.calcsize("3i")
+        listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    if listener != pid:
+        raise UserError(
+            "another process listens on the server's socket",
+            value=f"process {listener}",
+            where=path,
+            expected=f"process {pid}",
+            exit_code=ExitCode.RETRYABLE,
+        )
 
 
 def _private_directory() -> Path:

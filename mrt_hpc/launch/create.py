@@ -5,12 +5,12 @@ The directory is made under a temporary name and takes its place whole, so a ref
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.plan.model import read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, JsonlProblems, Recipe
@@ -60,7 +60,7 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
 
 def is_renewed(layout: RunLayout, recipe: Recipe, plan: Plan) -> bool:
     """Whether a submission asks for other resources than the run was made with."""
-    return read_recipe_lock(layout.recipe_lock) != recipe or json.loads(layout.plan.read_text()) != plan.as_json()
+    return read_recipe_lock(layout.recipe_lock) != recipe or read_plan(layout.plan) != plan
 
 
 def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> None:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 MAX_TIMEOUTS = 8
-"""How often a task that reaches its time limit is queued again before it counts as stuck. Preemptions do not count."""
+"""How often submitit queues a task again that a signal reached before it had handlers of its own; how often others come
+back, the recipe says (see ``launch.settle``)."""
 
 Record = Callable[[str, str], None]
 """``record(job name, Slurm job id)``, called as soon as the id is known."""

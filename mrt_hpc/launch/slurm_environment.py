@@ -88,12 +88,6 @@ def slurm_task() -> SlurmTask:
     return task
 
 
-def slurm_ranks(environment: Mapping[str, str] | None = None) -> tuple[int, int, int]:
-    """Rank, world size and local rank of this process; (0, 1, 0) outside Slurm."""
-    task = SlurmTask.from_environment(environment)
-    return (0, 1, 0) if task is None else (task.rank, task.world_size, task.local_rank)
-
-
 def _whole(variables: Mapping[str, str], name: str, default: int) -> int:
     text = variables.get(name)
     if text is None:

@@ -132,9 +132,8 @@ def _srun_arguments(resources: JobResources) -> list[str]:
 def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     """The shell words that start Python in a task, in the container where the site has one.
 
-    The signal that announces a time limit or a preemption kills a Python that is still importing. It is therefore
-    ignored until submitit listens; such a task is queued again by Slurm itself. The folder for temporary files is made
-    here, as each node of a task has its own.
+    The signal that announces a time limit or a preemption would kill a Python that is still importing. It is therefore
+    ignored until submitit listens. The folder for temporary files is made here, as each node of a task has its own.
     """
     start = ["bash", "-c", 'trap "" USR2; mkdir -p "${TMPDIR:-/tmp}" && exec "$0" "$@"']
     return shlex.join([*start, *_python(job, site, layout)])

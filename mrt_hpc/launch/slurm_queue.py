@@ -16,7 +16,6 @@ from mrt_hpc.launch.slurm_commands import SlurmRefusedError, run_slurm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mrt_hpc.launch.slurm_environment import SlurmTask
 
 _ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
 _ENDING = "Ending"
@@ -134,17 +133,6 @@ def cancel(job_ids: Iterable[str]) -> None:
     for job in wanted:  # one at a time: scontrol takes a list, but stops at the first job that has ended
         _unless_over(["scontrol", "update", f"JobId={job}", "Requeue=0"])
     _unless_over(["scancel", *wanted])
-
-
-def requeue(task: SlurmTask) -> None:
-    """Give this task's nodes back and queue it again under the same id: jobs that wait for it keep waiting.
-
-    Called from within the task, by one of its ranks; Slurm then ends all of them.
-
-    Raises:
-        UserError: scontrol is missing, did not answer, or refused.
-    """
-    run_slurm(["scontrol", "requeue", task.task_id])
 
 
 def _unless_over(command: list[str]) -> None:

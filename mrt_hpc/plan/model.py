@@ -145,5 +145,5 @@ def read_plan(path: Path) -> Plan:
         raise UserError(
             f"the plan cannot be read: {error}",
             where=path,
-            advice="the same submit command with another --run directory, or this one without the file",
+            advice="the same submit command with another --run directory, which makes a run of its own",
         ) from error

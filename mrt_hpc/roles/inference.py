@@ -98,47 +98,42 @@ class Rounds:
         Raises:
             UserError: the trainer has failed, or does not run.
         """
-        if self._over():
-            return None
         found = self.task.wait(self._look, reason="weights or groups to work on", producers=Role.TRAINER)
         return found[0]
 
     def _look(self) -> tuple[Round | None] | None:
         """A round, or (None,) when there will be none; None to go on waiting."""
-        work = self._free_work()
+        # Version v says that iterations 0 to v - 1 have been trained on.
+        newest = max(published_versions(self.task.layout), default=-1)
+        missing = self._missing(newest)
+        work = self._free_work(newest, missing)
         if work is not None:
             return (work,)
-        return (None,) if self._over() else None
+        return (None,) if self._over(newest, missing) else None
 
-    def _over(self) -> bool:
+    def _missing(self, newest: int) -> dict[int, list[int]]:
+        """Positions of the groups that are not there, by iteration, of those that are not trained on yet."""
+        every = set(range(self.task.recipe.sampling.problems_per_iteration))
+        groups = self.task.layout.groups
+        missing = {i: sorted(every - complete_groups(groups(i))) for i in self.task.iterations if i >= newest}
+        return {iteration: positions for iteration, positions in missing.items() if positions}
+
+    def _free_work(self, newest: int, missing: dict[int, list[int]]) -> Round | None:
+        ahead = newest + self.task.recipe.schedule.max_staleness
+        for iteration, positions in missing.items():
+            leases = self._leases(iteration)
+            if iteration <= ahead and (free := leases.free(positions)):
+                return Round(iteration, newest, self._share(free), leases, time.monotonic() - self._began)
+        return None
+
+    def _over(self, newest: int, missing: dict[int, list[int]]) -> bool:
         """Whether the trainer is through with the segment, or can go on by itself and is not at work just now.
 
         A trainer at work may still find a group damaged and want it anew.
         """
-        if self._newest_version() >= self.task.job.end_iteration:
+        if newest >= self.task.job.end_iteration:
             return True
-        if any(self._missing(i) for i in self.task.iterations if i >= self._newest_version()):
-            return False
-        return Life.RUNNING not in self.task.peers(Role.TRAINER).lives().values()
-
-    def _free_work(self) -> Round | None:
-        newest = self._newest_version()
-        ahead = newest + self.task.recipe.schedule.max_staleness
-        for iteration in self.task.iterations:
-            if newest <= iteration <= ahead and (missing := self._missing(iteration)):
-                leases = self._leases(iteration)
-                if free := leases.free(missing):
-                    waited = time.monotonic() - self._began
-                    return Round(iteration, newest, self._share(free), leases, waited)
-        return None
-
-    def _newest_version(self) -> int:
-        """Version v says that iterations 0 to v - 1 have been trained on."""
-        return max(published_versions(self.task.layout), default=-1)
-
-    def _missing(self, iteration: int) -> list[int]:
-        complete = complete_groups(self.task.layout.groups(iteration))
-        return [p for p in range(self.task.recipe.sampling.problems_per_iteration) if p not in complete]
+        return not missing and Life.RUNNING not in self.task.peers(Role.TRAINER).lives().values()
 
     def _leases(self, iteration: int) -> Leases:
         task = self.task

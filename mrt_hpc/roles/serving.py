@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,7 @@ def running_server(task: Task, weights: Weights, max_model_len: int) -> Iterator
         kv_cache_gib=serving.kv_cache_gib,
         seed=task.recipe.seed,
         start_deadline_s=serving.start_limit_s,
+        pause_deadline_s=serving.stall_limit_s,
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
     key = (task.layout.secrets / "server_key").read_text()
@@ -98,29 +99,42 @@ async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationC
         await asyncio.to_thread(server.restart)
         started_again()
 
-    watch = asyncio.create_task(restart_when_hung(server, task.recipe.serving.stall_limit_s, restart))
-    try:
-        async with connect(server.socket, server.key, revive=revive) as client:
+    async with connect(server.socket, server.key, revive=revive) as client:
+        watch = asyncio.create_task(restart_when_hung(server, client, task.recipe.serving.stall_limit_s, restart))
+        try:
             yield client
-    finally:
-        watch.cancel()
+        finally:
+            watch.cancel()
+            await _ended(watch)
 
 
-async def restart_when_hung(server: VllmServer, limit_s: float, restart: Callable[[], Awaitable[None]]) -> None:
+async def _ended(watch: asyncio.Task[None]) -> None:
+    """Wait for a cancelled task to end.
+
+    Raises:
+        UserError: a server that hung could not be started again.
+    """
+    with suppress(asyncio.CancelledError):
+        await watch
+
+
+async def restart_when_hung(
+    server: VllmServer, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
+) -> None:
     """Look at a server's counters for ever; restart it when they have stood still while it had work to do.
 
     A hung server may still answer, and one that answers nothing for a while may be busy: only work that does not go on
-    tells.
+    tells. What work there is the client knows best: the server's own count stands still with its engine.
     """
-    last, since = await asyncio.to_thread(server.activity), time.monotonic()
+    last, since = await asyncio.to_thread(server.tokens_done), time.monotonic()
     while True:
         await asyncio.sleep(limit_s / LOOKS_A_STALL)
-        now = await asyncio.to_thread(server.activity)
-        if now is not None and (now.requests == 0 or last is None or now.tokens != last.tokens):
+        now = await asyncio.to_thread(server.tokens_done)
+        if not client.under_way or (now is not None and now != last):
             last, since = now, time.monotonic()
         elif time.monotonic() - since > limit_s:
             await restart()
-            last, since = await asyncio.to_thread(server.activity), time.monotonic()
+            last, since = await asyncio.to_thread(server.tokens_done), time.monotonic()
 
 
 @contextmanager

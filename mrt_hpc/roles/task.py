@@ -85,18 +85,22 @@ class Task:
             UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
                 allows, and this task gives its nodes back.
         """
-        with self.notice.while_waiting():
-            return wait_until(
-                condition,
-                reason=reason,
-                deadline_s=inf,
-                check=self.vigil(reason, producers).check,
-                longest_pause_s=LONGEST_LOOK_S,
-            )
+        return self.keep(self.vigil(reason, producers), condition)
 
     def vigil(self, reason: str, producers: Role) -> Vigil:
         """The watch over those who produce what this task is about to wait for."""
         return Vigil(self.peers(producers), self.recipe.resilience, reason)
+
+    def keep(self, vigil: Vigil, condition: Callable[[], T | None]) -> T:
+        """Go on with a vigil until the condition holds.
+
+        Raises:
+            UserError: as :meth:`wait`.
+        """
+        with self.notice.while_waiting():
+            return wait_until(
+                condition, reason=vigil.reason, deadline_s=inf, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
+            )
 
     def set_aside(self, paths: Sequence[Path], reason: str) -> None:
         """Move files of the run away, and say so in the events."""

@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.compile import evaluated_versions
@@ -23,7 +22,6 @@ from mrt_hpc.roles.metrics import Timeline, iteration_metrics
 from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.quality import trace_quality
-from mrt_hpc.roles.task import LONGEST_LOOK_S
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.run.atomic import remove_leftovers
 from mrt_hpc.run.data import read_problems
@@ -31,7 +29,6 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.lineage import younger_than
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import prune
 from mrt_hpc.run.weights import publish as publish_version
 from mrt_hpc.training import checkpoint, export, rendezvous
@@ -196,17 +193,10 @@ class Trainer:
         def look() -> Next | None:
             return self._next() or (Next.WAIT if time.monotonic() > end else None)
 
-        with self.task.notice.while_waiting():
-            return wait_until(
-                look, reason=vigil.reason, deadline_s=inf, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
-            )
+        return self.task.keep(vigil, look)
 
     def _next(self) -> Next | None:
-        """On rank 0: what can be done now.
-
-        Raises:
-            UserError: another attempt has taken over.
-        """
+        """On rank 0: what can be done now."""
         self._refuse_to_be_late()
         if self.task.notice.given:
             return Next.LEAVE

@@ -62,8 +62,6 @@ class EventLog:
     """The events of one process. Open once, emit often; every line reaches the file at once."""
 
     path: Path
-    progressed: bool = field(default=False, init=False)
-    """Whether something was done that stays."""
     _descriptor: int | None = field(default=None, init=False, repr=False)
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
@@ -72,7 +70,6 @@ class EventLog:
         Raises:
             UserError: the disk stayed full.
         """
-        self.progressed = self.progressed or kind in PROGRESS
         line = {"time": time.time(), "kind": kind.value, "host": socket.gethostname(), "pid": os.getpid(), **fields}
         text = json.dumps(line).encode() + b"\n"
         patiently(lambda: self._append(text), "an event")

@@ -126,11 +126,6 @@ class RunLayout:
         return self.root / "hearts" / job / f"{index:05d}.json"
 
     @property
-    def servers(self) -> Path:
-        """Who serves which weights version."""
-        return self.root / "servers"
-
-    @property
     def rendezvous(self) -> Path:
         """Where the ranks of a trainer find each other, a file an attempt."""
         return self.root / "rendezvous"

@@ -63,11 +63,11 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
 
 
 def write_manifest(directory: Path, **about: Any) -> Manifest:
-    """Add a manifest of all files in ``directory``; the last thing written before its commit."""
+    """Add a manifest of all files in ``directory``; the last thing written before its commit, which syncs it."""
     names = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
     files = {n: ((directory / n).stat().st_size, checksum(directory / n)) for n in names}
     content = {"about": about, "files": files}
-    write_json(directory / MANIFEST, {**content, "seal": _sha256(content)})
+    write_json(directory / MANIFEST, {**content, "seal": _sha256(content)}, durable=False)
     return Manifest(files, about)
 
 

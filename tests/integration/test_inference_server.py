@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, Settings, connect
 from mrt_hpc.inference.sampler import PromptedProblem, Prover, RolloutPlan, RolloutSampler
-from mrt_hpc.inference.server import Activity, ServerSettings, VllmServer
+from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.wire import GENERATE_PATH
 from mrt_hpc.mrt.episodes import EpisodeRule
@@ -144,7 +144,7 @@ def tied(vllm: VllmServer) -> Reached:
 OWNER = """
 import json, sys
 from pathlib import Path
-from mrt_hpc.inference.server import Activity, ServerSettings, VllmServer
+from mrt_hpc.inference.server import ServerSettings, VllmServer
 settings = ServerSettings(Path(sys.argv[1]), max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32)
 with VllmServer(settings, Path(sys.argv[2])) as server:
     print(json.dumps([str(server.socket), server.key, server.pid]), flush=True)
@@ -372,26 +372,28 @@ def test_a_server_killed_under_load_is_restarted_with_the_weights_loaded_last(
     assert not vllm.restart_if_dead()
 
 
-@pytest.mark.parametrize("stopped", ["engine", "all"])
+@pytest.mark.parametrize("stopped", ["engine", "all", "engine, while it was idle"])
 def test_a_server_that_hangs_under_load_is_restarted(
     vllm: VllmServer, tied: Reached, models: dict[str, Path], stopped: str
 ) -> None:
     """SIGSTOP leaves connections open and, with the engine alone stopped, a server that calls itself healthy."""
     processes = family(vllm.pid or 0)
-    starts, nothing = vllm.starts, Activity(0, 0)
+    starts, before = vllm.starts, vllm.tokens_done() or 0
 
     async def restart() -> None:
         await asyncio.to_thread(vllm.restart)
 
     async def stop_and_go_on(client: GenerationClient) -> list[Completion]:
-        watch = asyncio.create_task(restart_when_hung(vllm, 3.0, restart))
-        samples = asyncio.create_task(client.complete(PROMPT, list(range(128)), Settings(440, ignore_stop=True)))
-        while not (vllm.activity() or nothing).requests:
-            await asyncio.sleep(0)
+        watch = asyncio.create_task(restart_when_hung(vllm, client, 3.0, restart))
+        work = client.complete(PROMPT, list(range(128)), Settings(440, ignore_stop=True))
+        if "idle" not in stopped:
+            samples = asyncio.create_task(work)
+            while (vllm.tokens_done() or 0) <= before:
+                await asyncio.sleep(0)
         for process in processes if stopped == "all" else processes[1:]:
             process.suspend()
         try:
-            return await samples
+            return await (work if "idle" in stopped else samples)
         finally:
             watch.cancel()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm_call import run_plan_task
 from mrt_hpc.launch.slurm_environment import SlurmTask
-from mrt_hpc.launch.slurm_queue import requeue
+from mrt_hpc.launch.slurm_queue import run_slurm
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.waiting import wait_until
 
@@ -69,7 +69,7 @@ def comes_back(run_dir: str, job_name: str, _index: int) -> None:
     task = _note(run_dir, "start", job_name)
     if task.restarts == 0 and not job_name.startswith("after"):
         if job_name == "requeues":
-            requeue(task)
+            run_slurm(["scontrol", "requeue", task.task_id])
         time.sleep(600)
     _note(run_dir, "end", job_name)
 

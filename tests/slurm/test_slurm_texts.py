@@ -12,7 +12,7 @@ import pytest
 from slurm_plans import job, plan
 
 from mrt_hpc.launch.slurm import sbatch_texts, submit
-from mrt_hpc.launch.slurm_environment import SlurmTask, slurm_ranks
+from mrt_hpc.launch.slurm_environment import SlurmTask
 from mrt_hpc.launch.slurm_queue import queue_states
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.site import Container, GpuRequest, Partitions, SlurmSite
@@ -157,10 +157,10 @@ def test_ranks_come_from_slurms_variables() -> None:
         "SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "3", "SLURM_PROCID": "5",
         "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n7", "SLURM_RESTART_COUNT": "2",
     }  # fmt: skip
-    assert slurm_ranks(variables) == (5, 8, 1)
     task = SlurmTask.from_environment(variables)
     assert task is not None
+    assert (task.rank, task.world_size, task.local_rank) == (5, 8, 1)
     assert (task.task_id, task.array_index, task.node, task.restarts) == ("10_3", 3, "n7", 2)
-    assert slurm_ranks({}) == (0, 1, 0)
+    assert SlurmTask.from_environment({}) is None
     with pytest.raises(UserError, match="SLURM_PROCID"):
-        slurm_ranks({"SLURM_JOB_ID": "1", "SLURM_PROCID": "x"})
+        SlurmTask.from_environment({"SLURM_JOB_ID": "1", "SLURM_PROCID": "x"})
