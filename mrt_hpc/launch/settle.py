@@ -8,6 +8,7 @@ for want of memory cannot speak for itself any more:
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import replace
 from enum import IntEnum
@@ -33,6 +34,7 @@ class Verdict(IntEnum):
     """It is done, whatever its process ended with afterwards."""
 
 
+STOPPED_FROM_OUTSIDE = 128 + signal.SIGTERM
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
 """A task that was stopped from outside is started again only by those who know that nobody meant it to stay away."""
 
@@ -58,7 +60,11 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
     if silent and record.state is not TaskState.DONE:
         message = f"ended with exit code {exit_code} without a word (137: killed, often for want of memory)"
         progressed = has_progressed(event_file(layout.events, job, index, 0, attempt))
-        record = replace(record, attempt=attempt).failed(message, ExitCode.RETRYABLE, retries, progressed=progressed)
+        record = replace(record, attempt=attempt)
+        if exit_code == STOPPED_FROM_OUTSIDE:  # another rank of it was faster to leave
+            record = replace(record, state=TaskState.STOPPED)
+        else:
+            record = record.failed(message, ExitCode.RETRYABLE, retries, progressed=progressed)
         patiently(lambda: write_task(layout, job, index, record), "the state of the task")
     return record
 

@@ -29,6 +29,7 @@ from mrt_hpc.roles.task import Task
 from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.patience import Patience
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
     plan = read_plan(layout.plan)
     job = plan.job(job_name)
     recipe = read_recipe_lock(layout.recipe_lock)
+    patience = Patience(full_limit_s=recipe.resilience.full_disk_minutes * 60)
     return Task(
         layout=layout,
         recipe=recipe,
@@ -107,7 +109,7 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
         world_size=placement.world_size,
         local_rank=placement.local_rank,
         attempt=placement.attempt,
-        events=EventLog(event_file(layout.events, job_name, index, placement.rank, placement.attempt)),
+        events=EventLog(event_file(layout.events, job_name, index, placement.rank, placement.attempt), patience),
         observer=Observer(recipe.resilience.heartbeat_limit_s),
         time_left_s=placement.time_left_s,
     )

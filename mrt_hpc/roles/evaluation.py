@@ -15,15 +15,15 @@ from mrt_hpc.analysis.statistics import summarise_evaluation
 from mrt_hpc.inference.client import Settings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.quality import trace_quality
-from mrt_hpc.roles.serving import TraceGrader, client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.serving import DamagedError, TraceGrader, client_of, grader_pool, running_server, verified_weights
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.shards import commit_shard, read_shards
+from mrt_hpc.run.shards import commit_shard, read_shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def run(task: Task) -> None:
         UserError: the weights version is not there.
     """
     evaluation = UnitEvaluation(task, task.job.evaluations[task.index])
-    if evaluation.shard.exists():
+    if evaluation.is_sampled():
         log.info("the shard is there already")
     else:
         evaluation.sample()
@@ -68,6 +68,18 @@ class UnitEvaluation:
     def shard(self) -> Path:
         """Where the samples go."""
         return self.task.layout.evaluation_shard(self.unit.version, self.unit.benchmark, self.unit.shard)
+
+    def is_sampled(self) -> bool:
+        """Whether its shard is there and whole; a damaged one is set aside."""
+        return self.shard.exists() and self._rollouts(self.shard) is not None
+
+    def _rollouts(self, shard: Path) -> list[Rollout] | None:
+        """What a shard holds; None for a damaged one, which is set aside."""
+        try:
+            return self.task.patiently(lambda: read_shard(shard, Rollout), f"reading {shard}")
+        except UserError as damage:
+            self.task.set_aside([shard], f"a damaged shard: {damage.what} ({damage.where})")
+            return None
 
     def sample(self) -> None:
         """Sample, grade and commit the shard."""
@@ -123,7 +135,11 @@ class UnitEvaluation:
         paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
         if not all(path.exists() for path in paths):
             return
-        rollouts = read_shards(paths, Rollout)
+        read = {number: self._rollouts(path) for number, path in enumerate(paths)}
+        if damaged := {number for number, rollouts in read.items() if rollouts is None}:
+            self._ask_for_again(damaged)
+            return
+        rollouts = [rollout for part in read.values() for rollout in part or []]
         statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(unit.benchmark))}
         traces = [(statements[r.problem_id], r.text) for r in rollouts]
         summary = summarise_evaluation(
@@ -137,6 +153,18 @@ class UnitEvaluation:
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.patiently(lambda: summary.write(path), "the summary of an evaluation")
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
+
+    def _ask_for_again(self, shards: set[int]) -> None:
+        """Shards of this version and benchmark turned out damaged: whoever sampled them has to do so again.
+
+        Raises:
+            DamagedError: this task has to, and may be run again at once.
+        """
+        if self.unit.shard in shards:
+            raise DamagedError("the evaluation's own shard was damaged", where=self.shard, exit_code=ExitCode.RETRYABLE)
+        units = [self.unit.model_copy(update={"shard": shard}) for shard in shards]
+        tasks = [(j.name, index) for j in self.task.plan.jobs for index, u in enumerate(j.evaluations) if u in units]
+        self.task.reopen(tasks, "the shard that it had sampled was damaged")
 
 
 def _rewards(rollouts: list[Rollout]) -> dict[str, list[float]]:

@@ -34,6 +34,8 @@ class Notice:
     _ending: Stopped | None = field(default=None, init=False)
     _safe_points_only: bool = field(default=False, init=False)
     _waiting: bool = field(default=False, init=False)
+    _leaving: bool = field(default=False, init=False)
+    """Whether it was raised: what unwinds is not unwound anew."""
     found_waiting: bool = field(default=False, init=False)
     """Whether the task was waiting for its peers when the notice came."""
 
@@ -43,18 +45,21 @@ class Notice:
         return self._ending is not None
 
     def tell(self, ending: Stopped) -> bool:
-        """Give notice; a second one replaces the first (a preemption may be announced, and then come).
+        """Give notice; a second one replaces the first (a preemption may be announced, and then come), until the task
+        leaves.
 
         Returns:
-            True when the role leaves by itself, at its next safe point.
+            True when the role leaves by itself, at its next safe point; False when it is leaving already.
 
         Raises:
             Stopped: ``ending``, when it has asked for no safe point.
         """
+        if self._leaving:
+            return False
         self._ending = ending
         self.found_waiting = self._waiting
         if not self._safe_points_only:
-            raise ending
+            self.leave_if_given()
         return True
 
     def force(self) -> None:
@@ -90,5 +95,6 @@ class Notice:
         Raises:
             Stopped: what the notice said.
         """
-        if self._ending is not None:
+        if self._ending is not None and not self._leaving:
+            self._leaving = True
             raise self._ending

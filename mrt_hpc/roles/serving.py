@@ -13,6 +13,7 @@ from mrt_hpc.grading.answers import extract_answer
 from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import verify
@@ -21,6 +22,7 @@ from mrt_hpc.run.weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.sampler import SampledTrace
@@ -43,6 +45,7 @@ def verified_weights(task: Task, version: int) -> Weights:
         UserError: version 0 is damaged, which only its own job can make again.
     """
     directory = task.layout.weights_version(version)
+    before = _identity(directory)
     try:
         return Weights(version, task.patiently(lambda: verify(directory), f"reading {directory}").digest, directory)
     except UserError as damage:
@@ -52,8 +55,16 @@ def verified_weights(task: Task, version: int) -> Weights:
                 where=damage.where,
                 advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same submit command again",
             ) from damage
-        task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
+        if _identity(directory) == before:  # else it has been published again in the meantime
+            task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
+            trainers = [j for j in task.plan.jobs if j.role is Role.TRAINER and j.end_iteration == version]
+            task.reopen([(job.name, 0) for job in trainers], f"weights version {version}, its last, was damaged")
         raise DamagedError(damage.what, where=damage.where, exit_code=ExitCode.RETRYABLE) from damage
+
+
+def _identity(directory: Path) -> int | None:
+    """Tells a directory from another that has taken its place."""
+    return directory.stat().st_ino if directory.exists() else None
 
 
 class DamagedError(UserError):

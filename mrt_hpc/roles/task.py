@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,10 +14,11 @@ from mrt_hpc.roles.peers import Peers, Vigil
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.lineage import set_aside
 from mrt_hpc.run.patience import Patience, patiently
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from mrt_hpc.plan.model import Job, Plan, Role
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 LONGEST_LOOK_S = 0.25
 """Between two looks at the run directory while a peer works: short beside an iteration, long for a shared filesystem.
@@ -113,4 +118,19 @@ class Task:
         Raises:
             UserError: the disk stayed full for longer than the recipe allows, and this task gives its nodes back.
         """
-        return patiently(action, what, Patience(full_limit_s=self.recipe.resilience.full_disk_minutes * 60))
+        return patiently(action, what, self.patience)
+
+    @property
+    def patience(self) -> Patience:
+        """With a full disk, as the recipe allows."""
+        return Patience(full_limit_s=self.recipe.resilience.full_disk_minutes * 60)
+
+    def reopen(self, tasks: Iterable[tuple[str, int]], why: str) -> None:
+        """What these tasks (job and index) had finished was found damaged: those that are done count as failed, and
+        whoever waits for them ends. The same submit command then runs them again.
+        """
+        for job, index in tasks:
+            if read_task(self.layout, job, index).state is TaskState.DONE:
+                log.warning("task %d of %s has to be run again: %s", index, job, why)
+                again = TaskRecord(TaskState.FAILED, message=why)
+                self.patiently(partial(write_task, self.layout, job, index, again), "the state of a task")

@@ -28,7 +28,7 @@ from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.lineage import younger_than
-from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.tasks import read_task
 from mrt_hpc.run.weights import prune
 from mrt_hpc.run.weights import publish as publish_version
 from mrt_hpc.training import checkpoint, export, rendezvous
@@ -145,7 +145,7 @@ class Trainer:
             self.task.set_aside(younger_than(self.task.layout, self.iteration), reason)
 
         rendezvous.on_rank_zero(set_aside)
-        self._on_rank_zero(self._remove_leftovers)
+        self._keep_house(self._remove_leftovers)
         if not rendezvous.on_rank_zero(self._version_is_there):
             self.publish()
 
@@ -220,16 +220,14 @@ class Trainer:
                 self._groups[position] = self.task.patiently(partial(read_group, path), f"reading {path}")
             except UserError as damage:
                 self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
-                self._reopen_inference()
+                self._reopen_inference(path)
         return len(self._groups) == self.task.recipe.sampling.problems_per_iteration
 
-    def _reopen_inference(self) -> None:
-        """There is work again for inference tasks that were done: the next submission starts them."""
-        peers = self.task.peers(Role.INFERENCE)
-        for (job, index), life in peers.lives().items():
-            if life is Life.DONE:
-                again = TaskRecord(TaskState.STOPPED, message="a group that it had sampled was damaged")
-                self.task.patiently(partial(write_task, self.task.layout, job, index, again), "the state of a task")
+    def _reopen_inference(self, group: Path) -> None:
+        """There is work again for inference, of which no task may be left to do it."""
+        lives = self.task.peers(Role.INFERENCE).lives()
+        if set(lives.values()) <= {Life.DONE, Life.FAILED}:
+            self.task.reopen(lives, f"{group} was damaged after all of inference had ended")
 
     def _version_is_there(self) -> bool:
         return self.task.layout.weights_version(self.iteration).exists()
@@ -290,11 +288,13 @@ class Trainer:
         """Write a checkpoint and drop the oldest."""
         layout, started = self.task.layout, time.monotonic()
         rendezvous.on_rank_zero(self._refuse_if_superseded)
-        self.task.patiently(
-            lambda: checkpoint.save(self.engine, layout.checkpoint(self.iteration), {"iteration": self.iteration}),
+        path = layout.checkpoint(self.iteration)
+        mine = self.task.patiently(
+            lambda: checkpoint.save(self.engine, path, {"iteration": self.iteration}),
             f"the checkpoint after {self.iteration} iterations",
         )
-        self._on_rank_zero(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))
+        _refuse_anothers(path, mine)
+        self._keep_house(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))
         self.saved = self.iteration
         self._longest_save_s = max(self._longest_save_s, time.monotonic() - started)
         self._emit(EventKind.CHECKPOINT, iteration=self.iteration, seconds=time.monotonic() - started)
@@ -312,9 +312,11 @@ class Trainer:
                 f"weights version {version}",
             )
 
-        export.publish(self.engine, commit, recipe.training.weights_dtype)
+        _refuse_anothers(
+            layout.weights_version(version), export.publish(self.engine, commit, recipe.training.weights_dtype)
+        )
         self._emit(EventKind.PUBLISHED, version=version)
-        self._on_rank_zero(lambda: prune(layout, kept_versions(recipe, version)))
+        self._keep_house(lambda: prune(layout, kept_versions(recipe, version)))
 
     def _refuse_if_superseded(self) -> None:
         """On rank 0, before a commit.
@@ -345,9 +347,27 @@ class Trainer:
         if self.task.rank == 0:
             self.task.events.emit(kind, **fields)
 
-    def _on_rank_zero(self, action: Callable[[], object]) -> None:
+    def _keep_house(self, remove: Callable[[], object]) -> None:
+        """Remove what nobody needs, on rank 0; what cannot be removed now is tried again after the next iteration."""
         if self.task.rank == 0:
-            action()
+            try:
+                self.task.patiently(remove, "removing old files")
+            except OSError as error:
+                log.warning("old files could not be removed: %s", error)
+
+
+def _refuse_anothers(path: Path, mine: bool) -> None:
+    """What another attempt has committed in the meantime need not be what this one holds.
+
+    Raises:
+        UserError: it was there already.
+    """
+    if not mine:
+        raise UserError(
+            "another attempt has committed this: this one was taken for lost",
+            where=path,
+            exit_code=ExitCode.RETRYABLE,
+        )
 
 
 def newest_good_checkpoint(task: Task) -> Path | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.run.patience import patiently
+from mrt_hpc.run.patience import Patience, patiently
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +62,8 @@ class EventLog:
     """The events of one process. Open once, emit often; every line reaches the file at once."""
 
     path: Path
+    patience: Patience = field(default_factory=Patience)
+    """With a full disk."""
     _descriptor: int | None = field(default=None, init=False, repr=False)
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
@@ -72,7 +74,7 @@ class EventLog:
         """
         line = {"time": time.time(), "kind": kind.value, "host": socket.gethostname(), "pid": os.getpid(), **fields}
         text = json.dumps(line).encode() + b"\n"
-        patiently(lambda: self._append(text), "an event")
+        patiently(lambda: self._append(text), "an event", self.patience)
 
     def _append(self, text: bytes) -> None:
         """Write a line, or end what a full disk has left of it, so that the next try has a line of its own."""

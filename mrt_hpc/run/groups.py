@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.manifest import commit_whole, verify
+from mrt_hpc.run.patience import children
 from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
 from mrt_hpc.run.shards import read_records, write_records
 
@@ -81,4 +82,4 @@ def _statistics(about: dict[str, Any], path: Path) -> GroupStatistics:
 
 def complete_groups(directory: Path) -> set[int]:
     """Positions of the complete groups of an iteration; none when there is no such iteration yet."""
-    return {int(p.name) for p in directory.iterdir() if p.name.isdecimal()} if directory.is_dir() else set()
+    return {int(p.name) for p in children(directory) if p.name.isdecimal()}

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import creating
+from mrt_hpc.run.patience import children, patiently
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,8 +62,7 @@ class Leases:
 
     def _newest(self) -> dict[int, int]:
         """The newest generation of each group that has a lease."""
-        directory = self.layout.leases(self.iteration)
-        names = [_NAME.fullmatch(p.name) for p in directory.iterdir()] if directory.is_dir() else []
+        names = [_NAME.fullmatch(p.name) for p in children(self.layout.leases(self.iteration))]
         newest: dict[int, int] = {}
         for position, generation in ((int(m[1]), int(m[2])) for m in names if m):
             newest[position] = max(generation, newest.get(position, 0))
@@ -86,7 +86,7 @@ class Leases:
 def read_holder(path: Path) -> Holder | None:
     """Who holds a lease; None for a lease that cannot be read, which nobody can hold."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(patiently(path.read_text, "reading a lease"))
         return Holder(str(content["job"]), int(content["index"]), str(content["attempt"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -4,10 +4,12 @@ in.
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import sync_directory, write_text
+from mrt_hpc.run.patience import children
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +23,8 @@ def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
 
     Rollouts stay: they are complete, and training replays them.
     """
-    checkpoints = [p for p in _children(layout.checkpoints) if (layout.step_of(p) or 0) > iteration]
-    versions = [p for p in _children(layout.weights) if (layout.version_of(p) or 0) > iteration]
+    checkpoints = [p for p in children(layout.checkpoints) if (layout.step_of(p) or 0) > iteration]
+    versions = [p for p in children(layout.weights) if (layout.version_of(p) or 0) > iteration]
     metrics = [p for n in _numbers(layout) if n >= iteration and (p := layout.metrics(n)).exists()]
     return [*checkpoints, *versions, *metrics]
 
@@ -41,6 +43,8 @@ def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Pat
     target.mkdir(parents=True)
     write_text(target / "REASON", reason + "\n")
     moved = [to for path in paths if (to := _moved(path, target / _flat_name(layout, path))) is not None]
+    if not moved:
+        shutil.rmtree(target)
     for parent in {path.parent for path in paths}:
         sync_directory(parent)
     return moved
@@ -57,9 +61,5 @@ def _moved(path: Path, to: Path) -> Path | None:
         return None
 
 
-def _children(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir()) if directory.is_dir() else []
-
-
 def _numbers(layout: RunLayout) -> list[int]:
-    return [int(p.name) for p in _children(layout.root / "iterations") if p.name.isdecimal()]
+    return [int(p.name) for p in children(layout.root / "iterations") if p.name.isdecimal()]

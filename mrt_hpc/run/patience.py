@@ -16,6 +16,7 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -79,6 +80,18 @@ def _wait_for_room(what: str, error: Exception, until: float, patience: Patience
         ) from error
     log.warning("PAUSED: the disk is full (%s): %s waits for room", error, what)
     time.sleep(patience.full_pause_s)
+
+
+def children(directory: Path) -> list[Path]:
+    """What a directory holds, by name; nothing where there is no directory.
+
+    Raises:
+        OSError: a fleeting error stayed.
+    """
+    try:
+        return patiently(lambda: sorted(directory.iterdir()), f"listing {directory}")
+    except FileNotFoundError:
+        return []
 
 
 def error_number(error: BaseException) -> int | None:

@@ -15,7 +15,7 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.manifest import commit_whole, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 Record = TypeVar("Record")
@@ -59,11 +59,6 @@ def read_shard(path: Path, record_type: type[Record]) -> list[Record]:
     """
     verify(path)
     return read_records(path / RECORDS, record_type)
-
-
-def read_shards(paths: Iterable[Path], record_type: type[Record]) -> list[Record]:
-    """All records of several shards, in the order of the paths."""
-    return [record for path in paths for record in read_shard(path, record_type)]
 
 
 def write_records(path: Path, records: Sequence[Any], record_type: type) -> None:

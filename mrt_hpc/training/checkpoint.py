@@ -24,7 +24,7 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import commit_directory, remove_leftovers, temporary_sibling, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify, write_manifest
-from mrt_hpc.run.patience import patiently
+from mrt_hpc.run.patience import children, patiently
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import generators
 from mrt_hpc.training.generators import Generators
@@ -306,8 +306,7 @@ def _label(name: str, key: str) -> str:
 
 def _numbered(checkpoints: Path) -> list[Path]:
     """Whatever bears a checkpoint's name, ascending."""
-    paths = list(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    numbered = ((RunLayout.step_of(p), p) for p in paths)
+    numbered = ((RunLayout.step_of(p), p) for p in children(checkpoints))
     return [p for _, p in sorted((number, p) for number, p in numbered if number is not None)]
 
 

@@ -372,7 +372,7 @@ def test_a_server_killed_under_load_is_restarted_with_the_weights_loaded_last(
     assert not vllm.restart_if_dead()
 
 
-@pytest.mark.parametrize("stopped", ["engine", "all", "engine, while it was idle"])
+@pytest.mark.parametrize("stopped", ["all", "engine, while it was idle"])
 def test_a_server_that_hangs_under_load_is_restarted(
     vllm: VllmServer, tied: Reached, models: dict[str, Path], stopped: str
 ) -> None:

@@ -77,6 +77,8 @@ def test_a_peer_at_work_is_waited_for(peers: Peers) -> None:
     vigil = Vigil(peers, Resilience(wait_limit_minutes=1e-9), "rollouts")
     for _ in range(100):
         vigil.check()
+    say(peers, TaskState.WAITING, TaskState.WAITING)
+    assert give_up(vigil).exit_code is ExitCode.GIVE_BACK, "as soon as it does not work any more"
 
 
 def test_a_peer_that_works_and_brings_nothing_gives_the_nodes_back(peers: Peers) -> None:
@@ -95,7 +97,10 @@ def test_all_failed_ends_the_wait_at_once(peers: Peers) -> None:
 
 def test_one_that_may_come_back_is_waited_for(peers: Peers) -> None:
     say(peers, TaskState.FAILED, TaskState.RETRYING)
-    Vigil(peers, Resilience(), "rollouts").check()
+    vigil = Vigil(peers, Resilience(), "rollouts")
+    vigil.check()
+    say(peers, TaskState.FAILED, TaskState.FAILED)
+    assert "has failed" in give_up(vigil).what
 
 
 def test_all_ended_without_a_result_is_an_error_after_a_while(peers: Peers) -> None:

@@ -104,11 +104,11 @@ def test_a_library_that_ends_the_process_has_failed(tmp_path: Path) -> None:
     assert read_task(RunLayout(tmp_path), "report", 0).state is TaskState.RETRYING
 
 
-def settle(tmp_path: Path, before: TaskRecord | None, attempt: str = "7.1", retries: int = 3) -> TaskRecord:
+def settle(tmp_path: Path, before: TaskRecord | None, attempt: str = "7.1", exit_code: int = 137) -> TaskRecord:
     layout = RunLayout(tmp_path)
     if before is not None:
         write_task(layout, "j", 0, before)
-    after = settled(layout, "j", 0, attempt, 137, retries)
+    after = settled(layout, "j", 0, attempt, exit_code, retries=3)
     assert read_task(layout, "j", 0).state is after.state
     return after
 
@@ -146,6 +146,12 @@ def test_the_word_of_an_attempt_stands(tmp_path: Path, state: TaskState) -> None
     assert (state in RUNS_AGAIN) == (state in (TaskState.GAVE_BACK, TaskState.STOPPED))
 
 
+def test_an_attempt_of_which_another_rank_was_faster_to_leave_has_not_failed(tmp_path: Path) -> None:
+    after = settle(tmp_path, TaskRecord(TaskState.RUNNING, attempt="7.1", failures=1), exit_code=143)
+    assert (after.state, after.failures) == (TaskState.STOPPED, 1)
+    assert after.state in RUNS_AGAIN
+
+
 def test_an_attempt_taken_for_lost_does_not_speak_for_the_one_after_it(tmp_path: Path) -> None:
     after = settle(tmp_path, TaskRecord(TaskState.RUNNING, attempt="7.2"), attempt="7.1")
     assert (after.state, after.failures) == (TaskState.RUNNING, 0)
@@ -160,12 +166,24 @@ def test_a_notice_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
     with notice.at_safe_points():
         assert notice.tell(GaveBack("why"))
         assert notice.given
-        with pytest.raises(GaveBack):
-            notice.leave_if_given()
         assert notice.tell(Stopped(143)), "a preemption may be announced and then come"
-        with pytest.raises(Stopped):
+        with pytest.raises(Stopped) as ending:
+            notice.leave_if_given()
+        assert ending.value.code == 143
+    notice = Notice()
+    with notice.at_safe_points():
+        assert notice.tell(GaveBack("why"))
+        with pytest.raises(GaveBack):
             notice.force()
     Notice().leave_if_given()
+
+
+def test_what_unwinds_is_not_unwound_anew() -> None:
+    notice = Notice()
+    with pytest.raises(GaveBack):
+        notice.tell(GaveBack("why"))
+    assert not notice.tell(Stopped(143))
+    notice.force()
 
 
 class Told:
@@ -187,12 +205,12 @@ def told() -> Iterator[Told]:
         signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("told")
-def test_signals_become_notices() -> None:
+def test_signals_become_notices(told: Told) -> None:
     with pytest.raises(Stopped) as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
     assert stopped.value.code == 143
     assert signal.alarm(0) > 0, "should a library swallow the exception, the kernel ends the process"
+    told.notice = Notice()
     with pytest.raises(GaveBack) as gave_back:
         os.kill(os.getpid(), signal.SIGUSR2)
     assert gave_back.value.code == ExitCode.GIVE_BACK

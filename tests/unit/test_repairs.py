@@ -1,0 +1,142 @@
+"""What was finished and is found damaged afterwards: it is set aside, and whoever has to make it again is run again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.inference.server import refuse_stranger
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.launch.task import load_task
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.model import Role
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.roles.evaluation import UnitEvaluation
+from mrt_hpc.roles.serving import DamagedError, verified_weights
+from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.manifest import commit_whole
+from mrt_hpc.run.records import Rollout
+from mrt_hpc.run.shards import commit_shard
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.weights import publish
+
+if TYPE_CHECKING:
+    from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.layout import RunLayout
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    """A run with evaluations in two parts, all of whose tasks are done."""
+    recipe = load_recipe(QUICKSTART, ("evaluation.problem_shards=2",))
+    plan = compile_plan(recipe, LocalSite())
+    layout = create_or_open(tmp_path / "run", recipe, plan)
+    for job in plan.jobs:
+        for index in range(job.tasks):
+            write_task(layout, job.name, index, TaskRecord(TaskState.DONE, attempt="a"))
+    return layout
+
+
+def task_of(layout: RunLayout, role: Role, index: int = 0) -> Task:
+    """An attempt at a task of the last job of a role."""
+    plan = load_task(layout, "report", 0, Placement(0, 1, 0, "b")).plan
+    name = [job.name for job in plan.jobs if job.role is role][-1]
+    return load_task(layout, name, index, Placement(0, 1, 0, "b"))
+
+
+def fill(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(b"weights")
+
+
+def test_a_damaged_last_version_reopens_the_trainer_that_made_it(layout: RunLayout) -> None:
+    task = task_of(layout, Role.EVALUATION)
+    trainer = task_of(layout, Role.TRAINER).job
+    publish(layout, trainer.end_iteration, fill)
+    assert verified_weights(task, trainer.end_iteration).version == trainer.end_iteration
+    path = layout.weights_version(trainer.end_iteration)
+    (path / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(DamagedError, match="differs from the manifest"):
+        verified_weights(task, trainer.end_iteration)
+    assert not path.exists()
+    record = read_task(layout, trainer.name, 0)
+    assert record.state is TaskState.FAILED
+    assert "its last, was damaged" in record.message
+
+
+def test_a_version_published_again_while_the_damaged_one_was_read_stays(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(layout, 1, fill)
+    path = layout.weights_version(1)
+
+    def slow(directory: Path) -> None:
+        directory.rename(directory.with_name("elsewhere"))
+        commit_whole(directory, fill)
+        raise UserError("damaged")
+
+    monkeypatch.setattr("mrt_hpc.roles.serving.verify", slow)
+    with pytest.raises(DamagedError):
+        verified_weights(task_of(layout, Role.EVALUATION), 1)
+    assert (path / "model.safetensors").read_bytes() == b"weights"
+
+
+def evaluations(layout: RunLayout) -> list[UnitEvaluation]:
+    """The two parts of the first evaluation, sampled; nobody looks at what they hold."""
+    tasks = [task_of(layout, Role.EVALUATION, index) for index in (0, 1)]
+    found = [UnitEvaluation(task, task.job.evaluations[task.index]) for task in tasks]
+    assert found[0].unit == found[1].unit.model_copy(update={"shard": 0})
+    for evaluation in found:
+        commit_shard(evaluation.shard, [], Rollout, weights="digest")
+        assert evaluation.is_sampled()
+    return found
+
+
+def damage(shard: Path) -> None:
+    file = next(shard.glob("*.parquet"))
+    write_text(file, "no parquet")
+
+
+def test_a_damaged_shard_of_its_own_is_sampled_again(layout: RunLayout) -> None:
+    first, _ = evaluations(layout)
+    damage(first.shard)
+    with pytest.raises(DamagedError, match="own shard"):
+        first.summarise_if_complete()
+    assert not first.is_sampled()
+    assert "damaged shard" in next(layout.set_aside.rglob("REASON")).read_text()
+
+
+def test_the_damaged_shard_of_another_reopens_its_task(layout: RunLayout) -> None:
+    first, second = evaluations(layout)
+    damage(second.shard)
+    first.summarise_if_complete()
+    job = first.task.job.name
+    assert [read_task(layout, job, index).state for index in (0, 1)] == [TaskState.DONE, TaskState.FAILED]
+    assert not second.is_sampled()
+
+
+def test_a_task_that_is_not_done_is_not_reopened(layout: RunLayout) -> None:
+    task = task_of(layout, Role.TRAINER)
+    before = replace(read_task(layout, task.job.name, 0), state=TaskState.RUNNING)
+    write_task(layout, task.job.name, 0, before)
+    task.reopen([(task.job.name, 0)], "why")
+    assert read_task(layout, task.job.name, 0).state is TaskState.RUNNING
+
+
+def test_whoever_listens_on_a_servers_socket_must_be_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        refuse_stranger(path, os.getpid())
+        with pytest.raises(UserError, match="another process listens"):
+            refuse_stranger(path, os.getppid())
