@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 CLUSTER = "onehost"
+PREEMPT_TYPES = {"partition": "preempt/partition_prio", "qos": "preempt/qos"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Settings:
     user: str = "researcher"
     cred_expire: int = 10
     grace: int = 15
+    preempt: str = "partition"
+    preempt_mode: str = "REQUEUE"
     preempt_signal: int = 1
     max_array_size: int = 1001
     cgroup: str = "auto"
@@ -49,6 +52,8 @@ class Settings:
             if text is not None:
                 values[field.name] = _number(field.name, text) if isinstance(field.default, int) else text
         chosen = cls(**values)
+        if chosen.preempt not in PREEMPT_TYPES:
+            raise OnehostError(f"ONEHOST_PREEMPT must be one of {', '.join(PREEMPT_TYPES)}, not {chosen.preempt!r}")
         kept = Path(chosen.root) / "settings.json"
         return cls(**{**json.loads(kept.read_text()), "root": chosen.root}) if kept.exists() else chosen
 
@@ -119,6 +124,7 @@ def _template_values(settings: Settings) -> dict[str, object]:
         "proctrack": "proctrack/cgroup" if cgroup else "proctrack/linuxproc",
         "task_plugin": "task/cgroup" if cgroup else "task/none",
         "gather": "jobacct_gather/cgroup" if cgroup else "jobacct_gather/linux",
+        "preempt_type": PREEMPT_TYPES[settings.preempt],
         "preempt_signal": "SlurmctldParameters=preempt_send_user_signal" if settings.preempt_signal else "",
         "node_lines": "\n".join(_node_lines(settings)),
     }
