@@ -1,19 +1,20 @@
-"""Faults for a run on this machine: whom they hit, and how.
-
-Every process of a run is found by its command line, which names the run directory, or as a child of such a one; nothing
-else is ever signalled.
-"""
+"""Faults: whom they hit, and how."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import psutil
+from chaos_target import Target
 
+from mrt_hpc.launch.ledger import latest_ids
+from mrt_hpc.launch.slurm_queue import queue_states
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import published_versions
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from mrt_hpc.run.layout import RunLayout
+    from slurm_cluster import Cluster
 
-    Blow = Callable[["Target", random.Random], "str | None"]
+    Blow = Callable[[Target, random.Random], "str | None"]
     """What it hit; None where there is nothing to hit just now."""
+
+ROLES = ("trainer", "inference", "evaluation")
 
 
 class FaultKind(StrEnum):
@@ -44,54 +47,27 @@ class FaultKind(StrEnum):
     TEAR_CHECKPOINT = "the newest checkpoint cut short, and kill -9 of the trainer"
     CORRUPT_WEIGHTS = "a byte changed in the newest weights version, and kill -9 of inference"
     FULL_DISK = "a full disk for some seconds"
+    CUT_NODE = "a power cut of a node, which returns"
+    REQUEUE = "scontrol requeue"
+    PREEMPT = "preemption"
+    TIME_LIMIT = "the time limit"
+    KILL_CONTROLLER = "kill -9 of slurmctld, for some seconds"
+    RESUBMIT = "mrt-hpc cancel, and the same command again"
 
 
-@dataclass(frozen=True)
-class Target:
-    """A run under way."""
-
-    layout: RunLayout
-    leader: int
-    """Process id of ``mrt-hpc submit``, which leads its process group."""
-    small_disk: Path | None
-    """The small filesystem that the run is on; None when it is on a large one."""
-
-    def tasks(self, role: str) -> list[psutil.Process]:
-        """The processes of a role, every rank one."""
-        return [p for p in self._family() if _is_task(p, role)]
-
-    def servers(self) -> list[psutil.Process]:
-        """The API servers of the run."""
-        return [p for p in self._family() if "mrt_hpc.inference.serve" in _words(p)]
-
-    def engines(self) -> list[psutil.Process]:
-        """What the servers have started."""
-        return [child for server in self.servers() for child in _children(server)]
-
-    def _family(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self.leader).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
+LOCAL_ONLY = frozenset({FaultKind.KILL_ALL})
+SLURM_ONLY = frozenset(
+    {
+        FaultKind.CUT_NODE, FaultKind.REQUEUE, FaultKind.PREEMPT, FaultKind.TIME_LIMIT, FaultKind.KILL_CONTROLLER,
+        FaultKind.RESUBMIT,
+    }
+)  # fmt: skip
 
 
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def _is_task(process: psutil.Process, role: str) -> bool:
-    words = _words(process)
-    return "mrt_hpc.launch.task" in words and any(word.endswith(f".{role}") for word in words)
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+def possible(*, slurm: bool, disk: bool) -> list[FaultKind]:
+    """The kinds that can strike a run, on Slurm or on this machine alone, on a small disk of its own or not."""
+    out = (LOCAL_ONLY if slurm else SLURM_ONLY) | (frozenset() if disk else {FaultKind.FULL_DISK})
+    return [kind for kind in FaultKind if kind not in out]
 
 
 def strike(kind: FaultKind, target: Target, rng: random.Random) -> str | None:
@@ -116,6 +92,8 @@ def _signal(find: Callable[[Target], list[psutil.Process]], number: signal.Signa
 
 def _kill_all(target: Target, _: random.Random) -> str | None:
     """Servers have sessions of their own: that they follow is part of the test."""
+    if target.leader is None:
+        return None
     os.killpg(target.leader, signal.SIGKILL)
     return f"process group {target.leader}"
 
@@ -127,11 +105,9 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
     victim = rng.choice(found)
     victim.suspend()
     try:
-        before = len(list(target.layout.root.glob("iterations/*/leases/*.001")))
+        before = _passed_leases(target)
         wait_until(
-            lambda: (
-                len(list(target.layout.root.glob("iterations/*/leases/*.001"))) > before or not target.tasks("trainer")
-            ),
+            lambda: _passed_leases(target) > before or not target.tasks("trainer"),
             reason="a lease to pass on",
             deadline_s=120,
         )
@@ -187,7 +163,7 @@ def _tear(file: Path, rng: random.Random) -> None:
 def _fill_disk(target: Target, _: random.Random) -> str | None:
     if target.small_disk is None:
         return None
-    filler = target.small_disk / "filler"
+    filler, before = target.small_disk / "filler", _pauses(target)
     try:
         with filler.open("wb") as stream:
             while True:
@@ -195,15 +171,114 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
     except OSError:
         pass  # it is full now
     try:
-        logs = target.layout.logs
         wait_until(
-            lambda: any(b"PAUSED" in p.read_bytes() for p in logs.glob("*.log")),
+            lambda: _pauses(target) > before or not target.tasks(*ROLES),
             reason="the run to notice the full disk",
-            deadline_s=30,
+            deadline_s=60,
         )
     finally:
         filler.unlink()
     return str(target.small_disk)
+
+
+def _pauses(target: Target) -> int:
+    """Messages about a full disk so far; where they go, no room is needed."""
+    logs = [p for p in target.layout.logs.rglob("*") if p.suffix in (".log", ".err")]
+    return sum(p.read_bytes().count(b"PAUSED") for p in logs)
+
+
+@dataclass(frozen=True)
+class SlurmTask:
+    """One task of the run that is at work on the cluster."""
+
+    name: str
+    """As scontrol takes it."""
+    job: str
+    """The id of this task alone."""
+    node: str
+    process: psutil.Process
+
+
+def _slurm_task(target: Target, rng: random.Random) -> SlurmTask | None:
+    found = target.tasks(*ROLES)
+    if not found:
+        return None
+    process = rng.choice(found)
+    variables = process.environ()
+    array, index = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
+    job = variables["SLURM_JOB_ID"]
+    return SlurmTask(f"{array}_{index}" if array else job, job, variables["SLURMD_NODENAME"], process)
+
+
+def _on_slurm(blow: Callable[[Cluster, SlurmTask], None]) -> Blow:
+    """Hit one task of the run that is at work."""
+
+    def hit(target: Target, rng: random.Random) -> str | None:
+        task = _slurm_task(target, rng)
+        if target.cluster is None or task is None:
+            return None
+        blow(target.cluster, task)
+        return f"task {task.name} on {task.node}"
+
+    return hit
+
+
+def _gone(task: SlurmTask, deadline_s: float) -> None:
+    """Wait for the end of a task's process."""
+    wait_until(lambda: not task.process.is_running(), reason=f"the end of task {task.name}", deadline_s=deadline_s)
+
+
+def _cut_node(cluster: Cluster, task: SlurmTask) -> None:
+    """The node returns when Slurm has found out, as after a reboot."""
+    assert cluster.onehost("kill-node", task.node).returncode == 0
+    try:
+        down = ("sinfo", "--noheader", f"--nodes={task.node}", "--states=down", "--format=%N")
+        wait_until(lambda: bool(cluster.as_user(*down).stdout.strip()), reason=f"{task.node} to be down", deadline_s=90)
+    finally:
+        assert cluster.onehost("start-node", task.node).returncode == 0
+
+
+def _requeue(cluster: Cluster, task: SlurmTask) -> None:
+    cluster.as_user("scontrol", "requeue", task.name)
+
+
+def _preempt(cluster: Cluster, task: SlurmTask) -> None:
+    """Somebody with a right to the node wants it, by partition or by QOS, whichever the cluster goes by."""
+    cluster.push_out(task.node)
+    _gone(task, 120)
+
+
+def _limit_time(cluster: Cluster, task: SlurmTask) -> None:
+    """As if the limit were near: it is lowered until the signal that announces it comes within a minute."""
+    query = ("squeue", "--noheader", f"--jobs={task.name}", "--format=%M")
+    *_, minutes, _seconds = ("0:" + cluster.as_user(*query).stdout.strip()).split(":")
+    cluster.as_user("scontrol", "update", f"JobId={task.name}", f"TimeLimit={int(minutes or 0) + 2}")
+    _gone(task, 200)
+
+
+def _kill_controller(target: Target, rng: random.Random) -> str | None:
+    if target.cluster is None:
+        return None
+    assert target.cluster.onehost("kill-controller").returncode == 0
+    end = time.monotonic() + rng.uniform(2.0, 15.0)
+    wait_until(lambda: time.monotonic() > end, reason="the controller's restart", deadline_s=60)
+    assert target.cluster.onehost("start-controller").returncode == 0
+    return "slurmctld"
+
+
+def _resubmit(target: Target, _: random.Random) -> str | None:
+    """The user changes their mind twice."""
+    if target.cluster is None:
+        return None
+    ids = list(latest_ids(target.layout).values())
+    cancelled = target.cluster.mrt_hpc("cancel", str(target.layout.root))
+    assert cancelled.returncode == 0, cancelled.stderr
+    wait_until(lambda: not target.tasks(*ROLES), reason="the cancelled tasks to leave", deadline_s=60)
+    wait_until(lambda: all(s.ended for s in queue_states(ids).values()), reason="the end of the jobs", deadline_s=60)
+    again = json.loads((target.layout.root.parent / "submission.json").read_text())
+    sent = target.cluster.mrt_hpc(*again)
+    assert sent.returncode == 0, sent.stderr
+    return f"jobs {' '.join(ids)}"
 
 
 _STRIKES = {
@@ -220,4 +295,10 @@ _STRIKES = {
     FaultKind.TEAR_CHECKPOINT: _damage_checkpoint(tear=True),
     FaultKind.CORRUPT_WEIGHTS: _damage_weights,
     FaultKind.FULL_DISK: _fill_disk,
+    FaultKind.CUT_NODE: _on_slurm(_cut_node),
+    FaultKind.REQUEUE: _on_slurm(_requeue),
+    FaultKind.PREEMPT: _on_slurm(_preempt),
+    FaultKind.TIME_LIMIT: _on_slurm(_limit_time),
+    FaultKind.KILL_CONTROLLER: _kill_controller,
+    FaultKind.RESUBMIT: _resubmit,
 }

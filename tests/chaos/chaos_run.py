@@ -1,18 +1,18 @@
 """A whole shrunk run under a seeded random schedule of faults, audited afterwards.
 
     python tests/chaos/chaos_run.py --seed 3 --faults 10
+    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition
 
-Faults strike at random moments between two events that stay (a group, a checkpoint, a weights version), so that they
-hit every phase. As root the run lies on a small filesystem of its own, which can be filled.
+Faults strike at random moments between two events that stay (a group, a checkpoint), so that they hit every phase. As
+root the run lies on a small filesystem of its own, which can be filled; with ``--slurm`` it runs on a one-host cluster
+of its own, which preempts by partition or by QOS.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,35 +21,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaos_auditor import Audit, audit
-from chaos_faults import FaultKind, Target, strike
+sys.path.append(str(Path(__file__).parents[1] / "slurm"))  # the cluster is that of the Slurm tests
 
-from mrt_hpc.run.events import PROGRESS, read_events
-from mrt_hpc.run.layout import RunLayout
+from chaos_auditor import Audit, audit
+from chaos_backends import LocalRun, Run, SlurmRun
+from chaos_faults import FaultKind, possible, strike
+from slurm_session import running_cluster
+
+from mrt_hpc.run.events import PROGRESS, EventKind, read_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ROOT = Path(__file__).parents[2]
-ITERATIONS = 6
-SHRUNK = (
-    "model.warm_start_steps=30",
-    "sampling.problems_per_iteration=6",
-    "sampling.rollouts_per_problem=4",
-    f"schedule.iterations={ITERATIONS}",
-    f"schedule.iterations_per_job={ITERATIONS // 2}",
-    "serving.stall_limit_s=10.0",
-    "evaluation.benchmarks.0.problems.problems=8",
-    "resources.inference.tasks=2",
-    "resources.inference.cpus=1",
-    "resources.trainer.cpus=1",
-    "resources.evaluation.max_parallel=1",
-    "resilience.heartbeat_limit_s=5.0",
-)
+    from mrt_hpc.run.layout import RunLayout
+
 DISK_MIB = 256
-RUN_DEADLINE_S = 2400.0
+RUN_DEADLINE_S = 3000.0
 LONGEST_QUIET_S = 300.0
 """Without progress: a run that hangs is a violation."""
+CLUSTERS = {
+    "partition": {"ONEHOST_PREEMPT": "partition", "ONEHOST_PREEMPT_SIGNAL": "1"},
+    "qos": {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0"},
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +52,8 @@ class Strike:
     kind: FaultKind
     hit: str
     time: float
+    started_s: float | None
+    """To the next start of a task: what Slurm, or the local backend, takes."""
     recovered_s: float | None
 
 
@@ -67,6 +62,7 @@ class Outcome:
     """One run under faults."""
 
     seed: int
+    where: str
     strikes: list[Strike]
     audit: Audit
     exit_code: int
@@ -87,54 +83,27 @@ def small_disk(mib: int) -> Iterator[Path | None]:
                 subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def start(run: Path, changes: Sequence[str]) -> subprocess.Popen[bytes]:
-    """`mrt-hpc submit`, as the leader of a process group."""
-    sets = [word for change in (*SHRUNK, *changes) for word in ("--set", change)]
-    command = [
-        sys.executable,
-        "-m",
-        "mrt_hpc.cli.main",
-        "submit",
-        str(ROOT / "recipes/quickstart.yaml"),
-        "--run",
-        str(run),
-    ]
-    return subprocess.Popen(
-        [*command, *sets],
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-    )
-
-
-def run_under_faults(
-    seed: int, count: int, kinds: Sequence[FaultKind], folder: Path, disk: Path | None, changes: Sequence[str] = ()
-) -> Outcome:
+def run_under_faults(seed: int, count: int, kinds: Sequence[FaultKind], run: Run) -> Outcome:
     """A run from its beginning to its end, with ``count`` faults on the way, each kind before any comes twice."""
-    rng, layout = random.Random(seed), RunLayout(folder / "run")
-    began = time.monotonic()
-    process, strikes, schedule = start(layout.root, changes), [], _schedule(rng, kinds, count)
+    rng, began = random.Random(seed), time.monotonic()
+    strikes: list[tuple[FaultKind, str, float]] = []
+    schedule = _schedule(rng, kinds, count)
+    run.submit()
     try:
-        while time.monotonic() - began < RUN_DEADLINE_S:
-            if process.poll() is not None:
-                if not _was_killed(process, strikes):
-                    break
-                process = start(layout.root, changes)
-            if schedule and _moment_has_come(rng, layout, process):
-                struck = time.time()
-                hit = strike(schedule[0], Target(layout, process.pid, disk), rng)
-                if hit is not None:
-                    strikes.append((schedule.pop(0), hit, struck))
+        while run.exit_code() is None and time.monotonic() - began < RUN_DEADLINE_S:
+            if schedule and _moment_has_come(rng, run):
+                kind, before = schedule.pop(0), time.time()
+                hit = strike(kind, run.target(), rng)
+                if hit is None:
+                    schedule.append(kind)  # nothing to hit just now
                 else:
-                    schedule.append(schedule.pop(0))
+                    strikes.append((kind, hit, time.time() if kind is FaultKind.TIME_LIMIT else before))
             time.sleep(0.05)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    code = process.wait()
-    recovered = [Strike(kind, hit, at, recovery(layout, at)) for kind, hit, at in strikes]
-    return Outcome(seed, recovered, audit(layout.root), code, time.monotonic() - began)
+        code = run.end()
+    layout = run.target().layout
+    felt = [Strike(kind, hit, at, started_again(layout, at), recovery(layout, at)) for kind, hit, at in strikes]
+    return Outcome(seed, run.where, felt, audit(layout.root), code, time.monotonic() - began)
 
 
 def _schedule(rng: random.Random, kinds: Sequence[FaultKind], count: int) -> list[FaultKind]:
@@ -142,48 +111,59 @@ def _schedule(rng: random.Random, kinds: Sequence[FaultKind], count: int) -> lis
     return [kind for kinds_once in rounds for kind in kinds_once][:count]
 
 
-def _was_killed(process: subprocess.Popen[bytes], strikes: Sequence[tuple[FaultKind, str, float]]) -> bool:
-    return process.returncode == -signal.SIGKILL and bool(strikes) and strikes[-1][0] is FaultKind.KILL_ALL
-
-
-def _moment_has_come(rng: random.Random, layout: RunLayout, process: subprocess.Popen[bytes]) -> bool:
+def _moment_has_come(rng: random.Random, run: Run) -> bool:
     """After a random number of things done that stay, and a random part of a second; False when the run ends."""
+    layout = run.target().layout
     wanted, end = _progress(layout) + rng.randint(1, 6), time.monotonic() + LONGEST_QUIET_S
     while _progress(layout) < wanted:
-        if process.poll() is not None or time.monotonic() > end:
+        if run.exit_code() is not None or time.monotonic() > end:
             return False
         time.sleep(0.1)
     time.sleep(rng.uniform(0.0, 0.5))  # to fall anywhere in what comes next
-    return process.poll() is None
+    return run.exit_code() is None
 
 
 def _progress(layout: RunLayout) -> int:
     return sum(event["kind"] in PROGRESS for event in read_events(layout.events))
 
 
+def started_again(layout: RunLayout, at: float) -> float | None:
+    """Seconds from a fault to the next start of a task."""
+    return _seconds_to(layout, frozenset({EventKind.TASK_STARTED}), at)
+
+
 def recovery(layout: RunLayout, at: float) -> float | None:
     """Seconds from a fault to the next thing done that stays."""
-    later = [e["time"] for e in read_events(layout.events) if e["kind"] in PROGRESS and e["time"] > at]
+    return _seconds_to(layout, PROGRESS, at)
+
+
+def _seconds_to(layout: RunLayout, kinds: frozenset[EventKind], at: float) -> float | None:
+    later = [event["time"] for event in read_events(layout.events) if event["kind"] in kinds and event["time"] > at]
     return min(later) - at if later else None
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """A line a run, and a line a kind of fault."""
-    lines = ["seed  faults  exit  minutes  steps redone  discarded  set aside  violations"]
+    lines = ["seed  where            faults  exit  minutes  steps redone  discarded  set aside  violations"]
     for o in outcomes:
         a = o.audit
         lines.append(
-            f"{o.seed:4d}  {len(o.strikes):6d}  {o.exit_code:4d}  {o.seconds / 60:7.1f}  {a.steps_redone:12d}  "
-            f"{a.groups_discarded:9d}  {a.set_aside:9d}  {len(a.violations):10d}"
+            f"{o.seed:4d}  {o.where:15s}  {len(o.strikes):6d}  {o.exit_code:4d}  {o.seconds / 60:7.1f}  "
+            f"{a.steps_redone:12d}  {a.groups_discarded:9d}  {a.set_aside:9d}  {len(a.violations):10d}"
         )
-    lines += ["", "seconds to work again: median  worst   faults  kind"]
+    lines += ["", "seconds to the next start of a task, and to useful work: median, worst; faults, kind"]
     for kind in FaultKind:
-        times = sorted(
-            s.recovered_s for o in outcomes for s in o.strikes if s.kind is kind and s.recovered_s is not None
-        )
-        if times:
-            lines.append(f"{'':22s} {times[len(times) // 2]:6.1f} {times[-1]:6.1f} {len(times):8d}  {kind}")
+        struck = [s for o in outcomes for s in o.strikes if s.kind is kind]
+        if struck:
+            started = _median_and_worst([s.started_s for s in struck])
+            recovered = _median_and_worst([s.recovered_s for s in struck])
+            lines.append(f"  {started}   {recovered}   {len(struck):3d}  {kind}")
     return "\n".join(lines)
+
+
+def _median_and_worst(times: Sequence[float | None]) -> str:
+    known = sorted(t for t in times if t is not None)
+    return f"{known[len(known) // 2]:6.1f} {known[-1]:6.1f}" if known else f"{'-':>6s} {'-':>6s}"
 
 
 def main() -> int:
@@ -191,22 +171,43 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--faults", type=int, default=10)
-    parser.add_argument("--kinds", nargs="+", choices=[k.name for k in FaultKind], default=[k.name for k in FaultKind])
+    parser.add_argument("--kinds", nargs="+", choices=[k.name for k in FaultKind])
+    parser.add_argument("--slurm", choices=sorted(CLUSTERS), help="on a one-host cluster that preempts by this")
+    parser.add_argument("--set", action="append", default=[], help="a further change of the recipe")
     parser.add_argument("--keep", type=Path, help="where to copy run directories with violations")
     arguments = parser.parse_args()
     outcomes = []
     for seed in arguments.seed:
-        with small_disk(DISK_MIB) as disk, tempfile.TemporaryDirectory() as folder:
-            kinds = [FaultKind[name] for name in arguments.kinds]
-            outcomes.append(run_under_faults(seed, arguments.faults, kinds, disk or Path(folder), disk))
+        with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run:
+            kinds = [FaultKind[name] for name in arguments.kinds or ()]
+            kinds = kinds or possible(slurm=arguments.slurm is not None, disk=disk is not None)
+            outcomes.append(run_under_faults(seed, arguments.faults, kinds, run))
+            tell(outcomes)
             if arguments.keep and (outcomes[-1].audit.violations or outcomes[-1].exit_code):
-                subprocess.run(["cp", "-r", (disk or folder), str(arguments.keep / f"seed{seed}")], check=True)
-        print(table(outcomes), flush=True)
-        for violation in outcomes[-1].audit.violations:
-            print(f"  {violation}")
-        for s in outcomes[-1].strikes:
-            print(f"  {s.kind}: {s.hit}, {'no work after it' if s.recovered_s is None else f'{s.recovered_s:.1f} s'}")
+                root = run.target().layout.root
+                subprocess.run(["cp", "-r", root, arguments.keep / f"seed{seed}"], check=True)
     return any(o.audit.violations or o.exit_code for o in outcomes)
+
+
+@contextlib.contextmanager
+def prepared(arguments: argparse.Namespace, disk: Path | None) -> Iterator[Run]:
+    """The run that the command line asks for."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        if arguments.slurm is None:
+            yield LocalRun((disk or Path(folder)) / "run", disk, tuple(arguments.set))
+        else:
+            cluster = stack.enter_context(running_cluster(CLUSTERS[arguments.slurm], own=True))
+            yield SlurmRun(cluster, disk, tuple(arguments.set))
+
+
+def tell(outcomes: Sequence[Outcome]) -> None:
+    """The table so far, and what happened to the last run."""
+    print(table(outcomes), flush=True)
+    for violation in outcomes[-1].audit.violations:
+        print(f"  {violation}")
+    for s in outcomes[-1].strikes:
+        recovered = "no work after it" if s.recovered_s is None else f"{s.recovered_s:.1f} s"
+        print(f"  {s.kind}: {s.hit}, {recovered}", flush=True)
 
 
 if __name__ == "__main__":

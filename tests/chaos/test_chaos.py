@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chaos_auditor import audit
+from chaos_backends import LocalRun
 from chaos_faults import FaultKind
 from chaos_run import DISK_MIB, Outcome, run_under_faults, small_disk, table
 
@@ -34,7 +35,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Outcome,
     with small_disk(DISK_MIB) as disk:
         kinds = KINDS if disk else [kind for kind in KINDS if kind is not FaultKind.FULL_DISK]
         folder = disk or tmp_path_factory.mktemp("chaos")
-        yield run_under_faults(SEED, len(kinds), kinds, folder, disk), folder / "run"
+        yield run_under_faults(SEED, len(kinds), kinds, LocalRun(folder / "run", disk)), folder / "run"
 
 
 @pytest.mark.timeout(2400)

@@ -9,13 +9,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from chaos_backends import started, submit_command
 
 from mrt_hpc.recipe.errors import ExitCode
 from mrt_hpc.run.atomic import is_temporary
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 3
-SHRUNK = [
+SHRUNK = (
     "model.warm_start_steps=30",
     "sampling.problems_per_iteration=6",
     "sampling.rollouts_per_problem=4",
@@ -37,27 +37,12 @@ SHRUNK = [
     f"schedule.iterations_per_job={ITERATIONS}",
     "evaluation.benchmarks.0.problems.problems=20",
     "tracking.wandb=true",
-]
+)
 DEADLINE_S = 600
 
 
-def command(run: Path) -> list[str]:
-    sets = [part for change in SHRUNK for part in ("--set", change)]
-    return [
-        sys.executable,
-        "-m",
-        "mrt_hpc.cli.main",
-        "submit",
-        str(ROOT / "recipes/quickstart.yaml"),
-        "--run",
-        str(run),
-        *sets,
-    ]
-
-
 def start(run: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command(run), start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
+    return started(submit_command(run, SHRUNK))
 
 
 def kill_when(run: Path, condition: Callable[[], bool]) -> None:
@@ -118,7 +103,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert time.monotonic() < gone, f"processes outlived the run: {servers_of(run)}"
             time.sleep(0.05)
     finished = subprocess.run(
-        command(run),
+        submit_command(run, SHRUNK),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=DEADLINE_S,
         capture_output=True,
@@ -176,7 +161,7 @@ def test_all_attempts_log_to_one_wandb_run(killed_run: Path) -> None:
 def test_the_finished_run_has_nothing_left_to_do(killed_run: Path) -> None:
     before = len(read_events(RunLayout(killed_run).events))
     again = subprocess.run(
-        command(killed_run),
+        submit_command(killed_run, SHRUNK),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=120,
         capture_output=True,

@@ -1,110 +1,49 @@
-"""A real Slurm cluster on this host for the whole session."""
+"""Real Slurm clusters on this host."""
 
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from slurm_cluster import REPOSITORY, Cluster, run_onehost
+from slurm_session import NoClusterHereError, running_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-IMPORT_CHECK = "import submitit, torch, mrt_hpc.plan.model"
+    from slurm_cluster import Cluster
+
+QOS_SETTINGS = {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0", "ONEHOST_NODES": "2"}
+CANCELLING_SETTINGS = {"ONEHOST_PREEMPT_MODE": "CANCEL", "ONEHOST_GRACE": "0", "ONEHOST_NODES": "1"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
+        if {"cluster", "qos_cluster", "cancelling_cluster"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A running cluster: the one at ONEHOST_ROOT where that is set (it stays up), else one of this session's own."""
-    if os.geteuid() != 0:
-        pytest.skip("starting a Slurm cluster and changing users needs root")
-    if shutil.which("apt-get") is None and shutil.which("slurmctld") is None:
-        pytest.skip("Slurm is not installed, and without apt-get it cannot be")
-    own = "ONEHOST_ROOT" not in os.environ
-    settings = own_settings() if own else {}
-    installed = run_onehost(settings, "install")
-    if installed.returncode:
-        pytest.skip(f"Slurm cannot be installed here: {installed.stderr.strip()}")
+    yield from _cluster({}, own="ONEHOST_ROOT" not in os.environ)
+
+
+@pytest.fixture(scope="module")
+def qos_cluster() -> Iterator[Cluster]:
+    """One that preempts by QOS, and does not send preempted jobs the signal that they have asked for."""
+    yield from _cluster(QOS_SETTINGS, own=True)
+
+
+@pytest.fixture(scope="module")
+def cancelling_cluster() -> Iterator[Cluster]:
+    """One whose preemption cancels jobs."""
+    yield from _cluster(CANCELLING_SETTINGS, own=True)
+
+
+def _cluster(settings: dict[str, str], own: bool) -> Iterator[Cluster]:
     try:
-        started = run_onehost(settings, "start")
-        assert started.returncode == 0, started.stderr
-        yield from prepared(settings)
-    finally:
-        if own:
-            wiped = run_onehost(settings, "wipe")
-            assert wiped.returncode == 0, wiped.stderr
-
-
-def own_settings() -> dict[str, str]:
-    """A folder, ports and node names of its own, so that sessions do not meet (nodes name control groups)."""
-    port = free_ports(8)
-    root = tempfile.mkdtemp(prefix="mrt-hpc-slurm-test-")
-    Path(root).rmdir()  # onehost makes it: a folder that it did not make, it would not remove
-    return {"ONEHOST_ROOT": root, "ONEHOST_PORT": str(port), "ONEHOST_NODE_PREFIX": f"t{port}n"}
-
-
-def free_ports(count: int) -> int:
-    """The first of so many neighbouring ports that nobody listens on."""
-
-    def free(port: int) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) != 0
-
-    for first in range(18000, 30000, 50):
-        if all(free(port) for port in range(first, first + count)):
-            return first
-    raise RuntimeError(f"no {count} neighbouring ports are free between 18000 and 30000")
-
-
-def prepared(settings: Mapping[str, str]) -> Iterator[Cluster]:
-    """The cluster with Slurm's commands of this process pointed at it, and a folder for run directories."""
-    conf = run_onehost(settings, "env").stdout.strip().removeprefix("export SLURM_CONF=")
-    user = {**os.environ, **settings}.get("ONEHOST_USER", "researcher")
-    home = Path(tempfile.mkdtemp(prefix="mrt-hpc-slurm-runs-"))
-    account = pwd.getpwnam(user)
-    os.chown(home, account.pw_uid, account.pw_gid)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", conf)
-        yield Cluster(settings, user, home, *readable_by_user(settings, home))
-    shutil.rmtree(home)
-
-
-def readable_by_user(settings: Mapping[str, str], home: Path) -> tuple[str, Path]:
-    """A Python and a checkout that the ordinary user may read: those of the tests, or else copies in the user's folder.
-
-    Neither a checkout nor a virtual environment below root's home is within reach of others.
-    """
-    check = import_check(settings, sys.executable, REPOSITORY)
-    if not check.returncode:
-        return sys.executable, REPOSITORY
-    checkout, venv = home / "checkout", home / "venv"
-    ignored = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", "*.egg-info")
-    shutil.copytree(REPOSITORY, checkout, ignore=ignored)
-    environment = {**os.environ, "MRT_HPC_VENV": str(venv)}
-    made = subprocess.run([checkout / "env/setup", "cpu"], env=environment, capture_output=True, text=True, check=False)
-    python = str(venv / "bin/python")
-    if made.returncode or import_check(settings, python, checkout).returncode:
-        pytest.skip(
-            f"the ordinary user cannot use {sys.executable} ({check.stderr.strip().splitlines()[-1:]}), "
-            f"and no second environment could be made: {made.stderr.strip()[-500:]}"
-        )
-    return python, checkout
-
-
-def import_check(settings: Mapping[str, str], python: str, checkout: Path) -> subprocess.CompletedProcess[str]:
-    """Import what tasks need as the ordinary user."""
-    return run_onehost(settings, "run", "env", f"PYTHONPATH={checkout}", python, "-c", IMPORT_CHECK)
+        with running_cluster(settings, own=own) as cluster:
+            yield cluster
+    except NoClusterHereError as reason:
+        pytest.skip(str(reason))

@@ -39,6 +39,11 @@ class Cluster:
     """The repository: the one under test, or a copy of it where that is out of the user's reach."""
 
     @property
+    def preempts_by_qos(self) -> bool:
+        """Whether the QOS of a job decides who is pushed out; else its partition."""
+        return {**os.environ, **self.settings}.get("ONEHOST_PREEMPT") == "qos"
+
+    @property
     def tests(self) -> Path:
         """The folder of these tests, for the modules that tasks import."""
         return self.checkout / "tests" / "slurm"
@@ -47,6 +52,14 @@ class Cluster:
     def python_path(self) -> str:
         """Where Python finds the package and the trivial tasks."""
         return f"{self.checkout}:{self.tests}"
+
+    def push_out(self, node: str) -> str:
+        """Have somebody with a right to the whole of a node ask for it; the id of their job."""
+        right = "--qos=urgent" if self.preempts_by_qos else "--partition=cpu"
+        where = (f"--nodelist={node}", "--exclusive", "--output=/dev/null")
+        sent = self.as_user("sbatch", "--parsable", right, *where, "--wrap=true")
+        assert sent.returncode == 0, sent.stderr
+        return sent.stdout.strip()
 
     def onehost(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return run_onehost(self.settings, *arguments)

@@ -7,56 +7,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from slurm_cluster import Cluster, notes, wait_for_end
+from slurm_lives import RETRIES, await_start, await_stop, run_directory, starts
 from slurm_plans import job, plan
 
 from mrt_hpc.launch.slurm_queue import QueueState
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.lock import lock_text
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.tasks import TaskState, read_task
-from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mrt_hpc.plan.model import Plan
-
-QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-RETRIES = 1
-
-
-def run_directory(cluster: Cluster, name: str, the_plan: Plan) -> RunLayout:
-    """As much of a run directory as a task reads."""
-    layout = RunLayout(cluster.run_dir(name))
-    recipe = load_recipe(QUICKSTART, (f"resilience.retries={RETRIES}", "resilience.heartbeat_limit_s=5.0"))
-    layout.recipe_lock.write_text(lock_text(recipe))
-    layout.plan.write_text(the_plan.model_dump_json())
-    return layout
-
-
-def started(layout: RunLayout, name: str) -> Callable[[], bool]:
-    return lambda: any(note["job"] == name and note["what"] == "start" for note in notes(layout.root))
-
-
-def stopped(layout: RunLayout, name: str) -> Callable[[], bool]:
-    return lambda: read_task(layout, name, 0).state is TaskState.STOPPED
-
-
-def await_start(layout: RunLayout, *names: str) -> None:
-    for name in names:
-        wait_until(started(layout, name), reason=f"the start of {name}", deadline_s=60)
-
-
-def await_stop(layout: RunLayout, *names: str) -> None:
-    """Slurm calls a job cancelled from the moment of the signal on, while its tasks still take their leave."""
-    for name in names:
-        wait_until(stopped(layout, name), reason=f"the last word of {name}", deadline_s=30)
+    from mrt_hpc.run.layout import RunLayout
 
 
 def process_of(layout: RunLayout, name: str) -> int:
@@ -69,10 +32,6 @@ def process_of(layout: RunLayout, name: str) -> int:
         if b"submitit.core._submit" in words and str(layout.logs / name).encode() in words and b"srun" not in words[0]:
             return int(entry.name)
     raise AssertionError(f"no process of {name}")
-
-
-def starts(layout: RunLayout) -> Counter[str]:
-    return Counter(str(note["job"]) for note in notes(layout.root) if note["what"] == "start")
 
 
 @pytest.mark.timeout(600)
@@ -142,22 +101,6 @@ def test_what_a_process_ends_with_after_its_work_is_done_does_not_matter(cluster
     states = wait_for_end(ids)
     assert states[ids["after-stumbles"]].state is QueueState.COMPLETED
     assert starts(layout) == {"stumbles": 1, "after-stumbles": 1}
-
-
-@pytest.mark.timeout(300)
-def test_a_preempted_task_leaves_in_the_grace_time_and_comes_back(cluster: Cluster) -> None:
-    the_plan = plan(job("pushed"), job("after-pushed", ok=("pushed",)))
-    layout = run_directory(cluster, "pushed", the_plan)
-    ids = cluster.submitted(the_plan, layout.root, "lives", site=cluster.site(partitions={"cpu": "preempt"}))
-    await_start(layout, "pushed")
-    (node,) = {str(note["node"]) for note in notes(layout.root)}
-    important = ("sbatch", "--parsable", "-p", "cpu", "--exclusive", "-w", node, "-o", "/dev/null", "--wrap", "true")
-    other = cluster.as_user(*important)
-    assert other.returncode == 0, other.stderr
-    states = wait_for_end({**ids, "important": other.stdout.strip()})
-    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
-    record = read_task(layout, "pushed", 0)
-    assert (record.state, record.failures, starts(layout)["pushed"]) == (TaskState.DONE, 0, 2)
 
 
 @pytest.mark.timeout(300)

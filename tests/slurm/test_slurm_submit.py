@@ -149,20 +149,6 @@ def test_a_task_that_comes_back_keeps_its_id_and_those_who_wait(cluster: Cluster
     assert {name: ends[name] for name in names} == dict.fromkeys(names, 1)
 
 
-def test_a_preempted_task_comes_back(cluster: Cluster) -> None:
-    run_dir = cluster.run_dir("preempted")
-    site = cluster.site(partitions={"cpu": "preempt"})
-    ids = cluster.submitted(plan(job("pushed")), run_dir, "comes_back", site=site)
-    wait_for_start(run_dir)
-    (node,) = {str(note["node"]) for note in notes(run_dir)}
-    important = ("sbatch", "--parsable", "-p", "cpu", "--exclusive", "-w", node, "-o", "/dev/null", "--wrap", "true")
-    other = cluster.as_user(*important)
-    assert other.returncode == 0, other.stderr
-    states = wait_for_end({**ids, "important": other.stdout.strip()})
-    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
-    assert [note["restarts"] for note in notes(run_dir) if note["what"] == "end"] == [1]
-
-
 def test_lack_of_memory_is_told_apart_from_failure(cluster: Cluster) -> None:
     if "proctrack/cgroup" not in cluster.as_user("scontrol", "show", "config").stdout:
         pytest.skip("without writable control groups this cluster does not limit memory")

@@ -1,0 +1,172 @@
+"""The run that faults strike: on this machine alone, or on a one-host cluster. The same shrunk recipe in both."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from chaos_target import Target
+from slurm_recipes import options, site_file
+
+from mrt_hpc.launch.ledger import latest_ids
+from mrt_hpc.launch.slurm_queue import QueueState, queue_states
+from mrt_hpc.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from slurm_cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+RECIPE = "recipes/quickstart.yaml"
+ITERATIONS = 6
+SHRUNK = {
+    "model.warm_start_steps": 30,
+    "sampling.problems_per_iteration": 6,
+    "sampling.rollouts_per_problem": 4,
+    "schedule.iterations": ITERATIONS,
+    "schedule.iterations_per_job": ITERATIONS // 2,
+    "serving.stall_limit_s": 10.0,
+    "evaluation.benchmarks.0.problems.problems": 8,
+    "resources.inference.tasks": 2,
+    "resources.inference.cpus": 1,
+    "resources.trainer.cpus": 1,
+    "resources.evaluation.max_parallel": 1,
+    "resilience.heartbeat_limit_s": 5.0,
+}
+QUEUE_LOOK_S = 3.0
+"""Between two looks at Slurm's queue."""
+
+
+class Run(Protocol):
+    """A run from its submission to its end."""
+
+    @property
+    def where(self) -> str:
+        """For the table."""
+
+    def submit(self) -> None:
+        """Type the command."""
+
+    def target(self) -> Target:
+        """What faults may hit."""
+
+    def exit_code(self) -> int | None:
+        """How it ended; None while it is under way."""
+
+    def end(self) -> int:
+        """How it ended; where it has not, stop it and say 1."""
+
+
+def submit_command(run: Path, changes: tuple[str, ...]) -> list[str]:
+    """`mrt-hpc submit` of the shrunk recipe on this machine alone."""
+    sets = [word for change in changes for word in ("--set", change)]
+    module = [sys.executable, "-m", "mrt_hpc.cli.main"]
+    return [*module, "submit", str(ROOT / RECIPE), "--run", str(run), *sets]
+
+
+def started(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start it as the leader of a process group."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+@dataclass
+class LocalRun:
+    """On this machine alone; when all of it is killed, the same command is typed again."""
+
+    root: Path
+    disk: Path | None
+    changes: tuple[str, ...] = ()
+    where: str = "this machine"
+    _process: subprocess.Popen[bytes] = field(init=False)
+
+    def submit(self) -> None:
+        """Type the command."""
+        changes = tuple(f"{field}={value}" for field, value in SHRUNK.items())
+        self._process = started(submit_command(self.root, (*changes, *self.changes)))
+
+    def target(self) -> Target:
+        """What faults may hit."""
+        return Target(RunLayout(self.root), self._process.pid, None, self.disk)
+
+    def exit_code(self) -> int | None:
+        """How it ended; None while it is under way."""
+        code = self._process.poll()
+        if code == -signal.SIGKILL:
+            self.submit()
+            return None
+        return code
+
+    def end(self) -> int:
+        """How it ended; where it has not, stop it and say 1."""
+        if (code := self._process.poll()) is not None:
+            return code
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        return 1
+
+
+@dataclass
+class SlurmRun:
+    """On a cluster, as its ordinary user, in a partition or with a QOS that others may push out."""
+
+    cluster: Cluster
+    disk: Path | None
+    changes: tuple[str, ...] = ()
+    _root: Path = field(init=False)
+    _looked: float = field(default=0.0, init=False)
+    _code: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._root = self._folder() / "run"
+
+    def _folder(self) -> Path:
+        if self.disk is None:
+            return self.cluster.run_dir("chaos")
+        account = pwd.getpwnam(self.cluster.user)
+        os.chown(self.disk, account.pw_uid, account.pw_gid)
+        return self.disk
+
+    @property
+    def where(self) -> str:
+        """For the table."""
+        return f"Slurm, {'QOS' if self.cluster.preempts_by_qos else 'partition'}"
+
+    def submit(self) -> None:
+        """Type the command, and keep it for the fault that types it again."""
+        pushed: dict[str, object] = {"partitions": {"cpu": "preempt"}}
+        pushed = {"qos": "lowly"} if self.cluster.preempts_by_qos else pushed
+        site = site_file(self.cluster, self._root, **pushed)
+        recipe = str(self.cluster.checkout / RECIPE)
+        further = dict(change.split("=", 1) for change in self.changes)
+        words = ["submit", recipe, "--site", str(site), "--run", str(self._root), *options({**SHRUNK, **further})]
+        (self._root.parent / "submission.json").write_text(json.dumps(words))
+        done = self.cluster.mrt_hpc(*words)
+        assert done.returncode == 0, done.stderr
+
+    def target(self) -> Target:
+        """What faults may hit."""
+        return Target(RunLayout(self._root), None, self.cluster, self.disk)
+
+    def exit_code(self) -> int | None:
+        """0 when all jobs are completed, 1 when they have ended otherwise, None while any is under way."""
+        if self._code is None and time.monotonic() - self._looked > QUEUE_LOOK_S:
+            self._looked = time.monotonic()
+            states = queue_states(latest_ids(RunLayout(self._root)).values()).values()
+            if all(state.ended and state.state is not QueueState.UNKNOWN for state in states):
+                self._code = int(any(state.state is not QueueState.COMPLETED for state in states))
+        return self._code
+
+    def end(self) -> int:
+        """How it ended; where it has not, cancel it and say 1."""
+        if self._code is None:
+            self.cluster.mrt_hpc("cancel", str(self._root))
+            return 1
+        return self._code

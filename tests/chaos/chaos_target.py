@@ -1,0 +1,72 @@
+"""A run under way, as faults see it: which processes are its trainer, its inference tasks, its servers.
+
+Every process of a run is found by its command line, which names the run directory, or as a child of such a one; nothing
+else is ever signalled. It is the same on this machine alone and on the one-host cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from slurm_cluster import Cluster
+
+    from mrt_hpc.run.layout import RunLayout
+
+STARTED_BY = ("mrt_hpc.launch.task", "submitit.core._submit")
+"""What a task's process runs: on this machine alone, on Slurm."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A run under way."""
+
+    layout: RunLayout
+    leader: int | None
+    """Process id of ``mrt-hpc submit``, which leads the run's process group; None on Slurm."""
+    cluster: Cluster | None
+    """Where it runs on Slurm."""
+    small_disk: Path | None
+    """The small filesystem that the run is on; None when it is on a large one."""
+
+    def tasks(self, *roles: str) -> list[psutil.Process]:
+        """The processes of some roles, every rank one."""
+        return [p for p in psutil.process_iter() if self._is_task(_words(p), roles)]
+
+    def servers(self) -> list[psutil.Process]:
+        """The API servers of the run."""
+        return [
+            child
+            for task in self.tasks("inference", "evaluation")
+            for child in children(task)
+            if "mrt_hpc.inference.serve" in _words(child)
+        ]
+
+    def engines(self) -> list[psutil.Process]:
+        """What the servers have started."""
+        return [child for server in self.servers() for child in children(server)]
+
+    def _is_task(self, words: list[str], roles: tuple[str, ...]) -> bool:
+        python = bool(words) and Path(words[0]).name.startswith("python")
+        mine = any(word.startswith(str(self.layout.root)) for word in words)
+        of_role = any(word.endswith(f".{role}") for word in words for role in roles)
+        return python and mine and of_role and any(module in words for module in STARTED_BY)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    """All processes below one."""
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
