@@ -16,7 +16,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
 from mrt_hpc.launch.slurm_call import RUN_TASK, TaskCall
-from mrt_hpc.launch.slurm_commands import SlurmRefusedError, run_slurm
+from mrt_hpc.launch.slurm_commands import SlurmRefusedError, ask_slurm, run_slurm
 from mrt_hpc.launch.slurm_parameters import (
     dependency_tokens,
     fill_in_ids,
@@ -184,7 +184,7 @@ def _require_known(job: Job, ids: Mapping[str, str]) -> None:
 def _lost_jobs(layout: RunLayout, recorded: set[str]) -> dict[str, str]:
     """Ids of this run's jobs that are queued or running but were never recorded, by job name."""
     marker = str(layout.root)
-    lines = run_slurm(["squeue", "--me", "--noheader", "--format=%F|%T|%j|%k"]).splitlines()
+    lines = ask_slurm(["squeue", "--me", "--noheader", "--format=%F|%T|%j|%k"]).splitlines()
     found = {}
     for line in lines:
         job_id, state, name, comment = line.strip().split("|", 3)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from typing import TYPE_CHECKING
+
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
 
@@ -15,6 +18,15 @@ TIMEOUT_S = 120.0
 """A controller under load answers in tens of seconds; more means that it is down."""
 
 
+BACK_OFF_S = 90.0
+"""A controller that cannot be reached is asked again for so long, at growing intervals: it may be starting again."""
+_UNREACHABLE = re.compile(
+    r"unable to contact|unexpected message received|timed out|connection refused|connect failure|zero bytes|"
+    r"not responding|try again later",
+    re.IGNORECASE,
+)
+
+
 class SlurmRefusedError(UserError):
     """Slurm was reached and said no. ``reason`` holds its own words."""
 
@@ -23,8 +35,27 @@ class SlurmRefusedError(UserError):
         self.reason = reason
 
 
+def _is_unreachable(error: BaseException) -> bool:
+    return isinstance(error, SlurmRefusedError) and _UNREACHABLE.search(error.reason) is not None
+
+
+@retry(
+    retry=retry_if_exception(_is_unreachable),
+    wait=wait_random_exponential(multiplier=1.0, max=20.0),
+    stop=stop_after_delay(BACK_OFF_S),
+    reraise=True,
+)
+def ask_slurm(command: Sequence[str]) -> str:
+    """Run a command that may be given twice, backing off while the controller cannot be reached.
+
+    Raises:
+        UserError: as :func:`run_slurm`.
+    """
+    return run_slurm(command)
+
+
 def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
-    """Run one of Slurm's commands and return what it printed.
+    """Run one of Slurm's commands, once, and return what it printed.
 
     Raises:
         SlurmRefusedError: it ended with an error.

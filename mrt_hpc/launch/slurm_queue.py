@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.slurm_commands import SlurmRefusedError, run_slurm
+from mrt_hpc.launch.slurm_commands import SlurmRefusedError, ask_slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -137,7 +137,7 @@ def cancel(job_ids: Iterable[str]) -> None:
 
 def _unless_over(command: list[str]) -> None:
     try:
-        run_slurm(command)
+        ask_slurm(command)
     except SlurmRefusedError as refusal:
         if not all(_ALREADY_OVER.search(line) for line in refusal.reason.splitlines()):
             raise
@@ -156,7 +156,7 @@ def _merged(accounted: dict[str, TaskState], queued: dict[str, TaskState]) -> di
 def _queued(job_ids: list[str]) -> dict[str, TaskState]:
     command = ["squeue", "--noheader", "--array", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r|%N"]
     try:
-        lines = run_slurm(command).splitlines()
+        lines = ask_slurm(command).splitlines()
     except SlurmRefusedError as refusal:
         if _ALREADY_OVER.search(refusal.reason):
             return {}  # squeue forgets ended jobs after minutes, and then calls their ids invalid
@@ -173,7 +173,7 @@ def _accounted(job_ids: list[str]) -> dict[str, TaskState]:
     fields = "JobID,State,ExitCode,NodeList,ElapsedRaw"
     command = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}", f"--format={fields}"]
     try:
-        lines = run_slurm(command).splitlines()
+        lines = ask_slurm(command).splitlines()
     except SlurmRefusedError as refusal:
         if "accounting storage is disabled" in refusal.reason:
             return {}  # such a cluster forgets what has ended

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm_call import run_plan_task
+from mrt_hpc.launch.slurm_commands import run_slurm
 from mrt_hpc.launch.slurm_environment import SlurmTask
-from mrt_hpc.launch.slurm_queue import run_slurm
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.waiting import wait_until
 

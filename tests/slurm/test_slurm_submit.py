@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -166,6 +168,39 @@ def test_a_refusal_says_why_and_keeps_the_script(cluster: Cluster) -> None:
     assert "Slurm refused to queue job first" in done.stderr
     assert "invalid partition" in done.stderr
     assert (run_dir / "logs/first/submission.sh").is_file()
+
+
+COUNTING = """#!/bin/sh
+echo {name} >> {calls}
+exec {real} "$@"
+"""
+
+
+def test_the_states_of_many_jobs_are_one_squeue_and_one_sacct(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = cluster.submitted(plan(*(job(f"job-{n}", tasks=2) for n in range(4))), cluster.run_dir("many"), "brief")
+    calls = tmp_path / "calls"
+    for name in ("squeue", "sacct", "scontrol"):
+        script = tmp_path / name
+        script.write_text(COUNTING.format(name=name, calls=calls, real=shutil.which(name)))
+        script.chmod(0o755)
+    wait_for_end(ids)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert len(queue_states(ids.values())) == 8
+    assert calls.read_text().split() == ["squeue", "sacct"]
+
+
+def test_a_controller_that_is_away_is_asked_again(cluster: Cluster) -> None:
+    ids = cluster.submitted(plan(job("first")), cluster.run_dir("away"), "brief")
+    wait_for_end(ids)
+    assert cluster.onehost("kill-controller").returncode == 0
+    back = threading.Timer(3.0, cluster.onehost, ["start-controller"])
+    back.start()
+    try:
+        assert {state.state for state in queue_states(ids.values()).values()} == {QueueState.COMPLETED}
+    finally:
+        back.join()
 
 
 @pytest.mark.usefixtures("cluster")
