@@ -111,7 +111,9 @@ class Rounds:
         Raises:
             UserError: the trainer has failed, or does not run.
         """
-        found = self.task.wait(self._look, reason="weights or groups to work on", producers=Role.TRAINER)
+        vigil = self.task.vigil("weights or groups to work on", Role.TRAINER)
+        vigil.check()  # what nobody will train on need not be sampled
+        found = self.task.keep(vigil, self._look)
         return found[0]
 
     def _look(self) -> tuple[Round | None] | None:

@@ -83,24 +83,16 @@ class Task:
         jobs = tuple(job for job in self.plan.jobs if job.role is role and job.segment == self.job.segment)
         return Peers(self.layout, jobs, self.observer)
 
-    def wait(self, condition: Callable[[], T | None], *, reason: str, producers: Role) -> T:
-        """Wait for what the segment's tasks of another role produce.
-
-        Raises:
-            UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
-                allows, and this task gives its nodes back.
-        """
-        return self.keep(self.vigil(reason, producers), condition)
-
     def vigil(self, reason: str, producers: Role) -> Vigil:
         """The watch over those who produce what this task is about to wait for."""
         return Vigil(self.peers(producers), self.recipe.resilience, reason)
 
     def keep(self, vigil: Vigil, condition: Callable[[], T | None]) -> T:
-        """Go on with a vigil until the condition holds.
+        """Wait for what the segment's tasks of another role produce.
 
         Raises:
-            UserError: as :meth:`wait`.
+            UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
+                allows, and this task gives its nodes back.
         """
         with self.notice.while_waiting():
             return wait_until(

@@ -1,0 +1,133 @@
+"""How a trainer leaves, goes on and refuses: the real engine on one rank, in a run directory whose other roles are
+files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from training_support import tiny_model
+
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.launch.task import load_task
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.roles.notice import GaveBack, Stopped
+from mrt_hpc.roles.tracking import Tracker
+from mrt_hpc.roles.trainer import Trainer, trainer_settings
+from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.manifest import verify
+from mrt_hpc.run.records import GroupStatistics
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.training.engine import TrainerEngine
+    from mrt_hpc.training.rendezvous import Ranks
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+CHANGES = ("training.checkpoint_every=100", "resilience.wait_limit_minutes=0.001", "resources.inference.tasks=2")
+TRAINER, INFERENCE, ATTEMPT = "segment-000.trainer", "segment-000.inference", "a.0"
+NOTHING = GroupStatistics(
+    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, seconds={}
+)
+
+
+@pytest.fixture(scope="module")
+def engine(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> TrainerEngine:
+    from mrt_hpc.training.engine import build
+
+    model = tiny_model(tmp_path_factory.mktemp("model"))
+    return build(trainer_settings(load_recipe(QUICKSTART)), model, one_rank, None)
+
+
+@pytest.fixture
+def trainer(engine: TrainerEngine, tmp_path: Path) -> Trainer:
+    """After three updates, of which no checkpoint has any."""
+    recipe = load_recipe(QUICKSTART, CHANGES)
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
+    task = load_task(layout, TRAINER, 0, Placement(0, 1, 0, ATTEMPT))
+    trainer = Trainer(task, engine, Tracker(), iteration=3, statements={}, saved=0)
+    trainer.publish()
+    return trainer
+
+
+def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> BaseException:
+    with trainer.task.notice.at_safe_points(), pytest.raises(ending) as caught:
+        trainer.go_on()
+    verify(trainer.task.layout.checkpoint(3))
+    return caught.value
+
+
+def test_one_that_is_told_to_leave_saves_first(trainer: Trainer) -> None:
+    with trainer.task.notice.at_safe_points():
+        trainer.task.notice.tell(Stopped(143))
+    leaves_after_saving(trainer, Stopped)
+
+
+def test_no_step_is_begun_that_would_not_end_before_the_time_limit(trainer: Trainer) -> None:
+    trainer.task = replace(trainer.task, time_left_s=500.0)
+    trainer._longest_step_s, trainer._longest_save_s = 300.0, 100.0
+    assert trainer._next() is None, "there is time for one more"
+    trainer._longest_save_s = 200.0
+    ending = leaves_after_saving(trainer, GaveBack)
+    assert isinstance(ending, GaveBack)
+    assert "a step with its checkpoint takes 500 s" in ending.why
+
+
+def test_one_that_waits_in_vain_saves_before_it_gives_its_nodes_back(trainer: Trainer) -> None:
+    error = leaves_after_saving(trainer, UserError)
+    assert isinstance(error, UserError)
+    assert error.exit_code is ExitCode.GIVE_BACK
+
+
+def test_a_weights_version_that_was_set_aside_is_published_again(trainer: Trainer) -> None:
+    path = trainer.task.layout.weights_version(3)
+    before = verify(path).digest
+    trainer.task.set_aside([path], "damaged")
+    trainer.go_on()
+    assert verify(path).digest == before
+
+
+def damaged_group(layout: RunLayout) -> Path:
+    path = layout.group(3, 0)
+    commit_group(path, [], [], NOTHING)
+    (path / "rollouts.parquet").write_bytes(b"no parquet")
+    return path
+
+
+@pytest.mark.parametrize(("other", "reopened"), [(TaskState.DONE, True), (TaskState.STOPPED, False)])
+def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
+    trainer: Trainer, other: TaskState, reopened: bool
+) -> None:
+    layout = trainer.task.layout
+    write_task(layout, INFERENCE, 0, TaskRecord(TaskState.DONE))
+    write_task(layout, INFERENCE, 1, TaskRecord(other))
+    path = damaged_group(layout)
+    trainer._next()
+    assert not path.exists()
+    assert "a damaged group" in next(layout.set_aside.rglob("REASON")).read_text()
+    assert read_task(layout, INFERENCE, 0).state is (TaskState.FAILED if reopened else TaskState.DONE)
+
+
+def test_an_attempt_that_was_taken_for_lost_commits_nothing(trainer: Trainer) -> None:
+    layout = trainer.task.layout
+    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="a.1"))
+    with pytest.raises(UserError, match="another attempt has taken over"):
+        trainer.save()
+    assert not layout.checkpoint(3).exists()
+
+
+def test_what_another_attempt_has_committed_ends_this_one(trainer: Trainer) -> None:
+    trainer.save()
+    with pytest.raises(UserError, match="another attempt has committed this"):
+        trainer.save()
+    with pytest.raises(UserError, match="another attempt has committed this"):
+        trainer.publish()

@@ -1,0 +1,125 @@
+"""Who samples what: how the groups of an iteration are shared out, also among another number of tasks than before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.launch.task import load_task
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.roles.inference import Round, Rounds
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.records import GroupStatistics
+from mrt_hpc.run.tasks import TaskRecord, TaskState, write_task
+from mrt_hpc.run.weights import publish
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.layout import RunLayout
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+GROUPS, ITERATIONS = 10, 3
+TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
+NOTHING = GroupStatistics(
+    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, seconds={}
+)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    changes = {
+        "sampling.problems_per_iteration": GROUPS,
+        "schedule.iterations": ITERATIONS,
+        "schedule.iterations_per_job": ITERATIONS,
+        "schedule.max_staleness": 1,
+        "resources.inference.tasks": 4,
+    }
+    recipe = load_recipe(QUICKSTART, tuple(f"{field}={value}" for field, value in changes.items()))
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    publish_version(layout, 0)
+    say(layout, TRAINER, 0, TaskState.RUNNING)
+    return layout
+
+
+def publish_version(layout: RunLayout, version: int) -> None:
+    publish(layout, version, lambda directory: (directory / "model.safetensors").touch())
+
+
+def say(layout: RunLayout, job: str, index: int, state: TaskState) -> None:
+    """The state of a task; one that runs has a heart that has just begun to beat."""
+    write_task(layout, job, index, TaskRecord(state, attempt=f"a{index}"))
+    write_json(layout.heart(job, index), {"attempt": f"a{index}", "beat": 1})
+
+
+def complete(layout: RunLayout, iteration: int, *positions: int) -> None:
+    for position in positions:
+        commit_group(layout.group(iteration, position), [], [], NOTHING)
+
+
+def rounds(layout: RunLayout, index: int) -> Rounds:
+    return Rounds(load_task(layout, INFERENCE, index, Placement(0, 1, 0, f"a{index}")))
+
+
+def found(layout: RunLayout, index: int) -> Round:
+    work = rounds(layout, index).awaited()
+    assert work is not None
+    return work
+
+
+@pytest.mark.parametrize("at_work", [(0,), (0, 2), (0, 1, 2, 3)])
+def test_every_missing_group_has_one_taker_among_those_at_work(layout: RunLayout, at_work: tuple[int, ...]) -> None:
+    complete(layout, 0, 3, 7)
+    for index in range(4):
+        say(layout, INFERENCE, index, TaskState.RUNNING if index in at_work else TaskState.STOPPED)
+    shares = [found(layout, index).positions for index in at_work]
+    assert sorted(p for share in shares for p in share) == [p for p in range(GROUPS) if p not in (3, 7)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_what_others_hold_is_not_offered_until_they_are_lost(layout: RunLayout) -> None:
+    say(layout, INFERENCE, 0, TaskState.RUNNING)
+    say(layout, INFERENCE, 1, TaskState.RUNNING)
+    held = found(layout, 0)
+    assert all(held.leases.claim(position) for position in held.positions)
+    assert set(found(layout, 1).positions).isdisjoint(held.positions)
+    layout.heart(INFERENCE, 0).unlink()
+    say_stopped = TaskRecord(TaskState.STOPPED, attempt="a0")
+    write_task(layout, INFERENCE, 0, say_stopped)
+    assert found(layout, 1).positions == list(range(GROUPS))
+
+
+def test_work_goes_no_further_ahead_than_the_staleness_limit(layout: RunLayout) -> None:
+    complete(layout, 0, *range(GROUPS))
+    assert found(layout, 0).iteration == 1
+    complete(layout, 1, *range(GROUPS))
+    assert rounds(layout, 0)._look() is None, "the trainer may bring the next weights version"
+    publish_version(layout, 1)
+    assert (found(layout, 0).iteration, found(layout, 0).version) == (2, 1)
+
+
+def test_inference_ends_when_the_segment_is_trained(layout: RunLayout) -> None:
+    publish_version(layout, ITERATIONS)
+    assert rounds(layout, 0).awaited() is None
+
+
+def test_inference_ends_when_all_is_sampled_and_the_trainer_does_not_run(layout: RunLayout) -> None:
+    for iteration in range(ITERATIONS):
+        complete(layout, iteration, *range(GROUPS))
+    assert rounds(layout, 0)._look() is None, "the trainer may find a group damaged"
+    say(layout, TRAINER, 0, TaskState.STOPPED)
+    assert rounds(layout, 0).awaited() is None
+
+
+def test_inference_ends_soon_after_the_trainer_has_failed(layout: RunLayout) -> None:
+    assert found(layout, 0).positions
+    say(layout, TRAINER, 0, TaskState.FAILED)
+    with pytest.raises(UserError, match=f"{TRAINER} has failed") as caught:
+        rounds(layout, 0).awaited()
+    assert caught.value.exit_code is ExitCode.FATAL
