@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     Blow = Callable[[Target, random.Random], "str | None"]
     """What it hit; None where there is nothing to hit just now."""
 
-ROLES = ("trainer", "inference", "evaluation")
+ENOUGH_GROUPS = 12
+"""Completed by others while one is frozen: two iterations."""
 
 
 class FaultKind(StrEnum):
     """What can go wrong."""
 
+    KILL_TASK = "kill -9 of a task"
     KILL_TRAINER = "kill -9 of a trainer rank"
     KILL_INFERENCE = "kill -9 of an inference task"
     KILL_SERVER = "kill -9 of a vLLM server"
@@ -66,8 +68,9 @@ SLURM_ONLY = frozenset(
 
 def possible(*, slurm: bool, disk: bool) -> list[FaultKind]:
     """The kinds that can strike a run, on Slurm or on this machine alone, on a small disk of its own or not."""
-    out = (LOCAL_ONLY if slurm else SLURM_ONLY) | (frozenset() if disk else {FaultKind.FULL_DISK})
-    return [kind for kind in FaultKind if kind not in out]
+    impossible = {*(LOCAL_ONLY if slurm else SLURM_ONLY), *(() if disk else (FaultKind.FULL_DISK,))}
+    impossible.add(FaultKind.KILL_TASK)  # the same as some others, for those who choose the role
+    return [kind for kind in FaultKind if kind not in impossible]
 
 
 def strike(kind: FaultKind, target: Target, rng: random.Random) -> str | None:
@@ -105,15 +108,23 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
     victim = rng.choice(found)
     victim.suspend()
     try:
-        before = _passed_leases(target)
+        passed, done = _passed_leases(target), _groups(target)
         wait_until(
-            lambda: _passed_leases(target) > before or not target.tasks("trainer"),
+            lambda: (
+                _passed_leases(target) > passed
+                or _groups(target) > done + ENOUGH_GROUPS  # the victim may have held none
+                or not target.tasks("trainer")
+            ),
             reason="a lease to pass on",
-            deadline_s=120,
+            deadline_s=240,
         )
     finally:
         victim.resume()
     return f"process {victim.pid}"
+
+
+def _groups(target: Target) -> int:
+    return sum(1 for _ in target.layout.root.glob("iterations/*/groups/[0-9]*"))
 
 
 def _passed_leases(target: Target) -> int:
@@ -172,7 +183,7 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
         pass  # it is full now
     try:
         wait_until(
-            lambda: _pauses(target) > before or not target.tasks(*ROLES),
+            lambda: _pauses(target) > before or not target.tasks(*target.focus),
             reason="the run to notice the full disk",
             deadline_s=60,
         )
@@ -200,7 +211,7 @@ class SlurmTask:
 
 
 def _slurm_task(target: Target, rng: random.Random) -> SlurmTask | None:
-    found = target.tasks(*ROLES)
+    found = target.tasks(*target.focus)
     if not found:
         return None
     process = rng.choice(found)
@@ -273,7 +284,7 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
     ids = list(latest_ids(target.layout).values())
     cancelled = target.cluster.mrt_hpc("cancel", str(target.layout.root))
     assert cancelled.returncode == 0, cancelled.stderr
-    wait_until(lambda: not target.tasks(*ROLES), reason="the cancelled tasks to leave", deadline_s=60)
+    wait_until(lambda: not target.tasks(*target.focus), reason="the cancelled tasks to leave", deadline_s=60)
     wait_until(lambda: all(s.ended for s in queue_states(ids).values()), reason="the end of the jobs", deadline_s=60)
     again = json.loads((target.layout.root.parent / "submission.json").read_text())
     sent = target.cluster.mrt_hpc(*again)
@@ -282,6 +293,7 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
 
 
 _STRIKES = {
+    FaultKind.KILL_TASK: _signal(lambda t: t.tasks(*t.focus), signal.SIGKILL),
     FaultKind.KILL_TRAINER: _signal(lambda t: t.tasks("trainer"), signal.SIGKILL),
     FaultKind.KILL_INFERENCE: _signal(lambda t: t.tasks("inference"), signal.SIGKILL),
     FaultKind.KILL_SERVER: _signal(Target.servers, signal.SIGKILL),

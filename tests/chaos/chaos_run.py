@@ -2,6 +2,7 @@
 
     python tests/chaos/chaos_run.py --seed 3 --faults 10
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition
+    python tests/chaos/chaos_run.py --seed 5 6 7 8 --scenes --slurm partition
 
 Faults strike at random moments between two events that stay (a group, a checkpoint), so that they hit every phase. As
 root the run lies on a small filesystem of its own, which can be filled; with ``--slurm`` it runs on a one-host cluster
@@ -26,6 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "slurm"))  # the cluster is that
 from chaos_auditor import Audit, audit
 from chaos_backends import LocalRun, Run, SlurmRun
 from chaos_faults import FaultKind, possible, strike
+from chaos_scenes import Scene, played, scenes
 from slurm_session import running_cluster
 
 from mrt_hpc.run.events import PROGRESS, EventKind, read_events
@@ -97,13 +99,50 @@ def run_under_faults(seed: int, count: int, kinds: Sequence[FaultKind], run: Run
                 if hit is None:
                     schedule.append(kind)  # nothing to hit just now
                 else:
-                    strikes.append((kind, hit, time.time() if kind is FaultKind.TIME_LIMIT else before))
+                    strikes.append((kind, hit, _felt(kind, before)))
             time.sleep(0.05)
     finally:
         code = run.end()
+    return outcome_of(seed, run, strikes, code, time.monotonic() - began)
+
+
+def run_through_scenes(seed: int, pending: list[Scene], run: Run) -> Outcome:
+    """A run in which each scene is played as soon as its phase comes; those played are taken off the list.
+
+    Between two of them something is done that stays.
+    """
+    rng, began = random.Random(seed), time.monotonic()
+    strikes: list[tuple[FaultKind, str, float]] = []
+    run.submit()
+    layout, before = run.target().layout, -1
+    try:
+        while run.exit_code() is None and time.monotonic() - began < RUN_DEADLINE_S:
+            due = pending if _progress(layout) > before else []
+            for scene in rng.sample(due, len(due)):
+                at = time.time()
+                if (hit := played(scene, run.target(), rng)) is not None:
+                    pending.remove(scene)
+                    strikes.append((scene.fault, f"{scene}: {hit}", _felt(scene.fault, at)))
+                    before = _progress(layout)
+                    break
+            time.sleep(0.05)
+    finally:
+        code = run.end()
+    return outcome_of(seed, run, strikes, code, time.monotonic() - began)
+
+
+def _felt(kind: FaultKind, before: float) -> float:
+    """A time limit is felt when its signal has come, anything else at once."""
+    return time.time() if kind is FaultKind.TIME_LIMIT else before
+
+
+def outcome_of(
+    seed: int, run: Run, strikes: Sequence[tuple[FaultKind, str, float]], code: int, seconds: float
+) -> Outcome:
+    """The audit of a run that has ended, and how it has recovered."""
     layout = run.target().layout
     felt = [Strike(kind, hit, at, started_again(layout, at), recovery(layout, at)) for kind, hit, at in strikes]
-    return Outcome(seed, run.where, felt, audit(layout.root), code, time.monotonic() - began)
+    return Outcome(seed, run.where, felt, audit(layout.root), code, seconds)
 
 
 def _schedule(rng: random.Random, kinds: Sequence[FaultKind], count: int) -> list[FaultKind]:
@@ -173,20 +212,41 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--kinds", nargs="+", choices=[k.name for k in FaultKind])
     parser.add_argument("--slurm", choices=sorted(CLUSTERS), help="on a one-host cluster that preempts by this")
+    parser.add_argument("--scenes", action="store_true", help="each fault against each role at each phase, on Slurm")
     parser.add_argument("--set", action="append", default=[], help="a further change of the recipe")
     parser.add_argument("--keep", type=Path, help="where to copy run directories with violations")
     arguments = parser.parse_args()
-    outcomes = []
+    kinds = [FaultKind[name] for name in arguments.kinds or ()]
+    outcomes: list[Outcome] = []
+    pending = scenes() if arguments.scenes else []
     for seed in arguments.seed:
-        with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run:
-            kinds = [FaultKind[name] for name in arguments.kinds or ()]
-            kinds = kinds or possible(slurm=arguments.slurm is not None, disk=disk is not None)
-            outcomes.append(run_under_faults(seed, arguments.faults, kinds, run))
+        with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run, kept(arguments.keep, seed, run, outcomes):
+            possible_ones = kinds or possible(slurm=arguments.slurm is not None, disk=disk is not None)
+            outcomes.append(
+                run_through_scenes(seed, pending, run)
+                if arguments.scenes
+                else run_under_faults(seed, arguments.faults, possible_ones, run)
+            )
             tell(outcomes)
-            if arguments.keep and (outcomes[-1].audit.violations or outcomes[-1].exit_code):
-                root = run.target().layout.root
-                subprocess.run(["cp", "-r", root, arguments.keep / f"seed{seed}"], check=True)
-    return any(o.audit.violations or o.exit_code for o in outcomes)
+    print(*(f"not played: {scene}" for scene in pending), sep="\n")
+    return not all(map(is_good, outcomes))
+
+
+def is_good(outcome: Outcome) -> bool:
+    """Whether nobody would know of the faults."""
+    return not outcome.audit.violations and not outcome.exit_code
+
+
+@contextlib.contextmanager
+def kept(where: Path | None, seed: int, run: Run, outcomes: Sequence[Outcome]) -> Iterator[None]:
+    """Copy the run directory unless all went well in the block."""
+    before = len(outcomes)
+    try:
+        yield
+    finally:
+        well = len(outcomes) > before and is_good(outcomes[-1])
+        if where is not None and not well:
+            subprocess.run(["cp", "-r", run.target().layout.root, where / f"seed{seed}"], check=True)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ class Target:
     """Where it runs on Slurm."""
     small_disk: Path | None
     """The small filesystem that the run is on; None when it is on a large one."""
+    focus: tuple[str, ...] = ("trainer", "inference", "evaluation")
+    """The roles of whose tasks one is hit, by faults that may hit any."""
 
     def tasks(self, *roles: str) -> list[psutil.Process]:
         """The processes of some roles, every rank one."""

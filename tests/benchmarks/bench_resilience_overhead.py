@@ -1,0 +1,134 @@
+"""What the machinery against faults costs an undisturbed run.
+
+    python tests/benchmarks/bench_resilience_overhead.py --pairs 30
+
+One run on this machine in which every other iteration goes without: no leases, no checksums, nothing synced to the
+disk, no look at peers and none at the server's counters. Neighbouring iterations meet the same machine and the same
+servers, so their wall times are compared pair by pair, the order changing from pair to pair. Heartbeats go on in both:
+one small file every few seconds. The goal is 1.03 at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mrt_hpc.analysis.model import IterationMetrics
+from mrt_hpc.run.layout import RunLayout
+
+ROOT = Path(__file__).parents[2]
+WARM_UP = 4
+SITECUSTOMIZE = """
+import sys
+if "mrt_hpc.launch.task" in sys.orig_argv:
+    from bench_resilience_overhead import go_without_by_turns
+    go_without_by_turns()
+"""
+
+
+def goes_without(iteration: int) -> bool:
+    """With, without; without, with; and so on."""
+    pair, second = divmod(iteration, 2)
+    return bool(second) != bool(pair % 2)
+
+
+class Turn:
+    """Whether this process goes without just now."""
+
+    without = False
+
+
+def go_without_by_turns() -> None:
+    """Change the modules of this process: each part of the machinery asks first whose turn it is."""
+    from mrt_hpc.roles import inference, peers, serving, trainer
+    from mrt_hpc.run import atomic, groups, leases, manifest
+
+    def take_turns(owner: type, name: str, iteration_of: object) -> None:
+        method = getattr(owner, name)
+
+        def turn(self, *arguments):  # type: ignore[no-untyped-def]
+            Turn.without = goes_without(iteration_of(self, *arguments))  # type: ignore[operator]
+            return method(self, *arguments)
+
+        setattr(owner, name, turn)
+
+    def leave_out(owner: object, name: str, instead: object) -> None:
+        whole = getattr(owner, name)
+
+        def either(*arguments, **named):  # type: ignore[no-untyped-def]
+            return (instead if Turn.without else whole)(*arguments, **named)
+
+        setattr(owner, name, either)
+
+    async def no_watch(*_: object) -> None:
+        """Never ends the server."""
+
+    take_turns(inference.Worker, "has_weights", lambda _, work, __: work.iteration)
+    take_turns(trainer.Trainer, "go_on", lambda self: self.iteration)
+    leave_out(leases.Leases, "claim", lambda *_: True)
+    leave_out(leases.Leases, "free", lambda _, positions: positions)
+    leave_out(manifest, "checksum", lambda _: "")
+    leave_out(serving, "verify", manifest.read_manifest)
+    leave_out(groups, "verify", manifest.read_manifest)
+    leave_out(atomic, "sync_file", lambda _: None)
+    leave_out(peers.Vigil, "check", lambda _: None)
+    leave_out(serving, "restart_when_hung", no_watch)
+
+
+def walls(root: Path, iterations: int) -> list[float]:
+    """Seconds of each iteration."""
+    found = [IterationMetrics.read(RunLayout(root).metrics(i)).wall_seconds for i in range(iterations)]
+    return [seconds for seconds in found if seconds is not None]
+
+
+def run(root: Path, iterations: int) -> None:
+    """The quickstart in one segment, without evaluations; the policy stays as it is, so that iterations are alike."""
+    hooks = root / "hooks"
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    changes = {
+        "schedule.iterations": iterations,
+        "schedule.iterations_per_job": iterations,
+        "evaluation.benchmarks": "[]",
+        "training.learning_rate": 1e-9,
+    }
+    command = ["submit", str(ROOT / "recipes/quickstart.yaml"), "--run", str(root / "run")]
+    sets = [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
+    path = os.pathsep.join([str(hooks), str(Path(__file__).parent), str(ROOT)])
+    subprocess.run(
+        [sys.executable, "-m", "mrt_hpc.cli.main", *command, *sets],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+
+
+def main() -> None:
+    """Print the ratio of the wall times with and without."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=30)
+    pairs = parser.parse_args().pairs
+    with tempfile.TemporaryDirectory() as folder:
+        iterations = WARM_UP + 2 * pairs
+        run(Path(folder), iterations)
+        seconds = walls(Path(folder) / "run", iterations)
+    both = {
+        without: [s for i, s in enumerate(seconds) if i >= WARM_UP and goes_without(i) is without]
+        for without in (False, True)
+    }
+    ratios = [w / wo for w, wo in zip(both[False], both[True], strict=True)]
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(2000))
+    print(f"{pairs} pairs: {statistics.mean(both[False]):.3f} s with, {statistics.mean(both[True]):.3f} s without")
+    print(f"ratio of the sums {sum(both[False]) / sum(both[True]):.3f}, median of the pairs' ratios "
+          f"{statistics.median(ratios):.3f} (95 %: {medians[50]:.3f} to {medians[-51]:.3f})")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Each named fault against each role at each phase that it can hit, on a real cluster.
+
+A scene waits for its phase, which is read off the files of the run, and strikes. As many runs follow one another as the
+scenes need: a run has one preparation and one report.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import psutil
+from chaos_faults import FaultKind, strike
+
+from mrt_hpc.run.atomic import is_temporary
+from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.groups import complete_groups
+from mrt_hpc.run.patience import children
+from mrt_hpc.run.weights import published_versions
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from chaos_target import Target
+
+    from mrt_hpc.run.layout import RunLayout
+
+COMMANDED = (FaultKind.KILL_TASK, FaultKind.CUT_NODE, FaultKind.PREEMPT, FaultKind.REQUEUE)
+"""For phases that last long enough for one of Slurm's commands."""
+PRECISE = (FaultKind.KILL_TASK,)
+SNIPE_S = 1.0
+
+
+class Phase(StrEnum):
+    """What a task is about."""
+
+    ANY = "at work"
+    STARTING = "starting"
+    WAITING = "waiting"
+    SAMPLING = "sampling"
+    COMMITTING = "committing a group"
+    LOADING = "loading weights"
+    STEPPING = "updating"
+    SAVING = "saving a checkpoint"
+    PUBLISHING = "publishing weights"
+
+
+BRIEF = frozenset({Phase.COMMITTING, Phase.LOADING, Phase.STEPPING, Phase.SAVING, Phase.PUBLISHING})
+"""Phases of milliseconds."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One fault, and when it strikes whom."""
+
+    role: str
+    phase: Phase
+    fault: FaultKind
+
+    def __str__(self) -> str:
+        return f"{self.role}, {self.phase}: {self.fault}"
+
+
+def scenes() -> list[Scene]:
+    """All of them."""
+    return [
+        *_each("prepare", COMMANDED, Phase.ANY),
+        *_each("trainer", COMMANDED, Phase.STARTING, Phase.WAITING),
+        *_each("trainer", PRECISE, Phase.STEPPING, Phase.SAVING, Phase.PUBLISHING),
+        *_each("inference", COMMANDED, Phase.STARTING, Phase.SAMPLING),
+        *_each("inference", PRECISE, Phase.COMMITTING, Phase.LOADING),
+        *_each("evaluation", COMMANDED, Phase.STARTING, Phase.SAMPLING),
+        *(Scene(role, Phase.ANY, FaultKind.TIME_LIMIT) for role in ("trainer", "inference", "evaluation")),
+        *_each("report", COMMANDED, Phase.ANY),
+    ]
+
+
+def _each(role: str, faults: tuple[FaultKind, ...], *phases: Phase) -> Iterator[Scene]:
+    return (Scene(role, phase, fault) for phase in phases for fault in faults)
+
+
+def played(scene: Scene, target: Target, rng: random.Random) -> str | None:
+    """Strike if a task of the role is in the phase; what was hit, None where it is not."""
+    aimed = replace(target, focus=(scene.role,))
+    if scene.phase in BRIEF:
+        return _sniped(scene, aimed, rng)
+    if not _CONDITIONS[scene.phase](scene.role, target.layout) or not aimed.tasks(scene.role):
+        return None
+    return strike(scene.fault, aimed, rng)
+
+
+def _sniped(scene: Scene, target: Target, rng: random.Random) -> str | None:
+    """Choose the victim first, then look for the phase without a pause for a while, and kill at once."""
+    victims, end = target.tasks(scene.role), time.monotonic() + SNIPE_S
+    if not victims:
+        return None
+    victim = rng.choice(victims)
+    while not _CONDITIONS[scene.phase](scene.role, target.layout):
+        if time.monotonic() > end:
+            return None
+    try:
+        victim.kill()
+    except psutil.NoSuchProcess:
+        return None
+    return f"process {victim.pid}"
+
+
+def _starting(role: str, layout: RunLayout) -> bool:
+    """The newest attempt of the role has said nothing but that it started."""
+    mine = _of_newest_attempt(role, layout)
+    return bool(mine) and set(mine) <= {EventKind.TASK_STARTED, EventKind.SET_ASIDE}
+
+
+def _sampling(role: str, layout: RunLayout) -> bool:
+    mine = _of_newest_attempt(role, layout)
+    done = EventKind.TASK_ENDED in mine or (role == "evaluation" and EventKind.SHARD_COMMITTED in mine)
+    under_way = role == "evaluation" or bool(_leased(layout))
+    return EventKind.SERVER_STARTED in mine and not done and under_way
+
+
+def _waiting(_: str, layout: RunLayout) -> bool:
+    return not _starting("trainer", layout) and bool(_leased(layout))
+
+
+def _stepping(_: str, layout: RunLayout) -> bool:
+    """All groups of the iteration are there, and the next weights version is not."""
+    newest = max(published_versions(layout), default=-1)
+    return newest >= 0 and len(complete_groups(layout.groups(newest))) == len(children(layout.leases(newest))) > 0
+
+
+def _loading(_: str, layout: RunLayout) -> bool:
+    """A weights version has just come, and nobody works on it yet."""
+    newest = max(published_versions(layout), default=0)
+    return newest > 0 and not children(layout.leases(newest))
+
+
+def _leased(layout: RunLayout) -> set[str]:
+    """Groups under way in the current iteration."""
+    newest = max(published_versions(layout), default=0)
+    complete = {f"{position:05d}" for position in complete_groups(layout.groups(newest))}
+    return {path.stem for path in children(layout.leases(newest)) if not is_temporary(path)} - complete
+
+
+def _of_newest_attempt(role: str, layout: RunLayout) -> list[str]:
+    """Kinds of the events of the attempt that started last."""
+    events = read_events(layout.events)
+    starts = [e for e in events if e["kind"] == EventKind.TASK_STARTED and e["job"].endswith(role) and e["rank"] == 0]
+    return [e["kind"] for e in events if starts and e["pid"] == starts[-1]["pid"] and e["time"] >= starts[-1]["time"]]
+
+
+def _unfinished(find: Callable[[RunLayout], Path]) -> Callable[[str, RunLayout], bool]:
+    """Somebody is writing there."""
+    return lambda _, layout: any(is_temporary(path) for path in children(find(layout)))
+
+
+_CONDITIONS: dict[Phase, Callable[[str, RunLayout], bool]] = {
+    Phase.ANY: lambda role, layout: bool(_of_newest_attempt(role, layout)),
+    Phase.STARTING: _starting,
+    Phase.WAITING: _waiting,
+    Phase.SAMPLING: _sampling,
+    Phase.COMMITTING: _unfinished(lambda layout: layout.groups(max(published_versions(layout), default=0))),
+    Phase.LOADING: _loading,
+    Phase.STEPPING: _stepping,
+    Phase.SAVING: _unfinished(lambda layout: layout.checkpoints),
+    Phase.PUBLISHING: _unfinished(lambda layout: layout.weights),
+}
