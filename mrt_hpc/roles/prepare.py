@@ -42,7 +42,10 @@ def run(task: Task) -> None:
             "weights version 0",
         )
     else:
-        publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world")
+        task.patiently(
+            lambda: publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world"),
+            "weights version 0",
+        )
     task.events.emit(EventKind.PUBLISHED, version=0)
 
 

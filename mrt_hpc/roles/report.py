@@ -33,7 +33,7 @@ def run(task: Task) -> None:
     Raises:
         UserError: something is missing; the report is written all the same, and says what.
     """
-    missing = write_report(task.layout)
+    missing = task.patiently(lambda: write_report(task.layout), "the report")
     if missing:
         raise UserError(
             f"the report is incomplete: {'; '.join(missing)}",

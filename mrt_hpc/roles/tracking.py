@@ -59,6 +59,10 @@ class Tracker:
 def run_id(task: Task) -> str:
     """The W&B id of the run, written down by the first attempt."""
     path = task.layout.wandb / "run_id"
-    with creating(path) as commit:
-        commit.temporary.write_text(uuid.uuid4().hex[:8])
+
+    def write() -> None:
+        with creating(path) as commit:
+            commit.temporary.write_text(uuid.uuid4().hex[:8])
+
+    task.patiently(write, "the W&B id of the run")
     return path.read_text()

@@ -106,6 +106,7 @@ def test_work_goes_no_further_ahead_than_the_staleness_limit(layout: RunLayout) 
 
 def test_inference_ends_when_the_segment_is_trained(layout: RunLayout) -> None:
     publish_version(layout, ITERATIONS)
+    assert rounds(layout, 0)._look() == (None,), "at once, though the trainer still runs"
     assert rounds(layout, 0).awaited() is None
 
 
