@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 from chaos_auditor import audit
-from chaos_backends import LocalRun
-from chaos_faults import FaultKind
+from chaos_backends import LocalRun, Run, SlurmRun
+from chaos_faults import FaultKind, possible
 from chaos_run import DISK_MIB, Outcome, run_under_faults, small_disk, table
+from slurm_session import NoClusterHereError, running_cluster
 
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST
@@ -22,20 +24,27 @@ if TYPE_CHECKING:
 KINDS = (
     FaultKind.KILL_INFERENCE,
     FaultKind.CORRUPT_CHECKPOINT,
-    FaultKind.TERM_TRAINER,
     FaultKind.KILL_SERVER,
     FaultKind.FULL_DISK,
+    FaultKind.PREEMPT,
+    FaultKind.CUT_NODE,
 )
 SEED = 7
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Outcome, Path]]:
-    """A run under faults, and where it lies."""
-    with small_disk(DISK_MIB) as disk:
-        kinds = KINDS if disk else [kind for kind in KINDS if kind is not FaultKind.FULL_DISK]
-        folder = disk or tmp_path_factory.mktemp("chaos")
-        yield run_under_faults(SEED, len(kinds), kinds, LocalRun(folder / "run", disk)), folder / "run"
+    """A run under faults, and where it lies: on a cluster of its own, or where there can be none on this machine."""
+    with ExitStack() as stack:
+        disk = stack.enter_context(small_disk(DISK_MIB))
+        try:
+            run: Run = SlurmRun(stack.enter_context(running_cluster({}, own=True)), disk)
+        except NoClusterHereError as reason:
+            print(f"on this machine: {reason}")
+            run = LocalRun((disk or tmp_path_factory.mktemp("chaos")) / "run", disk)
+        there = possible(slurm=isinstance(run, SlurmRun), disk=disk is not None)
+        kinds = [kind for kind in KINDS if kind in there]
+        yield run_under_faults(SEED, len(kinds), kinds, run), run.target().layout.root
 
 
 @pytest.mark.timeout(2400)
