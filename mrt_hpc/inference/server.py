@@ -368,10 +368,15 @@ def refuse_stranger(path: Path, pid: int) -> None:
     Raises:
         UserError: it is another process.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(str(path))
-        size = struct.calcsize("3i")
-        listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(CONTROL_TIMEOUT_S)
+            connection.connect(str(path))
+            size = struct.calcsize("3i")
+            listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    except OSError as error:
+        what = f"nobody listens on the server's socket: {error}"
+        raise UserError(what, where=path, exit_code=ExitCode.RETRYABLE) from error
     if listener != pid:
         raise UserError(
             "another process listens on the server's socket",

@@ -194,20 +194,18 @@ def reap(run: LocalRun) -> None:
     """Take note of tasks that have ended; a task one of whose ranks failed is stopped whole."""
     for task in list(run.running):
         codes = task.exit_codes()
-        if any(code not in (None, 0) for code in codes):
-            stop(task)
-            codes = task.exit_codes()
-        if None in codes:
+        if None in codes and not any(codes):
             continue
+        stop(task)
         run.running.remove(task)
         run.slots.give_back(task.job.resources, task.gpus)
-        state = _settle(run, task, [c for c in codes if c is not None])
+        state = _settle(run, task, [code for code in codes if code is not None])
         if state not in RUNS_AGAIN:
             run.ended[task.job.name, task.index] = state
 
 
 def _settle(run: LocalRun, task: Running, codes: list[int]) -> TaskState:
-    """The outcome of an ended task."""
+    """The outcome of an ended task, by the codes of the ranks that ended by themselves."""
     code = max(128 - code if code < 0 else code for code in codes)  # a child killed by signal n ends with -n
     return settled(run.layout, task.job.name, task.index, task.attempt, code, run.retries).state
 

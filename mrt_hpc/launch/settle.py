@@ -17,7 +17,7 @@ from pathlib import Path
 from mrt_hpc.launch.slurm_environment import slurm_task
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.run.events import event_file, has_progressed
+from mrt_hpc.run.events import event_file, has_progressed, outcomes
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.patience import patiently
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
@@ -34,7 +34,9 @@ class Verdict(IntEnum):
     """It is done, whatever its process ended with afterwards."""
 
 
-STOPPED_FROM_OUTSIDE = 128 + signal.SIGTERM
+TOLD_TO_LEAVE = frozenset({128 + signal.SIGTERM, 128 + signal.SIGALRM})
+"""Ends without a word that are no failures: SIGTERM came before a process could listen, or another rank was faster to
+leave, or leaving took too long (see ``launch.signals``)."""
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
 """A task that was stopped from outside is started again only by those who know that nobody meant it to stay away."""
 
@@ -61,12 +63,18 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
         message = f"ended with exit code {exit_code} without a word (137: killed, often for want of memory)"
         progressed = has_progressed(event_file(layout.events, job, index, 0, attempt))
         record = replace(record, attempt=attempt)
-        if exit_code == STOPPED_FROM_OUTSIDE:  # another rank of it was faster to leave
-            record = replace(record, state=TaskState.STOPPED)
+        if exit_code in TOLD_TO_LEAVE and not _any_failed(layout, job, index, attempt):
+            record = replace(record, state=TaskState.STOPPED, failures=0 if progressed else record.failures)
         else:
             record = record.failed(message, ExitCode.RETRYABLE, retries, progressed=progressed)
         patiently(lambda: write_task(layout, job, index, record), "the state of the task")
     return record
+
+
+def _any_failed(layout: RunLayout, job: str, index: int, attempt: str) -> bool:
+    """Whether some rank of the attempt said that it failed."""
+    said = outcomes(layout.events, job, index, attempt)
+    return not said.isdisjoint({TaskState.FAILED.value, TaskState.RETRYING.value})
 
 
 def comes_after(attempt: str, other: str) -> bool:

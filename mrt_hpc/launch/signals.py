@@ -30,12 +30,16 @@ def heed_signals(task: Task) -> None:
 
 
 def _stop(task: Task, number: int) -> None:
+    if task.notice.leaving:
+        return
     _unwind_in_time()
     if task.notice.tell(Stopped(128 + number)):
         signal.alarm(0)  # whoever sent the signal ends what takes too long
 
 
 def _give_back(task: Task) -> None:
+    if task.notice.leaving:
+        return
     _unwind_in_time()
     if task.notice.tell(GaveBack("gave the nodes back: the time limit is near, or others have a right to them")):
         signal.signal(signal.SIGALRM, lambda _number, _frame: _force(task))

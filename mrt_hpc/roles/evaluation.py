@@ -78,6 +78,8 @@ class UnitEvaluation:
         try:
             return self.task.patiently(lambda: read_shard(shard, Rollout), f"reading {shard}")
         except UserError as damage:
+            if shard != self.shard:
+                self._ask_for_again(shard)
             self.task.set_aside([shard], f"a damaged shard: {damage.what} ({damage.where})")
             return None
 
@@ -129,17 +131,24 @@ class UnitEvaluation:
         )
 
     def summarise_if_complete(self) -> None:
-        """Write the summary once all problem shards are there."""
+        """Write the summary once all problem shards are there.
+
+        Raises:
+            DamagedError: this task's own shard turned out damaged; it may be sampled again at once.
+        """
         layout, unit = self.task.layout, self.unit
         shards = self.task.recipe.evaluation.problem_shards
         paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
+        if not self.shard.exists():
+            raise DamagedError("somebody has found this shard damaged", where=self.shard, exit_code=ExitCode.RETRYABLE)
         if not all(path.exists() for path in paths):
             return
         read = {number: self._rollouts(path) for number, path in enumerate(paths)}
-        if damaged := {number for number, rollouts in read.items() if rollouts is None}:
-            self._ask_for_again(damaged)
-            return
+        if read[unit.shard] is None:
+            raise DamagedError("this task's own shard was damaged", where=self.shard, exit_code=ExitCode.RETRYABLE)
         rollouts = [rollout for part in read.values() for rollout in part or []]
+        if None in read.values():
+            return
         statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(unit.benchmark))}
         traces = [(statements[r.problem_id], r.text) for r in rollouts]
         summary = summarise_evaluation(
@@ -154,17 +163,12 @@ class UnitEvaluation:
         self.task.patiently(lambda: summary.write(path), "the summary of an evaluation")
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
 
-    def _ask_for_again(self, shards: set[int]) -> None:
-        """Shards of this version and benchmark turned out damaged: whoever sampled them has to do so again.
-
-        Raises:
-            DamagedError: this task has to, and may be run again at once.
-        """
-        if self.unit.shard in shards:
-            raise DamagedError("the evaluation's own shard was damaged", where=self.shard, exit_code=ExitCode.RETRYABLE)
-        units = [self.unit.model_copy(update={"shard": shard}) for shard in shards]
-        tasks = [(j.name, index) for j in self.task.plan.jobs for index, u in enumerate(j.evaluations) if u in units]
-        self.task.reopen(tasks, "the shard that it had sampled was damaged")
+    def _ask_for_again(self, shard: Path) -> None:
+        """The shard of another task of this version and benchmark is damaged: whoever sampled it has to do so again."""
+        for job in self.task.plan.jobs:
+            for index, unit in enumerate(job.evaluations):
+                if self.task.layout.evaluation_shard(unit.version, unit.benchmark, unit.shard) == shard:
+                    self.task.reopen([(job.name, index)], f"{shard}, which it had sampled, was damaged")
 
 
 def _rewards(rollouts: list[Rollout]) -> dict[str, list[float]]:

@@ -34,7 +34,7 @@ class Notice:
     _ending: Stopped | None = field(default=None, init=False)
     _safe_points_only: bool = field(default=False, init=False)
     _waiting: bool = field(default=False, init=False)
-    _leaving: bool = field(default=False, init=False)
+    leaving: bool = field(default=False, init=False)
     """Whether it was raised: what unwinds is not unwound anew."""
     found_waiting: bool = field(default=False, init=False)
     """Whether the task was waiting for its peers when the notice came."""
@@ -54,7 +54,7 @@ class Notice:
         Raises:
             Stopped: ``ending``, when it has asked for no safe point.
         """
-        if self._leaving:
+        if self.leaving:
             return False
         self._ending = ending
         self.found_waiting = self._waiting
@@ -95,6 +95,6 @@ class Notice:
         Raises:
             Stopped: what the notice said.
         """
-        if self._ending is not None and not self._leaving:
-            self._leaving = True
+        if self._ending is not None and not self.leaving:
+            self.leaving = True
             raise self._ending

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.sampler import SampledTrace
+    from mrt_hpc.plan.model import Plan
     from mrt_hpc.roles.task import Task
     from mrt_hpc.run.records import Branch, Rollout
 
@@ -55,16 +56,25 @@ def verified_weights(task: Task, version: int) -> Weights:
                 where=damage.where,
                 advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same submit command again",
             ) from damage
-        if _identity(directory) == before:  # else it has been published again in the meantime
+        if before is not None and _identity(directory) == before:  # else it has been published again in the meantime
+            if version == task.plan.iterations:  # nobody trains on from there
+                task.reopen(last_trainer(task.plan), f"weights version {version}, its last, was damaged")
             task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
-            trainers = [j for j in task.plan.jobs if j.role is Role.TRAINER and j.end_iteration == version]
-            task.reopen([(job.name, 0) for job in trainers], f"weights version {version}, its last, was damaged")
         raise DamagedError(damage.what, where=damage.where, exit_code=ExitCode.RETRYABLE) from damage
 
 
 def _identity(directory: Path) -> int | None:
     """Tells a directory from another that has taken its place."""
-    return directory.stat().st_ino if directory.exists() else None
+    try:
+        return directory.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def last_trainer(plan: Plan) -> list[tuple[str, int]]:
+    """The task that trains to the end of a run."""
+    trainers = [job for job in plan.jobs if job.role is Role.TRAINER]
+    return [(job.name, 0) for job in trainers if job.end_iteration == plan.iterations]
 
 
 class DamagedError(UserError):
@@ -120,11 +130,7 @@ async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationC
 
 
 async def _ended(watch: asyncio.Task[None]) -> None:
-    """Wait for a cancelled task to end.
-
-    Raises:
-        UserError: a server that hung could not be started again.
-    """
+    """Wait for a cancelled task to end."""
     with suppress(asyncio.CancelledError):
         await watch
 
@@ -132,7 +138,8 @@ async def _ended(watch: asyncio.Task[None]) -> None:
 async def restart_when_hung(
     server: VllmServer, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
 ) -> None:
-    """Look at a server's counters for ever; restart it when they have stood still while it had work to do.
+    """Look at a server's counters for ever; restart it when they have stood still while it had work to do. A restart
+    that fails is tried again, and told to whoever waits for samples by the client.
 
     A hung server may still answer, and one that answers nothing for a while may be busy: only work that does not go on
     tells. What work there is the client knows best: the server's own count stands still with its engine.
@@ -144,7 +151,10 @@ async def restart_when_hung(
         if not client.under_way or (now is not None and now != last):
             last, since = now, time.monotonic()
         elif time.monotonic() - since > limit_s:
-            await restart()
+            try:
+                await restart()
+            except (UserError, OSError) as error:
+                log.warning("the server could not be started again: %s", error)
             last, since = await asyncio.to_thread(server.tokens_done), time.monotonic()
 
 

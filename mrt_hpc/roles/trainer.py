@@ -28,6 +28,7 @@ from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.lineage import younger_than
+from mrt_hpc.run.patience import Patience, patiently
 from mrt_hpc.run.tasks import read_task
 from mrt_hpc.run.weights import prune
 from mrt_hpc.run.weights import publish as publish_version
@@ -171,12 +172,14 @@ class Trainer:
             self._iterate(timeline)
 
     def _await_next_or_save(self) -> Next:
-        """What to do next; before the nodes are given back, what no checkpoint has is saved."""
+        """What to do next; before a wait is given up, what no checkpoint has is saved."""
         try:
             return self._await_next()
-        except UserError as error:
-            if error.exit_code is ExitCode.GIVE_BACK and self.saved < self.iteration:
+        except UserError:
+            if self.saved < self.iteration:
                 self.save()
+            if self.task.rank == 0:
+                self._reopen_inference()
             raise
 
     def _await_next(self) -> Next:
@@ -220,14 +223,15 @@ class Trainer:
                 self._groups[position] = self.task.patiently(partial(read_group, path), f"reading {path}")
             except UserError as damage:
                 self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
-                self._reopen_inference(path)
         return len(self._groups) == self.task.recipe.sampling.problems_per_iteration
 
-    def _reopen_inference(self, group: Path) -> None:
-        """There is work again for inference, of which no task may be left to do it."""
+    def _reopen_inference(self) -> None:
+        """On rank 0: where groups are missing, and no task of inference is left to sample them."""
         lives = self.task.peers(Role.INFERENCE).lives()
-        if set(lives.values()) <= {Life.DONE, Life.FAILED}:
-            self.task.reopen(lives, f"{group} was damaged after all of inference had ended")
+        there = complete_groups(self.task.layout.groups(self.iteration))
+        missing = len(there) < self.task.recipe.sampling.problems_per_iteration
+        if missing and set(lives.values()) <= {Life.DONE, Life.FAILED}:
+            self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
 
     def _version_is_there(self) -> bool:
         return self.task.layout.weights_version(self.iteration).exists()
@@ -317,6 +321,7 @@ class Trainer:
         )
         self._emit(EventKind.PUBLISHED, version=version)
         self._keep_house(lambda: prune(layout, kept_versions(recipe, version)))
+        self._keep_house(lambda: remove_leftovers(layout.weights))
 
     def _refuse_if_superseded(self) -> None:
         """On rank 0, before a commit.
@@ -351,8 +356,8 @@ class Trainer:
         """Remove what nobody needs, on rank 0; what cannot be removed now is tried again after the next iteration."""
         if self.task.rank == 0:
             try:
-                self.task.patiently(remove, "removing old files")
-            except OSError as error:
+                patiently(remove, "removing old files", Patience(full_limit_s=0.0))
+            except (OSError, UserError) as error:
                 log.warning("old files could not be removed: %s", error)
 
 

@@ -15,6 +15,8 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.run.patience import patiently
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -133,7 +135,7 @@ def commit_directory(temporary: Path, path: Path) -> bool:
         if path.stat().st_ino != identity:  # else a network filesystem answered the second of two sendings
             shutil.rmtree(temporary, ignore_errors=True)
             return False
-    sync_directory(path.parent)
+    patiently(lambda: sync_directory(path.parent), f"syncing {path.parent}")  # what is committed is not written anew
     return True
 
 

@@ -91,6 +91,13 @@ def event_file(directory: Path, job: str, index: int, rank: int, attempt: str) -
     return directory / f"{job}.{index:05d}.{rank}.{attempt}.jsonl"
 
 
+def outcomes(directory: Path, job: str, index: int, attempt: str) -> set[str]:
+    """How the ranks of an attempt said that they ended."""
+    paths = directory.glob(f"{job}.{index:05d}.*.{attempt}.jsonl")
+    ends = (event for path in paths for event in _events(path) if event["kind"] == EventKind.TASK_ENDED)
+    return {str(event.get("outcome")) for event in ends}
+
+
 def has_progressed(path: Path) -> bool:
     """Whether the process that wrote these events had done something that stays."""
     return any(event["kind"] in PROGRESS for event in _events(path))

@@ -32,7 +32,12 @@ if TYPE_CHECKING:
     from mrt_hpc.training.rendezvous import Ranks
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-CHANGES = ("training.checkpoint_every=100", "resilience.wait_limit_minutes=0.001", "resources.inference.tasks=2")
+CHANGES = (
+    "training.checkpoint_every=100",
+    "resilience.wait_limit_minutes=0.001",
+    "resources.inference.tasks=2",
+    "resilience.heartbeat_limit_s=0.5",
+)
 TRAINER, INFERENCE, ATTEMPT = "segment-000.trainer", "segment-000.inference", "a.0"
 NOTHING = GroupStatistics(
     rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, seconds={}
@@ -111,7 +116,7 @@ def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
     write_task(layout, INFERENCE, 0, TaskRecord(TaskState.DONE))
     write_task(layout, INFERENCE, 1, TaskRecord(other))
     path = damaged_group(layout)
-    trainer._next()
+    assert leaves_after_saving(trainer, UserError)
     assert not path.exists()
     assert "a damaged group" in next(layout.set_aside.rglob("REASON")).read_text()
     assert read_task(layout, INFERENCE, 0).state is (TaskState.FAILED if reopened else TaskState.DONE)

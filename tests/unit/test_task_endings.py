@@ -152,6 +152,14 @@ def test_an_attempt_of_which_another_rank_was_faster_to_leave_has_not_failed(tmp
     assert after.state in RUNS_AGAIN
 
 
+def test_a_rank_that_failed_is_not_hidden_by_one_that_was_told_to_leave(tmp_path: Path) -> None:
+    for rank, outcome in enumerate(("stopped", "retrying")):
+        log = EventLog(event_file(RunLayout(tmp_path).events, "j", 0, rank, "7.1"))
+        log.emit(EventKind.TASK_ENDED, outcome=outcome)
+    after = settle(tmp_path, RUNNING, exit_code=143)
+    assert (after.state, after.failures) == (TaskState.RETRYING, 2)
+
+
 def test_an_attempt_taken_for_lost_does_not_speak_for_the_one_after_it(tmp_path: Path) -> None:
     after = settle(tmp_path, TaskRecord(TaskState.RUNNING, attempt="7.2"), attempt="7.1")
     assert (after.state, after.failures) == (TaskState.RUNNING, 0)
