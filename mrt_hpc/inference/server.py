@@ -198,7 +198,8 @@ class VllmServer:
                 and the server was ended: `restart_if_dead` starts it with the weights it had.
         """
         if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
-            raise UserError("no weights to load", where=directory, expected="config.json and *.safetensors")
+            expected = "config.json and *.safetensors"
+            raise UserError("no weights to load", where=directory, expected=expected, exit_code=ExitCode.RETRYABLE)
         try:
             report = self._reload(directory, version)
         except BaseException:

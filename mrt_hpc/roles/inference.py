@@ -61,29 +61,15 @@ def run(task: Task) -> None:
         UserError: the trainer failed; it does not run, and the nodes are given back; or something in the recipe does
             not fit the model.
     """
-    weights = first_weights(task)
-    if weights is None:
+    if Rounds(task).awaited() is None:
         log.info("nothing is left to sample")
         return
+    weights = verified_weights(task, 0)  # never removed, however long the server takes to start
     worker = Worker.of(task, weights)
     with grader_pool(task) as pool, running_server(task, weights, worker.max_model_len) as server:
         while (work := Rounds(task).awaited()) is not None:  # others have gone on while the server started
             if worker.has_weights(work, server):
                 worker.sample(work, server, pool)
-
-
-def first_weights(task: Task) -> Weights | None:
-    """Those to start a server with; None where there is nothing to sample."""
-    while (work := Rounds(task).awaited()) is not None:
-        try:
-            return verified_weights(task, work.version)
-        except DamagedError as damage:
-            _tell_damage(work.version, damage)
-    return None
-
-
-def _tell_damage(version: int, damage: DamagedError) -> None:
-    log.warning("the trainer has to publish weights version %d again: %s", version, damage)
 
 
 @dataclass(frozen=True)
@@ -195,7 +181,7 @@ class Worker:
             if not self._is_loaded(work.version):
                 self._load(verified_weights(self.task, work.version), server)
         except DamagedError as damage:
-            _tell_damage(work.version, damage)
+            log.warning("the trainer has to publish weights version %d again: %s", work.version, damage)
             return False
         finally:
             self.loading_s = time.monotonic() - started
