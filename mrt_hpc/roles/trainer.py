@@ -30,7 +30,7 @@ from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.lineage import younger_than
 from mrt_hpc.run.patience import Patience, patiently
 from mrt_hpc.run.tasks import read_task
-from mrt_hpc.run.weights import prune
+from mrt_hpc.run.weights import prune, published_versions
 from mrt_hpc.run.weights import publish as publish_version
 from mrt_hpc.training import checkpoint, export, rendezvous
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -234,7 +234,8 @@ class Trainer:
             self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
 
     def _version_is_there(self) -> bool:
-        return self.task.layout.weights_version(self.iteration).exists()
+        """By the listing: a network filesystem may remember for a while that a name was not there."""
+        return self.iteration in published_versions(self.task.layout)
 
     def _leave(self) -> None:
         """Save what no checkpoint has, and leave.

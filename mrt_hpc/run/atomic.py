@@ -15,7 +15,7 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.run.patience import patiently
+from mrt_hpc.run.patience import children, patiently
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +130,7 @@ def commit_directory(temporary: Path, path: Path) -> bool:
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
     except OSError:
-        if not path.exists():
+        if path not in children(path.parent):  # a name may be remembered as absent; a listing is looked up anew
             raise
         if path.stat().st_ino != identity:  # else a network filesystem answered the second of two sendings
             shutil.rmtree(temporary, ignore_errors=True)

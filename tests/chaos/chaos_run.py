@@ -132,8 +132,8 @@ def run_through_scenes(seed: int, pending: list[Scene], run: Run) -> Outcome:
 
 
 def _felt(kind: FaultKind, before: float) -> float:
-    """A time limit is felt when its signal has come, anything else at once."""
-    return time.time() if kind is FaultKind.TIME_LIMIT else before
+    """A time limit is felt when its signal has come, a cancelled run when it is submitted again, the rest at once."""
+    return time.time() if kind in (FaultKind.TIME_LIMIT, FaultKind.RESUBMIT) else before
 
 
 def outcome_of(
