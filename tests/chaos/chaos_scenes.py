@@ -116,10 +116,10 @@ def _starting(role: str, layout: RunLayout) -> bool:
 
 
 def _sampling(role: str, layout: RunLayout) -> bool:
-    mine = _of_newest_attempt(role, layout)
-    done = EventKind.TASK_ENDED in mine or (role == "evaluation" and EventKind.SHARD_COMMITTED in mine)
-    under_way = role == "evaluation" or bool(_leased(layout))
-    return EventKind.SERVER_STARTED in mine and not done and under_way
+    """An attempt of the role has a server, and has something under way."""
+    over = {EventKind.TASK_ENDED, *((EventKind.SHARD_COMMITTED,) if role == "evaluation" else ())}
+    serving = [said for said in _attempts(role, layout) if EventKind.SERVER_STARTED in said and over.isdisjoint(said)]
+    return bool(serving) and (role == "evaluation" or bool(_leased(layout)))
 
 
 def _waiting(_: str, layout: RunLayout) -> bool:
@@ -147,9 +147,20 @@ def _leased(layout: RunLayout) -> set[str]:
 
 def _of_newest_attempt(role: str, layout: RunLayout) -> list[str]:
     """Kinds of the events of the attempt that started last."""
-    events = read_events(layout.events)
-    starts = [e for e in events if e["kind"] == EventKind.TASK_STARTED and e["job"].endswith(role) and e["rank"] == 0]
-    return [e["kind"] for e in events if starts and e["pid"] == starts[-1]["pid"] and e["time"] >= starts[-1]["time"]]
+    return next(reversed(_attempts(role, layout)), [])
+
+
+def _attempts(role: str, layout: RunLayout) -> list[list[str]]:
+    """Kinds of the events of each attempt at a task of the role, in the order in which they started."""
+    said: dict[int, list[str]] = {}
+    for event in read_events(layout.events):
+        if event["kind"] == EventKind.TASK_STARTED:
+            said.pop(event["pid"], None)
+            if event["job"].endswith(role) and event["rank"] == 0:
+                said[event["pid"]] = []
+        if event["pid"] in said:
+            said[event["pid"]].append(event["kind"])
+    return list(said.values())
 
 
 def _unfinished(find: Callable[[RunLayout], Path]) -> Callable[[str, RunLayout], bool]:

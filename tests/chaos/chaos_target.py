@@ -55,7 +55,7 @@ class Target:
     def _is_task(self, words: list[str], roles: tuple[str, ...]) -> bool:
         python = bool(words) and Path(words[0]).name.startswith("python")
         mine = any(word.startswith(str(self.layout.root)) for word in words)
-        of_role = any(word.endswith(f".{role}") for word in words for role in roles)
+        of_role = any(word == role or word.endswith((f".{role}", f"/{role}")) for word in words for role in roles)
         return python and mine and of_role and any(module in words for module in STARTED_BY)
 
 
