@@ -33,6 +33,7 @@ from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
 from mrt_hpc.run.records import Rollout
 from mrt_hpc.run.shards import read_shard
 from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,7 +133,10 @@ def check_weights(found: Audit, layout: RunLayout) -> None:
     """Versions are consecutive; those that must stay are there, and are what their manifests say."""
     recipe = read_recipe_lock(layout.recipe_lock)
     last = recipe.schedule.iterations
-    published = {e["version"] for e in read_events(layout.events, EventKind.PUBLISHED)}
+    seen = (EventKind.PUBLISHED, EventKind.WEIGHTS_LOADED)  # one killed in the instant after a commit says nothing
+    published = {e["version"] for e in read_events(layout.events) if e["kind"] in seen} | set(
+        published_versions(layout)
+    )
     found.check(published == set(range(last + 1)), f"published weights versions {sorted(published)} of {last}")
     for version in sorted(kept_versions(recipe, last) & set(range(last + 1))):
         manifest = found.readable(partial(verify, layout.weights_version(version)))
