@@ -13,7 +13,7 @@ from mrt_hpc.roles.notice import Notice
 from mrt_hpc.roles.peers import Peers, Vigil
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.lineage import set_aside
-from mrt_hpc.run.patience import Patience, patiently
+from mrt_hpc.run.patience import patiently
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.waiting import wait_until
 
@@ -110,12 +110,7 @@ class Task:
         Raises:
             UserError: the disk stayed full for longer than the recipe allows, and this task gives its nodes back.
         """
-        return patiently(action, what, self.patience)
-
-    @property
-    def patience(self) -> Patience:
-        """With a full disk, as the recipe allows."""
-        return Patience(full_limit_s=self.recipe.resilience.full_disk_minutes * 60)
+        return patiently(action, what, self.events.patience)
 
     def reopen(self, tasks: Iterable[tuple[str, int]], why: str) -> None:
         """What these tasks (job and index) had finished was found damaged: those that are done count as failed, and

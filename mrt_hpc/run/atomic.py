@@ -32,7 +32,7 @@ def is_temporary(path: Path) -> bool:
 
 def remove_leftovers(directory: Path) -> None:
     """Remove the unfinished work of writers that died; only where no other writer can be at work."""
-    for path in directory.iterdir() if directory.is_dir() else []:
+    for path in children(directory):
         if is_temporary(path):
             shutil.rmtree(path, ignore_errors=True)
 

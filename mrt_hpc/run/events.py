@@ -63,7 +63,7 @@ class EventLog:
 
     path: Path
     patience: Patience = field(default_factory=Patience)
-    """With a full disk."""
+    """Of the task with a full disk, as its recipe allows."""
     _descriptor: int | None = field(default=None, init=False, repr=False)
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
