@@ -52,7 +52,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
 def _parse(line: bytes, where: str) -> Problem:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not a line of JSON: {error}", value=line[:80], where=where, advice=_ADVICE) from error
     if not isinstance(row, dict):
         raise UserError("not a JSON object", value=row, where=where, advice=_ADVICE)

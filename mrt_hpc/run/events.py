@@ -115,7 +115,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and {"time", "kind"} <= event.keys():
             yield event

@@ -83,7 +83,7 @@ def read_beat(path: Path) -> Beat:
         return Beat(str(content["attempt"]), int(content["beat"]))
     except FileNotFoundError:
         return NO_BEAT
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return NO_NEWS
 
 

@@ -88,5 +88,5 @@ def read_holder(path: Path) -> Holder | None:
     try:
         content = json.loads(patiently(path.read_text, "reading a lease"))
         return Holder(str(content["job"]), int(content["index"]), str(content["attempt"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

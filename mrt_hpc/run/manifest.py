@@ -83,7 +83,7 @@ def read_manifest(directory: Path) -> Manifest:
         seal = content.pop("seal")
         files = {_inside(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
         manifest = Manifest(files, dict(content["about"]))
-    except (*NOT_THERE, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (*NOT_THERE, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"no readable manifest: {error!r}", where=path, exit_code=ExitCode.RETRYABLE) from error
     if seal != _sha256(content):
         raise UserError("the manifest is damaged: its seal does not fit", where=path, exit_code=ExitCode.RETRYABLE)

@@ -92,7 +92,7 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
         return TaskRecord(**{**content, "state": TaskState(content["state"])})
     except FileNotFoundError:
         return TaskRecord(TaskState.WAITING)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"the state of a task cannot be read: {error}",
             where=path,

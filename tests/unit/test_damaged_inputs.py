@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mrt_hpc.launch.create import create_or_open
@@ -86,6 +86,7 @@ def test_a_damaged_site_is_refused_with_its_file_or_is_another_site(tmp_path: Pa
 
 @plenty
 @given(damaged(PROBLEMS))
+@example(b"[" * 100_000)
 def test_damaged_data_are_refused_with_their_line_or_are_other_data(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_bytes(content)
