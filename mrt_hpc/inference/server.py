@@ -43,6 +43,8 @@ CONTROL_TIMEOUT_S = 60.0
 """For control routes that have nothing to wait for."""
 _LOOK_EVERY_S = 0.2
 _LONGEST_SOCKET_PATH = 100
+_DEEPEST_SOCKET = "/mrt-hpc-12345678/pymp-12345678/listener-12345678"
+"""Below the folder for temporary files."""
 _LOG_TAIL_BYTES = 4000
 _CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
@@ -320,6 +322,7 @@ class VllmServer:
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # the control routes
             "VLLM_RPC_BASE_PATH": str(self._directory),  # the sockets between its processes, out of reach as well
+            "TMPDIR": str(self._directory),  # what it would leave behind goes when it goes
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # what `serve` relies on
             "HF_HUB_OFFLINE": "1",
@@ -391,7 +394,7 @@ def refuse_stranger(path: Path, pid: int) -> None:
 def _private_directory() -> Path:
     """A fresh directory that only this user may enter, on this node, with a path short enough for a socket."""
     parent = tempfile.gettempdir()
-    if len(parent) > _LONGEST_SOCKET_PATH - len("/mrt-hpc-12345678/vllm.sock"):
+    if len(parent) > _LONGEST_SOCKET_PATH - len(_DEEPEST_SOCKET):
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix="mrt-hpc-", dir=parent))
 

@@ -4,6 +4,8 @@ The local backend asks in its own process; on Slurm the job script asks after sr
 for want of memory cannot speak for itself any more:
 
     python -m mrt_hpc.launch.settle RUN_DIR JOB INDEX EXIT_CODE      ends with a Verdict
+
+It prints the Slurm tasks of which one has to run before this one can go on, a line each; none where it can go on alone.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 
+from mrt_hpc.launch.ledger import latest_ids
 from mrt_hpc.launch.slurm_environment import slurm_task
+from mrt_hpc.plan.model import read_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.events import event_file, has_progressed, outcomes
@@ -37,6 +41,8 @@ class Verdict(IntEnum):
 TOLD_TO_LEAVE = frozenset({128 + signal.SIGTERM, 128 + signal.SIGALRM})
 """Ends without a word that are no failures: SIGTERM came before a process could listen, or another rank was faster to
 leave, or leaving took too long (see ``launch.signals``)."""
+MOST_AWAITED = 100
+"""Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
 """A task that was stopped from outside is started again only by those who know that nobody meant it to stay away."""
 
@@ -77,6 +83,24 @@ def _any_failed(layout: RunLayout, job: str, index: int, attempt: str) -> bool:
     return not said.isdisjoint({TaskState.FAILED.value, TaskState.RETRYING.value})
 
 
+def awaited_tasks(layout: RunLayout, record: TaskRecord) -> list[str]:
+    """Slurm's names of the tasks that a task which gave its nodes back waits for, without those that are over.
+
+    Raises:
+        UserError: the plan, or the state of a task, cannot be read.
+    """
+    if record.state is not TaskState.GAVE_BACK or not record.awaited:
+        return []
+    ids = latest_ids(layout)
+    jobs = [job for job in read_plan(layout.plan).jobs if job.name in record.awaited and job.name in ids]
+    return [
+        f"{ids[job.name]}_{index}" if job.tasks > 1 else ids[job.name]
+        for job in jobs
+        for index in range(job.tasks)
+        if read_task(layout, job.name, index).state not in (TaskState.DONE, TaskState.FAILED)
+    ][:MOST_AWAITED]
+
+
 def comes_after(attempt: str, other: str) -> bool:
     """Whether an attempt is a later one of the same Slurm task: their names end in how often it was started again."""
     (task, _, restarts), (other_task, _, other_restarts) = attempt.rpartition("."), other.rpartition(".")
@@ -90,6 +114,7 @@ def main(arguments: list[str]) -> int:
     try:
         retries = read_recipe_lock(layout.recipe_lock).resilience.retries
         record = settled(layout, job, int(index), slurm_task().attempt, int(exit_code), retries)
+        print(*awaited_tasks(layout, record), sep="\n")
     except UserError as error:
         print(error.message(), file=sys.stderr)
         return Verdict.OVER

@@ -25,6 +25,7 @@ from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.notice import GaveBack, Stopped
+from mrt_hpc.roles.peers import PeersAwayError
 from mrt_hpc.roles.task import Task
 from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
 from mrt_hpc.run.heartbeats import Heart, Observer
@@ -124,7 +125,8 @@ def record_after(task: Task, error: BaseException | None, running: TaskRecord) -
     if isinstance(error, GaveBack) and not _fruitless(task, progressed):
         return replace(unfailed, state=TaskState.GAVE_BACK, message=error.why)
     if isinstance(error, UserError) and error.exit_code is ExitCode.GIVE_BACK:
-        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.message())
+        awaited = error.awaited if isinstance(error, PeersAwayError) else ()
+        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.message(), awaited=awaited)
     if isinstance(error, Stopped | KeyboardInterrupt) and not isinstance(error, GaveBack):
         return replace(unfailed, state=TaskState.STOPPED)
     message, exit_code = _explained(task, error)

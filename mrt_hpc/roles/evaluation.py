@@ -139,16 +139,12 @@ class UnitEvaluation:
         layout, unit = self.task.layout, self.unit
         shards = self.task.recipe.evaluation.problem_shards
         paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
-        if not self.shard.exists():
-            raise DamagedError("somebody has found this shard damaged", where=self.shard, exit_code=ExitCode.RETRYABLE)
-        if not all(path.exists() for path in paths):
-            return
-        read = {number: self._rollouts(path) for number, path in enumerate(paths)}
-        if read[unit.shard] is None:
+        read = [self._rollouts(path) for path in paths] if all(path.exists() for path in paths) else [None]
+        if not self.shard.exists():  # set aside, by somebody or just now
             raise DamagedError("this task's own shard was damaged", where=self.shard, exit_code=ExitCode.RETRYABLE)
-        rollouts = [rollout for part in read.values() for rollout in part or []]
-        if None in read.values():
+        if None in read:
             return
+        rollouts = [rollout for part in read for rollout in part or []]
         statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(unit.benchmark))}
         traces = [(statements[r.problem_id], r.text) for r in rollouts]
         summary = summarise_evaluation(

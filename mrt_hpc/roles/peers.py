@@ -36,6 +36,24 @@ class Life(StrEnum):
     """It will not run again."""
 
 
+class PeersAwayError(UserError):
+    """None of the peers that this task waits for has run for too long; it gives its nodes back until one does.
+
+    Args:
+        why: what has not happened.
+        peers: those waited for.
+    """
+
+    def __init__(self, why: str, peers: Peers) -> None:
+        super().__init__(
+            f"gave the nodes back: {peers.names} {why}",
+            expected="nothing: the task is queued again, and goes on when one of those runs",
+            exit_code=ExitCode.GIVE_BACK,
+        )
+        self.awaited = tuple(job.name for job in peers.jobs)
+        """Names of their jobs."""
+
+
 @dataclass(frozen=True)
 class Peers:
     """All tasks of some jobs."""
@@ -90,7 +108,12 @@ class Vigil:
         if Life.RUNNING in lives:
             self._nobody_since = None
             if now - self._began > self.limits.stall_limit_minutes * 60:
-                raise self._give_back(f"has brought no {self.reason} in {(now - self._began) / 60:.1f} minutes")
+                minutes = (now - self._began) / 60
+                raise UserError(
+                    f"gave the nodes back: {self.peers.names} has brought no {self.reason} in {minutes:.1f} minutes",
+                    expected="nothing: the task is queued again and goes on",
+                    exit_code=ExitCode.GIVE_BACK,
+                )
             return
         self._nobody_since = self._nobody_since if self._nobody_since is not None else now
         self._give_up(lives, now - self._nobody_since)
@@ -106,11 +129,5 @@ class Vigil:
                 exit_code=ExitCode.RETRYABLE,
             )
         if waited_s > self.limits.wait_limit_minutes * 60:
-            raise self._give_back(f"has not run for {waited_s / 60:.1f} minutes; no {self.reason} without it")
-
-    def _give_back(self, why: str) -> UserError:
-        return UserError(
-            f"gave the nodes back: {self.peers.names} {why}",
-            expected="nothing: the task is queued again and goes on",
-            exit_code=ExitCode.GIVE_BACK,
-        )
+            why = f"has not run for {waited_s / 60:.1f} minutes; no {self.reason} without it"
+            raise PeersAwayError(why, self.peers)

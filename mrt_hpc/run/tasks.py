@@ -54,6 +54,8 @@ class TaskRecord:
     Preemptions, node losses and nodes given back do not count."""
     time: float = 0.0
     """Seconds since the epoch, by the writer's clock."""
+    awaited: tuple[str, ...] = ()
+    """Of one that gave its nodes back: the jobs of which one has to run before it can go on."""
 
     def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
         """The record after one more failure: to be run again if that may help and has not been tried too often.
@@ -89,10 +91,11 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
     path = task_file(layout, job, index)
     try:
         content = json.loads(patiently(path.read_text, "reading the state of a task"))
-        return TaskRecord(**{**content, "state": TaskState(content["state"])})
+        awaited = tuple(content.get("awaited", ()))
+        return TaskRecord(**{**content, "state": TaskState(content["state"]), "awaited": awaited})
     except FileNotFoundError:
         return TaskRecord(TaskState.WAITING)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
             f"the state of a task cannot be read: {error}",
             where=path,

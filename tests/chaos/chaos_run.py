@@ -33,7 +33,7 @@ from slurm_session import running_cluster
 from mrt_hpc.run.events import PROGRESS, EventKind, read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mrt_hpc.run.layout import RunLayout
 
@@ -48,12 +48,21 @@ CLUSTERS = {
 
 
 @dataclass(frozen=True)
+class Hit:
+    """One fault, when it came."""
+
+    kind: FaultKind
+    hit: str
+    time: float
+    """When it was felt, in seconds since the epoch."""
+
+
+@dataclass(frozen=True)
 class Strike:
     """One fault, and how long it took until something was done again that stays."""
 
     kind: FaultKind
     hit: str
-    time: float
     started_s: float | None
     """To the next start of a task: what Slurm, or the local backend, takes."""
     recovered_s: float | None
@@ -87,23 +96,20 @@ def small_disk(mib: int) -> Iterator[Path | None]:
 
 def run_under_faults(seed: int, count: int, kinds: Sequence[FaultKind], run: Run) -> Outcome:
     """A run from its beginning to its end, with ``count`` faults on the way, each kind before any comes twice."""
-    rng, began = random.Random(seed), time.monotonic()
-    strikes: list[tuple[FaultKind, str, float]] = []
+    rng = random.Random(seed)
     schedule = _schedule(rng, kinds, count)
-    run.submit()
-    try:
-        while run.exit_code() is None and time.monotonic() - began < RUN_DEADLINE_S:
-            if schedule and _moment_has_come(rng, run):
-                kind, before = schedule.pop(0), time.time()
-                hit = strike(kind, run.target(), rng)
-                if hit is None:
-                    schedule.append(kind)  # nothing to hit just now
-                else:
-                    strikes.append((kind, hit, _felt(kind, before)))
-            time.sleep(0.05)
-    finally:
-        code = run.end()
-    return outcome_of(seed, run, strikes, code, time.monotonic() - began)
+
+    def next_hit() -> Hit | None:
+        if not schedule or not _moment_has_come(rng, run):
+            return None
+        kind, before = schedule.pop(0), time.time()
+        hit = strike(kind, run.target(), rng)
+        if hit is None:
+            schedule.append(kind)  # nothing to hit just now
+            return None
+        return Hit(kind, hit, _felt(kind, before))
+
+    return _run_through(seed, run, next_hit)
 
 
 def run_through_scenes(seed: int, pending: list[Scene], run: Run) -> Outcome:
@@ -111,38 +117,42 @@ def run_through_scenes(seed: int, pending: list[Scene], run: Run) -> Outcome:
 
     Between two of them something is done that stays.
     """
-    rng, began = random.Random(seed), time.monotonic()
-    strikes: list[tuple[FaultKind, str, float]] = []
+    rng, before = random.Random(seed), -1
+
+    def next_hit() -> Hit | None:
+        nonlocal before
+        target = run.target()
+        due = pending if _progress(target.layout) > before else []
+        for scene in rng.sample(due, len(due)):
+            at = time.time()
+            if (hit := played(scene, target, rng)) is not None:
+                pending.remove(scene)
+                before = _progress(target.layout)
+                return Hit(scene.fault, f"{scene}: {hit}", _felt(scene.fault, at))
+        return None
+
+    return _run_through(seed, run, next_hit)
+
+
+def _run_through(seed: int, run: Run, next_hit: Callable[[], Hit | None]) -> Outcome:
+    """A run from its beginning to its end, hit whenever ``next_hit`` finds it right; and its audit."""
+    hits, began = list[Hit](), time.monotonic()
     run.submit()
-    layout, before = run.target().layout, -1
     try:
         while run.exit_code() is None and time.monotonic() - began < RUN_DEADLINE_S:
-            due = pending if _progress(layout) > before else []
-            for scene in rng.sample(due, len(due)):
-                at = time.time()
-                if (hit := played(scene, run.target(), rng)) is not None:
-                    pending.remove(scene)
-                    strikes.append((scene.fault, f"{scene}: {hit}", _felt(scene.fault, at)))
-                    before = _progress(layout)
-                    break
+            if (hit := next_hit()) is not None:
+                hits.append(hit)
             time.sleep(0.05)
     finally:
         code = run.end()
-    return outcome_of(seed, run, strikes, code, time.monotonic() - began)
+    layout = run.target().layout
+    strikes = [Strike(h.kind, h.hit, started_again(layout, h.time), recovery(layout, h.time)) for h in hits]
+    return Outcome(seed, run.where, strikes, audit(layout.root), code, time.monotonic() - began)
 
 
 def _felt(kind: FaultKind, before: float) -> float:
     """A time limit is felt when its signal has come, a cancelled run when it is submitted again, the rest at once."""
     return time.time() if kind in (FaultKind.TIME_LIMIT, FaultKind.RESUBMIT) else before
-
-
-def outcome_of(
-    seed: int, run: Run, strikes: Sequence[tuple[FaultKind, str, float]], code: int, seconds: float
-) -> Outcome:
-    """The audit of a run that has ended, and how it has recovered."""
-    layout = run.target().layout
-    felt = [Strike(kind, hit, at, started_again(layout, at), recovery(layout, at)) for kind, hit, at in strikes]
-    return Outcome(seed, run.where, felt, audit(layout.root), code, seconds)
 
 
 def _schedule(rng: random.Random, kinds: Sequence[FaultKind], count: int) -> list[FaultKind]:

@@ -9,14 +9,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.launch.ledger import latest_ids
 from mrt_hpc.launch.slurm_call import run_plan_task
 from mrt_hpc.launch.slurm_commands import run_slurm
 from mrt_hpc.launch.slurm_environment import SlurmTask
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.roles.peers import Peers, PeersAwayError
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task import Task
+
+AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}
+"""Tasks that give their node back since nobody of another job runs."""
 
 
 def _note(run_dir: str, what: str, job_name: str) -> SlurmTask:
@@ -86,7 +91,11 @@ def _work(task: Task) -> None:
     what = task.job.name
     if what == "crashes":
         raise RuntimeError("every time")
-    if _starts(task) == 1 and not what.startswith(("after", "stumbles", "done")):
+    if (_starts(task) == 1 or what == "abandoned") and not what.startswith(("after", "stumbles", "done")):
+        if what in AWAITED:
+            wait_until(lambda: AWAITED[what] in latest_ids(task.layout), reason="the ledger", deadline_s=60)
+            peers = tuple(job for job in task.plan.jobs if job.name == AWAITED[what])
+            raise PeersAwayError("does not run", Peers(task.layout, peers, task.observer))
         if what == "gives-back":
             raise UserError("nobody is at work", exit_code=ExitCode.GIVE_BACK)
         if what == "saves":

@@ -15,10 +15,13 @@ from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_lives import RETRIES, await_start, await_stop, run_directory, starts
 from slurm_plans import job, plan
 
+from mrt_hpc.launch.ledger import record_submission
 from mrt_hpc.launch.slurm_queue import QueueState
 from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
+    from mrt_hpc.plan.model import Plan
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -91,6 +94,47 @@ def test_every_task_of_an_array_comes_back(cluster: Cluster) -> None:
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}
     assert starts(layout) == {"gives-back": 6, "after-gives-back": 1}
     assert {read_task(layout, "gives-back", index).state for index in range(3)} == {TaskState.DONE}
+
+
+def submitted(cluster: Cluster, the_plan: Plan, layout: RunLayout) -> dict[str, str]:
+    """The ids of a submission, which is in the ledger as well."""
+    ids = cluster.submitted(the_plan, layout.root, "lives")
+    for name, job_id in ids.items():
+        record_submission(layout, name, job_id, "onehost")
+    return ids
+
+
+@pytest.mark.timeout(300)
+def test_who_waits_for_others_stays_in_the_queue_until_one_of_them_starts(cluster: Cluster) -> None:
+    the_plan = plan(job("blocker"), job("after-blocker", tasks=2, any=("blocker",)), job("awaits", tasks=2))
+    layout = run_directory(cluster, "awaits", the_plan)
+    ids = submitted(cluster, the_plan, layout)
+    await_start(layout, "blocker", "awaits")
+    waiting = ("squeue", "--noheader", "--array", f"--jobs={ids['awaits']}", "--format=%r")
+    wait_until(
+        lambda: cluster.as_user(*waiting).stdout.split() == ["Dependency"] * 2,
+        reason="both tasks to wait in the queue",
+        deadline_s=60,
+    )
+    assert cluster.as_user("scancel", ids["blocker"]).returncode == 0
+    states = wait_for_end({name: job_id for name, job_id in ids.items() if name != "blocker"})
+    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
+    assert starts(layout) == {"blocker": 1, "after-blocker": 2, "awaits": 4}
+    came = {note["job"]: note["time"] for note in notes(layout.root) if note["what"] == "start"}
+    assert came["awaits"] >= came["after-blocker"]
+
+
+@pytest.mark.timeout(300)
+def test_who_waits_for_somebody_that_has_left_the_queue_ends(cluster: Cluster) -> None:
+    the_plan = plan(job("blocker"), job("after-other", any=("blocker",)), job("abandoned"))
+    layout = run_directory(cluster, "abandoned", the_plan)
+    ids = submitted(cluster, the_plan, layout)
+    await_start(layout, "blocker", "abandoned")
+    assert cluster.as_user("scancel", ids["after-other"], ids["blocker"]).returncode == 0
+    states = wait_for_end(ids)
+    assert states[ids["abandoned"]].state is QueueState.FAILED
+    assert starts(layout)["abandoned"] <= 2, "once more where it had begun to wait before"
+    assert read_task(layout, "abandoned", 0).state is TaskState.GAVE_BACK, "the same submit command runs it again"
 
 
 @pytest.mark.timeout(300)
