@@ -115,19 +115,20 @@ def run_under_faults(seed: int, count: int, kinds: Sequence[FaultKind], run: Run
 def run_through_scenes(seed: int, pending: list[Scene], run: Run) -> Outcome:
     """A run in which each scene is played as soon as its phase comes; those played are taken off the list.
 
-    Between two of them something is done that stays.
+    Between two of them something is done that stays; tasks that do but one thing are hit again as soon as they start.
     """
-    rng, before = random.Random(seed), -1
+    rng, done, started = random.Random(seed), -1, -1
 
     def next_hit() -> Hit | None:
-        nonlocal before
+        nonlocal done, started
         target = run.target()
-        due = pending if _progress(target.layout) > before else []
+        alone = [scene for scene in pending if scene.alone and _starts(target.layout) > started]
+        due = pending if _progress(target.layout) > done else alone
         for scene in rng.sample(due, len(due)):
             at = time.time()
             if (hit := played(scene, target, rng)) is not None:
                 pending.remove(scene)
-                before = _progress(target.layout)
+                done, started = _progress(target.layout), _starts(target.layout)
                 return Hit(scene.fault, f"{scene}: {hit}", _felt(scene.fault, at))
         return None
 
@@ -174,6 +175,10 @@ def _moment_has_come(rng: random.Random, run: Run) -> bool:
 
 def _progress(layout: RunLayout) -> int:
     return sum(event["kind"] in PROGRESS for event in read_events(layout.events))
+
+
+def _starts(layout: RunLayout) -> int:
+    return sum(event["kind"] == EventKind.TASK_STARTED for event in read_events(layout.events))
 
 
 def started_again(layout: RunLayout, at: float) -> float | None:

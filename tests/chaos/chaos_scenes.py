@@ -61,6 +61,11 @@ class Scene:
     phase: Phase
     fault: FaultKind
 
+    @property
+    def alone(self) -> bool:
+        """Whether the role's task does but one thing, with nobody else at work."""
+        return self.role in ("prepare", "report")
+
     def __str__(self) -> str:
         return f"{self.role}, {self.phase}: {self.fault}"
 
