@@ -3,9 +3,10 @@
 The local backend asks in its own process; on Slurm the job script asks after srun, because an attempt that was killed
 for want of memory cannot speak for itself any more:
 
-    python -m mrt_hpc.launch.settle RUN_DIR JOB INDEX EXIT_CODE      ends with a Verdict
+    python -m mrt_hpc.launch.settle RUN_DIR JOB INDEX EXIT_CODE [abandoned]     ends with a Verdict
 
-It prints the Slurm tasks of which one has to run before this one can go on, a line each; none where it can go on alone.
+It prints the Slurm tasks of which one has to run before this one can go on, a line each; none where it may go on alone.
+Where none of those is in the queue any more the job script says so: ``abandoned``.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Verdict(IntEnum):
 TOLD_TO_LEAVE = frozenset({128 + signal.SIGTERM, 128 + signal.SIGALRM})
 """Ends without a word that are no failures: SIGTERM came before a process could listen, or another rank was faster to
 leave, or leaving took too long (see ``launch.signals``)."""
-MOST_AWAITED = 100
-"""Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
+ABANDONED = "abandoned"
+"""The word that says: nobody whom the task waits for is in the queue."""
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
 """A task that was stopped from outside is started again only by those who know that nobody meant it to stay away."""
 
@@ -83,22 +84,33 @@ def _any_failed(layout: RunLayout, job: str, index: int, attempt: str) -> bool:
     return not said.isdisjoint({TaskState.FAILED.value, TaskState.RETRYING.value})
 
 
-def awaited_tasks(layout: RunLayout, record: TaskRecord) -> list[str]:
+def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> list[str]:
     """Slurm's names of the tasks that a task which gave its nodes back waits for, without those that are over.
+
+    None for one that has done something in this attempt: its peers may follow soon, and it keeps its turn in the queue.
 
     Raises:
         UserError: the plan, or the state of a task, cannot be read.
     """
-    if record.state is not TaskState.GAVE_BACK or not record.awaited:
+    mine = record.state is TaskState.GAVE_BACK and record.attempt == attempt
+    if not mine or not record.awaited or has_progressed(event_file(layout.events, job, index, 0, attempt)):
         return []
     ids = latest_ids(layout)
-    jobs = [job for job in read_plan(layout.plan).jobs if job.name in record.awaited and job.name in ids]
+    awaited = [other for other in read_plan(layout.plan).jobs if other.name in record.awaited and other.name in ids]
     return [
-        f"{ids[job.name]}_{index}" if job.tasks > 1 else ids[job.name]
-        for job in jobs
-        for index in range(job.tasks)
-        if read_task(layout, job.name, index).state not in (TaskState.DONE, TaskState.FAILED)
-    ][:MOST_AWAITED]
+        f"{ids[other.name]}_{number}" if other.tasks > 1 else ids[other.name]
+        for other in awaited
+        for number in range(other.tasks)
+        if read_task(layout, other.name, number).state not in (TaskState.DONE, TaskState.FAILED)
+    ]
+
+
+def abandoned(layout: RunLayout, job: str, index: int, record: TaskRecord) -> TaskRecord:
+    """The last word on a task of which nobody that it waits for is in the queue any more: it ends as well."""
+    message = f"{', '.join(record.awaited)}, which it waits for, has left the queue\n  next:     submit the run again"
+    record = replace(record, state=TaskState.FAILED, message=message, awaited=())
+    patiently(lambda: write_task(layout, job, index, record), "the state of the task")
+    return record
 
 
 def comes_after(attempt: str, other: str) -> bool:
@@ -109,19 +121,29 @@ def comes_after(attempt: str, other: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """A Verdict."""
-    run_dir, job, index, exit_code = arguments
-    layout = RunLayout(Path(run_dir))
+    run_dir, name, number, exit_code, *word = arguments
+    layout, index, attempt = RunLayout(Path(run_dir)), int(number), slurm_task().attempt
     try:
         retries = read_recipe_lock(layout.recipe_lock).resilience.retries
-        record = settled(layout, job, int(index), slurm_task().attempt, int(exit_code), retries)
-        print(*awaited_tasks(layout, record), sep="\n")
+        record = settled(layout, name, index, attempt, int(exit_code), retries)
+        if ABANDONED in word:
+            record = abandoned(layout, name, index, record)
     except UserError as error:
         print(error.message(), file=sys.stderr)
         return Verdict.OVER
-    print(f"task {index} of {job}: {record.state}, {record.failures} failure(s)", file=sys.stderr)
+    print(f"task {index} of {name}: {record.state}, {record.failures} failure(s)", file=sys.stderr)
+    _tell_awaited(layout, name, index, attempt, record)
     if record.state is TaskState.DONE:
         return Verdict.DONE
     return Verdict.AGAIN if record.state in RUNS_AGAIN else Verdict.OVER
+
+
+def _tell_awaited(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> None:
+    """Without them the task is queued again all the same, only sooner than it need be."""
+    try:
+        print(*awaited_tasks(layout, job, index, attempt, record), sep="\n")
+    except (UserError, OSError, ValueError) as error:
+        print(f"whom task {index} of {job} waits for is not known: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.launch.settle import Verdict
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 MIB_PER_GIB = 1024
 SIGNAL_BEFORE_LIMIT_S = 90
 """Seconds before the time limit at which a task is told to stop and be queued again."""
+LAST_WORD = Path(__file__).with_name("last_word.sh")
+MOST_AWAITED = 100
+"""Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
 
 # A name as it stands in submitit's text: characters that sbatch options need not quote, so that texts with placeholders
 # and texts with ids differ in nothing else.
@@ -99,33 +103,15 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
 def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
     """What the job script does after srun: an attempt that is to be run again is queued again, under the same id.
 
-    Only while Slurm still calls the task running: one that was cancelled, or that Slurm queues again by itself, is left
-    alone. One that waits for others stays in the queue until any of them has started; where none of those is in the
-    queue any more it ends, since nobody would ever come. A controller that does not answer is asked again. The task
-    goes by the id that names it alone: the raw id of one task of each array is that of the whole array. Slurm's
-    commands are run here, on the node itself, so a container needs none of them.
+    The task goes by the id that names it alone: the raw id of one task of each array is that of the whole array.
+    Slurm's commands are run here, on the node itself, so a container needs none of them.
     """
     settle = [*_python(job, site, layout), "-m", "mrt_hpc.launch.settle", str(layout.root), job.name]
-    state = '"$(patiently squeue --noheader --jobs="$id" --format=%T)"'
     return [
         "code=$?",
-        "id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}",
-        'patiently() { for pause in 5 10 20 40 0; do "$@" && return; sleep $pause; done; return 1; }',
-        "if [ $code -ne 0 ]; then",
-        f"  awaited=$({shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code); verdict=$?",
-        "  left=",
-        '  if [ -n "$awaited" ]; then',
-        "    queue=$(patiently squeue --noheader --array --me --format=%i) || queue=$awaited",
-        '    left=$(grep --fixed-strings --line-regexp --regexp="$awaited" <<< "$queue") || verdict=gone',
-        "  fi",
-        f"  if [ $verdict = {int(Verdict.AGAIN)} ] && [ {state} = RUNNING ]; then",
-        '    patiently scontrol requeue "$id"',
-        """    if [ -n "$left" ]; then scontrol update JobId="$id" Dependency="after:${left//$'\\n'/?after:}"; fi""",
-        "  fi",
-        '  if [ $verdict = gone ]; then echo "who this one waits for has left the queue: submit again" >&2; fi',
-        f"  if [ $verdict = {int(Verdict.DONE)} ]; then code=0; fi",
-        "fi",
-        "exit $code",
+        f'settle() {{ {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code "$@"; }}',
+        f"AGAIN={int(Verdict.AGAIN)}; DONE={int(Verdict.DONE)}; MOST_AWAITED={MOST_AWAITED}",
+        *LAST_WORD.read_text().splitlines(),
     ]
 
 

@@ -1,0 +1,118 @@
+"""What the job script does after srun, in the cases that a cluster does not bring about at will: Slurm's commands and
+the verdict are functions of the shell here, which write down how they are called. (On a cluster: ``tests/slurm``.)
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mrt_hpc.launch.ledger import record_submission
+from mrt_hpc.launch.settle import abandoned, awaited_tasks
+from mrt_hpc.launch.slurm_parameters import LAST_WORD
+from mrt_hpc.plan.compile import build_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.events import EventKind, EventLog, event_file
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
+WAITING = TaskRecord(TaskState.GAVE_BACK, attempt="7.1", awaited=(INFERENCE,))
+SCRIPT = """
+(exit {code}); code=$?; AGAIN=0; DONE=3; MOST_AWAITED=2; SLURM_JOB_ID=7
+settle() {{ echo "settle $*" >&2; if [ "$*" = abandoned ]; then return 1; fi; printf '%s' '{said}'; return {verdict}; }}
+sleep() {{ :; }}
+squeue() {{ case "$*" in *%T*) echo {state};; *) printf '%s' '{queue}'; return {listed};; esac; }}
+scontrol() {{ echo "scontrol $*" >&2; }}
+"""
+REQUEUED = "scontrol requeue 7"
+
+
+def calls(
+    said: str = "", *, verdict: int = 0, queue: str = "", listed: int = 0, state: str = "RUNNING", code: int = 75
+) -> tuple[list[str], int]:
+    """What was called after the first verdict, and how the script ended."""
+    given = SCRIPT.format(said=said, verdict=verdict, queue=queue, listed=listed, state=state, code=code)
+    done = subprocess.run(["bash", "-c", given + LAST_WORD.read_text()], capture_output=True, text=True, check=False)
+    assert not done.stdout
+    return done.stderr.splitlines()[1:], done.returncode
+
+
+def waiting_for(*tasks: str) -> list[str]:
+    return [REQUEUED, f"scontrol update JobId=7 Dependency=after:{'?after:'.join(tasks)}"]
+
+
+def test_a_task_that_waits_for_nobody_is_queued_again() -> None:
+    assert calls() == ([REQUEUED], 75)
+
+
+def test_one_that_waits_for_others_waits_for_those_in_the_queue() -> None:
+    assert calls("12_0\n12_1\n13\n", queue="7\n12_1\n13\n9\n") == (waiting_for("12_1", "13"), 75)
+
+
+def test_no_more_tasks_are_named_than_slurm_should_look_at() -> None:
+    assert calls("12_0\n12_1\n13\n", queue="7\n12_0\n12_1\n13\n") == (waiting_for("12_0", "12_1"), 75)
+
+
+def test_one_that_waits_for_nobody_in_the_queue_ends() -> None:
+    assert calls("12_0\n12_1\n", queue="7\n9\n112_0\n") == (["settle abandoned"], 75)
+
+
+@pytest.mark.parametrize(("queue", "listed"), [("", 1), ("", 0), ("9\n", 0)], ids=["no answer", "empty", "hidden"])
+def test_a_listing_without_the_task_itself_proves_nothing(queue: str, listed: int) -> None:
+    assert calls("12_0\n", queue=queue, listed=listed) == ([REQUEUED], 75)
+
+
+def test_what_somebody_else_prints_is_no_task() -> None:
+    assert calls("Welcome to node 12\n12_0 \n", queue="7\n") == ([REQUEUED], 75)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(1, 75), (2, 75), (3, 0)])
+def test_one_that_is_over_is_not_queued_again(verdict: int, code: int) -> None:
+    assert calls("12_0\n", verdict=verdict, queue="7\n12_0\n") == ([], code)
+
+
+def test_one_that_was_cancelled_is_not_queued_again() -> None:
+    assert calls("12_0\n", queue="7\n12_0\n", state="COMPLETING") == ([], 75)
+
+
+def run_with_ledger(tmp_path: Path, inference_tasks: int = 2) -> RunLayout:
+    layout = RunLayout(tmp_path)
+    recipe = load_recipe(QUICKSTART, (f"resources.inference.tasks={inference_tasks}",))
+    layout.plan.write_text(build_plan(recipe, max_array_size=None).model_dump_json())
+    layout.jobs.mkdir()
+    record_submission(layout, INFERENCE, "12", "site")
+    return layout
+
+
+def test_awaited_are_those_that_are_not_over(tmp_path: Path) -> None:
+    layout = run_with_ledger(tmp_path)
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == ["12_0", "12_1"]
+    write_task(layout, INFERENCE, 0, TaskRecord(TaskState.DONE))
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == ["12_1"]
+
+
+def test_a_job_of_one_task_goes_by_its_plain_id(tmp_path: Path) -> None:
+    assert awaited_tasks(run_with_ledger(tmp_path, 1), TRAINER, 0, "7.1", WAITING) == ["12"]
+
+
+def test_a_task_that_has_done_something_keeps_its_turn_in_the_queue(tmp_path: Path) -> None:
+    layout = run_with_ledger(tmp_path)
+    EventLog(event_file(layout.events, TRAINER, 0, 0, "7.1")).emit(EventKind.CHECKPOINT, iteration=1)
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == []
+
+
+def test_an_earlier_attempt_does_not_tell_whom_this_one_waits_for(tmp_path: Path) -> None:
+    assert awaited_tasks(run_with_ledger(tmp_path), TRAINER, 0, "7.2", WAITING) == []
+
+
+def test_an_abandoned_task_says_what_to_do(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    abandoned(layout, TRAINER, 0, WAITING)
+    record = read_task(layout, TRAINER, 0)
+    assert record.state is TaskState.FAILED
+    assert INFERENCE in record.message
+    assert "submit the run again" in record.message
