@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from slurm_cluster import Cluster, notes, recorded_ids, wait_for_end
@@ -18,9 +18,6 @@ from mrt_hpc.plan.compile import split_array
 from mrt_hpc.plan.model import Role
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def wait_for_start(run_dir: Path, tasks: int = 1) -> None:
@@ -194,6 +191,7 @@ def test_the_states_of_many_jobs_are_one_squeue_and_one_sacct(
 def test_a_controller_that_is_away_is_asked_again(cluster: Cluster) -> None:
     ids = cluster.submitted(plan(job("first")), cluster.run_dir("away"), "brief")
     wait_for_end(ids)
+    held = await_saved_state(cluster)  # else it would come back in the belief that the job is running
     assert cluster.onehost("kill-controller").returncode == 0
     back = threading.Timer(3.0, cluster.onehost, ["start-controller"])
     back.start()
@@ -201,7 +199,20 @@ def test_a_controller_that_is_away_is_asked_again(cluster: Cluster) -> None:
         assert queue_states(ids.values())[ids["first"]].state is not QueueState.UNKNOWN
     finally:
         back.join()
-    wait_for_end(ids)  # it may have forgotten the last thing it knew
+    assert cluster.as_user("scancel", held).returncode == 0
+
+
+def await_saved_state(cluster: Cluster) -> str:
+    """Until the controller has written down all that it knows; it does so some seconds after something has happened.
+
+    Returns:
+        The id of a held job, which is what has happened.
+    """
+    saved = Path({**os.environ, **cluster.settings}["ONEHOST_ROOT"]) / "state" / "job_state"
+    before = saved.stat().st_mtime
+    held = cluster.as_user("sbatch", "--parsable", "--hold", "--wrap=true").stdout.strip()
+    wait_until(lambda: saved.stat().st_mtime > before, reason="the controller to save its state", deadline_s=60)
+    return held
 
 
 @pytest.mark.usefixtures("cluster")
