@@ -11,6 +11,7 @@ Where none of those is in the queue any more the job script says so: ``abandoned
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -42,6 +43,7 @@ class Verdict(IntEnum):
 TOLD_TO_LEAVE = frozenset({128 + signal.SIGTERM, 128 + signal.SIGALRM})
 """Ends without a word that are no failures: SIGTERM came before a process could listen, or another rank was faster to
 leave, or leaving took too long (see ``launch.signals``)."""
+_ATTEMPT = re.compile(r"(\d+)(?:_\d+)?\.(\d+)")
 ABANDONED = "abandoned"
 """The word that says: nobody whom the task waits for is in the queue."""
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
@@ -63,7 +65,8 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
     record = read_task(layout, job, index)
     if comes_after(record.attempt, attempt):
         return record
-    if exit_code == ExitCode.GIVE_BACK and record.state not in (TaskState.DONE, TaskState.RETRYING, TaskState.FAILED):
+    said = record.attempt == attempt and record.state in (TaskState.DONE, TaskState.RETRYING, TaskState.FAILED)
+    if exit_code == ExitCode.GIVE_BACK and not said and record.state is not TaskState.DONE:
         return replace(record, state=TaskState.GAVE_BACK)  # also where a full disk has kept it from saying so
     silent = record.attempt != attempt or record.state in (TaskState.RUNNING, TaskState.WAITING)
     if silent and record.state is not TaskState.DONE:
@@ -114,9 +117,13 @@ def abandoned(layout: RunLayout, job: str, index: int, record: TaskRecord) -> Ta
 
 
 def comes_after(attempt: str, other: str) -> bool:
-    """Whether an attempt is a later one of the same Slurm task: their names end in how often it was started again."""
-    (task, _, restarts), (other_task, _, other_restarts) = attempt.rpartition("."), other.rpartition(".")
-    return bool(task) and task == other_task and int(restarts) > int(other_restarts)
+    """Whether an attempt is a later one of the same Slurm task, or of a task that was submitted later: their names are
+    the id of the job, the index in its array, and how often it was started again.
+    """
+    one, two = _ATTEMPT.fullmatch(attempt), _ATTEMPT.fullmatch(other)
+    if one is None or two is None:  # of the local backend, which has one attempt at a time
+        return False
+    return tuple(map(int, one.groups())) > tuple(map(int, two.groups()))
 
 
 def main(arguments: list[str]) -> int:

@@ -103,6 +103,11 @@ class Job(PlanPart):
     after: tuple[Dependency, ...] = ()
     max_parallel: int | None = None
 
+    @property
+    def iterations(self) -> range:
+        """Of the segment; none for jobs of no segment."""
+        return range(self.first_iteration, self.end_iteration)
+
 
 class Plan(PlanPart):
     """All jobs of a run, in an order in which each comes after those it depends on."""

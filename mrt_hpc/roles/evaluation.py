@@ -15,15 +15,18 @@ from mrt_hpc.analysis.statistics import summarise_evaluation
 from mrt_hpc.inference.client import Settings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.plan.model import Role
+from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.quality import trace_quality
-from mrt_hpc.roles.serving import DamagedError, TraceGrader, client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.serving import TraceGrader, client_of, grader_pool, running_server, verified_weights
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.shards import commit_shard, read_shard
+from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +45,7 @@ def run(task: Task) -> None:
     """Evaluate this task's unit, unless its shard is there.
 
     Raises:
-        UserError: the weights version is not there.
+        UserError: the weights version is not there, and nobody will publish it.
     """
     evaluation = UnitEvaluation(task, task.job.evaluations[task.index])
     if evaluation.is_sampled():
@@ -74,24 +77,55 @@ class UnitEvaluation:
         return self.shard.exists() and self._rollouts(self.shard) is not None
 
     def _rollouts(self, shard: Path) -> list[Rollout] | None:
-        """What a shard holds; None for a damaged one, which is set aside."""
+        """What a shard holds; None for a damaged one, or one of other weights than those published, which is set
+        aside.
+        """
         try:
-            return self.task.patiently(lambda: read_shard(shard, Rollout), f"reading {shard}")
-        except UserError as damage:
+            return self.task.patiently(lambda: self._read(shard), f"reading {shard}")
+        except DamagedError as damage:
             if shard != self.shard:
                 self._ask_for_again(shard)
             self.task.set_aside([shard], f"a damaged shard: {damage.what} ({damage.where})")
             return None
 
+    def _read(self, shard: Path) -> list[Rollout]:
+        records, by = read_shard(shard, Rollout), read_manifest(shard).about.get("weights")
+        if (published := self._published()) not in (by, None):
+            raise DamagedError("other weights than those published sampled it", where=shard, expected=published)
+        return records
+
+    def _published(self) -> str | None:
+        """Digest of the weights version; None while it is not there, or where it is damaged."""
+        try:
+            return read_manifest(self.task.layout.weights_version(self.unit.version)).digest
+        except DamagedError:
+            return None
+
+    def _await_version(self) -> None:
+        """Wait for the weights version where training has fallen behind it: a checkpoint was damaged.
+
+        Raises:
+            UserError: no trainer will publish it.
+        """
+        version, layout = self.unit.version, self.task.layout
+
+        def is_there() -> bool:
+            published = published_versions(layout)
+            if version not in published and max(published, default=0) > version:
+                raise UserError(
+                    f"weights version {version} is to be evaluated, and training has gone on without it",
+                    where=layout.weights_version(version),
+                    advice=f"see {layout.set_aside} for why it is not there",
+                )
+            return version in published
+
+        trainers = self.task.peers(Role.TRAINER, range(max(0, version - 1), self.task.plan.iterations))
+        self.task.keep(self.task.vigil(f"weights version {version}", trainers), is_there)
+
     def sample(self) -> None:
         """Sample, grade and commit the shard."""
         recipe, unit = self.task.recipe, self.unit
-        if not self.task.layout.weights_version(unit.version).exists():
-            raise UserError(
-                f"weights version {unit.version} is to be evaluated and is not there",
-                where=self.task.layout.weights_version(unit.version),
-                advice=f"mrt-hpc status {self.task.layout.root}",
-            )
+        self._await_version()
         weights = verified_weights(self.task, unit.version)
         prompter = Prompter.of(weights.directory, recipe.prompt)
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
@@ -141,7 +175,7 @@ class UnitEvaluation:
         paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
         read = [self._rollouts(path) for path in paths] if all(path.exists() for path in paths) else [None]
         if not self.shard.exists():  # set aside, by somebody or just now
-            raise DamagedError("this task's own shard was damaged", where=self.shard, exit_code=ExitCode.RETRYABLE)
+            raise DamagedError("this task's own shard was damaged", where=self.shard)
         if None in read:
             return
         rollouts = [rollout for part in read for rollout in part or []]

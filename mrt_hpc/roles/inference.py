@@ -20,11 +20,9 @@ from mrt_hpc.inference.sampler import Prover, RolloutPlan, RolloutSampler
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.model import Role
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.serving import (
-    DamagedError,
     GradedTrace,
     TraceGrader,
     client_of,
@@ -36,7 +34,7 @@ from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group, complete_groups
 from mrt_hpc.run.leases import Holder, Leases
-from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.weights import published_versions
 
@@ -97,7 +95,7 @@ class Rounds:
         Raises:
             UserError: the trainer has failed, or does not run.
         """
-        vigil = self.task.vigil("weights or groups to work on", Role.TRAINER)
+        vigil = self.task.vigil("weights or groups to work on", self.task.peers(Role.TRAINER))
         vigil.check()  # what nobody will train on need not be sampled
         found = self.task.keep(vigil, self._look)
         return found[0]
@@ -191,7 +189,7 @@ class Worker:
         """Whether the published version is the one that the server holds, by its number and digest."""
         try:
             digest = read_manifest(self.task.layout.weights_version(version)).digest
-        except UserError:
+        except DamagedError:
             return False
         return (version, digest) == (self.weights.version, self.weights.digest)
 

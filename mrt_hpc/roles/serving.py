@@ -14,9 +14,9 @@ from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.plan.model import Role
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.manifest import verify
+from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.weights import Weights
 
@@ -49,7 +49,7 @@ def verified_weights(task: Task, version: int) -> Weights:
     before = _identity(directory)
     try:
         return Weights(version, task.patiently(lambda: verify(directory), f"reading {directory}").digest, directory)
-    except UserError as damage:
+    except DamagedError as damage:
         if version == 0:
             raise UserError(
                 f"weights version 0 is damaged: {damage.what}",
@@ -60,7 +60,7 @@ def verified_weights(task: Task, version: int) -> Weights:
             if version == task.plan.iterations:  # nobody trains on from there
                 task.reopen(last_trainer(task.plan), f"weights version {version}, its last, was damaged")
             task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
-        raise DamagedError(damage.what, where=damage.where, exit_code=ExitCode.RETRYABLE) from damage
+        raise
 
 
 def _identity(directory: Path) -> int | None:
@@ -75,10 +75,6 @@ def last_trainer(plan: Plan) -> list[tuple[str, int]]:
     """The task that trains to the end of a run."""
     trainers = [job for job in plan.jobs if job.role is Role.TRAINER]
     return [(job.name, 0) for job in trainers if job.end_iteration == plan.iterations]
-
-
-class DamagedError(UserError):
-    """A file of the run was damaged, and has been set aside."""
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Task:
     @property
     def iterations(self) -> range:
         """The iterations of the segment."""
-        return range(self.job.first_iteration, self.job.end_iteration)
+        return self.job.iterations
 
     @property
     def seconds_left(self) -> float:
@@ -78,14 +78,15 @@ class Task:
         """A log file for something that this attempt owns, such as its server."""
         return self.layout.logs / f"{self.log_stem}.{what}.log"
 
-    def peers(self, role: Role) -> Peers:
-        """The tasks of a role in this segment."""
-        jobs = tuple(job for job in self.plan.jobs if job.role is role and job.segment == self.job.segment)
+    def peers(self, role: Role, iterations: range | None = None) -> Peers:
+        """The tasks of a role that work on any of these iterations; by default on those of this segment."""
+        wanted = self.iterations if iterations is None else iterations
+        jobs = tuple(job for job in self.plan.jobs if job.role is role and _overlap(job.iterations, wanted))
         return Peers(self.layout, jobs, self.observer)
 
-    def vigil(self, reason: str, producers: Role) -> Vigil:
+    def vigil(self, reason: str, producers: Peers) -> Vigil:
         """The watch over those who produce what this task is about to wait for."""
-        return Vigil(self.peers(producers), self.recipe.resilience, reason)
+        return Vigil(producers, self.recipe.resilience, reason)
 
     def keep(self, vigil: Vigil, condition: Callable[[], T | None]) -> T:
         """Wait for what the segment's tasks of another role produce.
@@ -121,3 +122,7 @@ class Task:
                 log.warning("task %d of %s has to be run again: %s", index, job, why)
                 again = TaskRecord(TaskState.FAILED, message=why)
                 self.patiently(partial(write_task, self.layout, job, index, again), "the state of a task")
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)

@@ -27,7 +27,8 @@ from mrt_hpc.run.atomic import remove_leftovers
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Group, complete_groups, read_group
-from mrt_hpc.run.lineage import younger_than
+from mrt_hpc.run.lineage import evaluated_with_others, younger_than
+from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.patience import Patience, patiently
 from mrt_hpc.run.tasks import read_task
 from mrt_hpc.run.weights import prune, published_versions
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.analysis.model import IterationMetrics
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.peers import Vigil
+    from mrt_hpc.roles.peers import Peers, Vigil
     from mrt_hpc.roles.task import Task
     from mrt_hpc.training.statistics import UpdateStats
 
@@ -184,7 +185,7 @@ class Trainer:
 
     def _await_next(self) -> Next:
         """What to do next, the same on every rank."""
-        vigil = self.task.vigil(f"rollouts of iteration {self.iteration}", Role.INFERENCE)
+        vigil = self.task.vigil(f"rollouts of iteration {self.iteration}", self._samplers())
         while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(vigil))) is Next.WAIT:
             continue  # no rank waits longer for word from the first than a round
         return what
@@ -221,13 +222,17 @@ class Trainer:
             path = layout.group(self.iteration, position)
             try:
                 self._groups[position] = self.task.patiently(partial(read_group, path), f"reading {path}")
-            except UserError as damage:
+            except DamagedError as damage:
                 self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
         return len(self._groups) == self.task.recipe.sampling.problems_per_iteration
 
+    def _samplers(self) -> Peers:
+        """Who samples this iteration: not this segment's inference, where a damaged checkpoint has sent it back."""
+        return self.task.peers(Role.INFERENCE, range(self.iteration, self.iteration + 1))
+
     def _reopen_inference(self) -> None:
         """On rank 0: where groups are missing, and no task of inference is left to sample them."""
-        lives = self.task.peers(Role.INFERENCE).lives()
+        lives = self._samplers().lives()
         there = complete_groups(self.task.layout.groups(self.iteration))
         missing = len(there) < self.task.recipe.sampling.problems_per_iteration
         if missing and set(lives.values()) <= {Life.DONE, Life.FAILED}:
@@ -309,10 +314,18 @@ class Trainer:
         recipe, layout, version = self.task.recipe, self.task.layout, self.iteration
 
         def commit(write: Callable[[Path], None]) -> bool:
-            self._refuse_if_superseded()
+            def write_unless_superseded(directory: Path) -> None:
+                write(directory)
+                self._refuse_if_superseded()  # at the last moment: writing may have had to wait for room
+
             return self.task.patiently(
                 lambda: publish_version(
-                    layout, version, write, iteration=version, attempt=self.task.attempt, time=time.time()
+                    layout,
+                    version,
+                    write_unless_superseded,
+                    iteration=version,
+                    attempt=self.task.attempt,
+                    time=time.time(),
                 ),
                 f"weights version {version}",
             )
@@ -321,8 +334,20 @@ class Trainer:
             layout.weights_version(version), export.publish(self.engine, commit, recipe.training.weights_dtype)
         )
         self._emit(EventKind.PUBLISHED, version=version)
+        rendezvous.on_rank_zero(self._set_aside_evaluations_of_others)
         self._keep_house(lambda: prune(layout, kept_versions(recipe, version)))
         self._keep_house(lambda: remove_leftovers(layout.weights))
+
+    def _set_aside_evaluations_of_others(self) -> None:
+        """On rank 0: where this version was another before, and has been evaluated."""
+        layout, version = self.task.layout, self.iteration
+        digest = read_manifest(layout.weights_version(version)).digest
+        if stale := evaluated_with_others(layout, version, digest):
+            reason = f"weights version {version} has been computed again, and is not what was evaluated"
+            self.task.set_aside(stale, reason)
+            jobs = [job for job in self.task.plan.jobs if any(unit.version == version for unit in job.evaluations)]
+            units = [(j.name, n) for j in jobs for n, unit in enumerate(j.evaluations) if unit.version == version]
+            self.task.reopen(units, reason)
 
     def _refuse_if_superseded(self) -> None:
         """On rank 0, before a commit.
@@ -356,6 +381,7 @@ class Trainer:
     def _keep_house(self, remove: Callable[[], object]) -> None:
         """Remove what nobody needs, on rank 0; what cannot be removed now is tried again after the next iteration."""
         if self.task.rank == 0:
+            self._refuse_if_superseded()
             try:
                 patiently(remove, "removing old files", Patience(full_limit_s=0.0))
             except (OSError, UserError) as error:

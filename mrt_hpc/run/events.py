@@ -65,6 +65,8 @@ class EventLog:
     patience: Patience = field(default_factory=Patience)
     """Of the task with a full disk, as its recipe allows."""
     _descriptor: int | None = field(default=None, init=False, repr=False)
+    _torn: bool = field(default=False, init=False, repr=False)
+    """Whether a full disk has left part of a line."""
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
         """Append one event with the time of this node's clock; on a full disk, wait for room.
@@ -77,12 +79,13 @@ class EventLog:
         patiently(lambda: self._append(text), "an event", self.patience)
 
     def _append(self, text: bytes) -> None:
-        """Write a line, or end what a full disk has left of it, so that the next try has a line of its own."""
+        """Write a line; after one that a full disk has cut short, on a line of its own."""
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        if os.write(self._descriptor, text) < len(text):
-            os.write(self._descriptor, b"\n")
+        text = b"\n" + text if self._torn else text
+        self._torn = os.write(self._descriptor, text) < len(text)
+        if self._torn:
             raise OSError(errno.ENOSPC, "an event was cut short")
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.manifest import commit_whole, verify
+from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
 from mrt_hpc.run.patience import children
 from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
 from mrt_hpc.run.shards import read_records, write_records
@@ -60,7 +59,8 @@ def read_group(path: Path) -> Group:
     """One complete group.
 
     Raises:
-        UserError: a part of it is damaged.
+        DamagedError: a part of it is not what was written.
+        UserError: it was written by another version of this package.
     """
     manifest = verify(path)
     return Group(
@@ -75,9 +75,7 @@ def _statistics(about: dict[str, Any], path: Path) -> GroupStatistics:
     try:
         return GroupStatistics(**about["statistics"])
     except (KeyError, TypeError) as error:
-        raise UserError(
-            f"the manifest of a group holds no statistics: {error!r}", where=path, exit_code=ExitCode.RETRYABLE
-        ) from error
+        raise DamagedError(f"the manifest of a group holds no statistics: {error!r}", where=path) from error
 
 
 def complete_groups(directory: Path) -> set[int]:

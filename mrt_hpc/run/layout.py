@@ -108,9 +108,13 @@ class RunLayout:
         return self.iteration(iteration) / "metrics.json"
 
     # -- evaluations
+    def evaluations(self, version: int) -> Path:
+        """The evaluations of one weights version."""
+        return self.root / "evals" / f"v{version:06d}"
+
     def evaluation(self, version: int, benchmark: str) -> Path:
         """The evaluation of one weights version on one benchmark."""
-        return self.root / "evals" / f"v{version:06d}" / benchmark
+        return self.evaluations(version) / benchmark
 
     def evaluation_shard(self, version: int, benchmark: str, shard: int) -> Path:
         """One shard of an evaluation's samples."""

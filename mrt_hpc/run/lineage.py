@@ -8,7 +8,8 @@ import shutil
 import uuid
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.atomic import sync_directory, write_text
+from mrt_hpc.run.atomic import is_temporary, sync_directory, write_text
+from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.patience import children
 
 if TYPE_CHECKING:
@@ -27,6 +28,32 @@ def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
     versions = [p for p in children(layout.weights) if (layout.version_of(p) or 0) > iteration]
     metrics = [p for n in _numbers(layout) if n >= iteration and (p := layout.metrics(n)).exists()]
     return [*checkpoints, *versions, *metrics]
+
+
+def evaluated_with_others(layout: RunLayout, version: int, digest: str) -> list[Path]:
+    """What was evaluated of a weights version while it was another: shards that other weights sampled, and the summary
+    beside them. A version that is computed again is the same to the bit on few machines only.
+
+    Args:
+        layout: the run directory.
+        version: its number.
+        digest: what it is now.
+    """
+    stale: list[Path] = []
+    for benchmark in children(layout.evaluations(version)):
+        shards = [path for path in children(benchmark) if path.is_dir() and not is_temporary(path)]
+        others = [path for path in shards if _sampled_by(path) not in (digest, None)]
+        summary = layout.evaluation_summary(version, benchmark.name)
+        stale += [*others, *([summary] if others and summary.exists() else [])]
+    return stale
+
+
+def _sampled_by(shard: Path) -> str | None:
+    """Digest of the weights that sampled a shard; None where it does not say, as a damaged one."""
+    try:
+        return str(read_manifest(shard).about["weights"])
+    except (DamagedError, KeyError):
+        return None
 
 
 def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Path]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import checksum, commit_directory, temporary_sibling, write_json
+from mrt_hpc.run.patience import error_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,33 @@ if TYPE_CHECKING:
 MANIFEST = "MANIFEST.json"
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Damage; other errors of the system tell of the filesystem, not of the file, and are raised as they are."""
+
+
+class DamagedError(UserError):
+    """What is there is not what was written. Errors of the filesystem are never turned into this one: what cannot be
+    read just now may well be whole.
+
+    Args:
+        what: what is wrong with it.
+        where: the file or directory.
+        expected: what it should be.
+    """
+
+    def __init__(self, what: str, *, where: object, expected: str | None = None) -> None:
+        super().__init__(what, where=where, expected=expected, exit_code=ExitCode.RETRYABLE)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive the way through a process pool."""
+        return _damaged, (self.what, self.where, self.expected)
+
+
+def _damaged(what: str, where: object, expected: str | None) -> DamagedError:
+    return DamagedError(what, where=where, expected=expected)
+
+
+def is_of_the_filesystem(error: BaseException) -> bool:
+    """Whether an error tells of the filesystem, and not of the file that was to be read."""
+    return error_number(error) is not None and not isinstance(error, NOT_THERE)
 
 
 @dataclass(frozen=True)
@@ -75,7 +103,7 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of a complete directory.
 
     Raises:
-        UserError: it is missing, unreadable, or not as it was written.
+        DamagedError: it is missing, unreadable, or not as it was written.
     """
     path = directory / MANIFEST
     try:
@@ -84,9 +112,9 @@ def read_manifest(directory: Path) -> Manifest:
         files = {_inside(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
         manifest = Manifest(files, dict(content["about"]))
     except (*NOT_THERE, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise UserError(f"no readable manifest: {error!r}", where=path, exit_code=ExitCode.RETRYABLE) from error
+        raise DamagedError(f"no readable manifest: {error!r}", where=path) from error
     if seal != _sha256(content):
-        raise UserError("the manifest is damaged: its seal does not fit", where=path, exit_code=ExitCode.RETRYABLE)
+        raise DamagedError("the manifest is damaged: its seal does not fit", where=path)
     return manifest
 
 
@@ -102,16 +130,15 @@ def verify(directory: Path) -> Manifest:
     """Compare every file with the manifest.
 
     Raises:
-        UserError: naming the first file that is missing, cut short or changed.
+        DamagedError: naming the first file that is missing, cut short or changed.
     """
     manifest = read_manifest(directory)
     for name, (size, digest) in manifest.files.items():
         file = directory / name
         if not file.is_file() or file.stat().st_size != size or checksum(file) != digest:
-            raise UserError(
+            raise DamagedError(
                 "file differs from the manifest: it is damaged or was changed",
                 where=file,
                 expected=f"{size} bytes, SHA-256 {digest}",
-                exit_code=ExitCode.RETRYABLE,
             )
     return manifest

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.manifest import commit_whole, verify
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.manifest import DamagedError, commit_whole, is_of_the_filesystem, verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,8 @@ def read_shard(path: Path, record_type: type[Record]) -> list[Record]:
     """All records of one shard.
 
     Raises:
-        UserError: the shard is damaged.
+        DamagedError: the shard is not what was written.
+        UserError: its columns are not those of ``record_type``.
     """
     verify(path)
     return read_records(path / RECORDS, record_type)
@@ -72,17 +73,16 @@ def read_records(path: Path, record_type: type[Record]) -> list[Record]:
     """All records of one parquet file.
 
     Raises:
-        UserError: the file is damaged, or its columns are not those of ``record_type``.
+        DamagedError: the file is none of records.
+        OSError: it cannot be read just now.
+        UserError: its columns are not those of ``record_type``.
     """
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read records: {error}",
-            where=path,
-            advice="move the folder of this file away and run the same submit command again: it is sampled anew",
-            exit_code=ExitCode.FATAL,
-        ) from error
+        if is_of_the_filesystem(error):
+            raise
+        raise DamagedError(f"cannot read records: {error}", where=path) from error
     expected = arrow_schema(record_type)
     if table.schema.names != expected.names:
         raise UserError(
@@ -90,6 +90,7 @@ def read_records(path: Path, record_type: type[Record]) -> list[Record]:
             where=path,
             value=table.schema.names,
             expected=str(expected.names),
+            advice="go on with the version of mrt-hpc that the run was begun with",
         )
     return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
 

@@ -23,7 +23,7 @@ from torch import distributed
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import commit_directory, remove_leftovers, temporary_sibling, write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify, write_manifest
+from mrt_hpc.run.manifest import MANIFEST, NOT_THERE, is_of_the_filesystem, read_manifest, verify, write_manifest
 from mrt_hpc.run.patience import children, patiently
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import generators
@@ -132,14 +132,21 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
     Args:
         checkpoints: their parent.
         on_bad: called with each newer one that is damaged, newest first, and what is wrong with it.
+
+    Raises:
+        OSError: one cannot be read just now, which is no reason to pass it over.
     """
     for path in reversed(_numbered(checkpoints)):
         try:
             patiently(partial(verify, path), f"reading {path}")
             patiently(partial(_contents, path), f"reading {path}")
         except UserError as error:
+            if not path.exists():  # removed while it was read: there are newer ones by now
+                return good(checkpoints, on_bad)
             on_bad(path, error)
         except Exception as error:  # whatever damage makes of a file, the next older checkpoint may be sound
+            if is_of_the_filesystem(error):
+                raise
             on_bad(path, _unusable(f"the checkpoint cannot be read: {error!r}", path))
         else:
             return path
@@ -263,7 +270,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _read_state(file: Path) -> dict[str, Any]:
     try:
         state = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (*NOT_THERE, ValueError) as error:
         raise _unusable(f"the state cannot be read: {error!r}", file) from error
     if not isinstance(state, dict):
         raise _unusable("the state is no mapping", file)

@@ -254,6 +254,38 @@ def test_a_manifest_that_breaks_its_reader_is_reported(three: Path) -> None:
     assert [name for name, _ in bad] == ["step000003"]
 
 
+def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
+    three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a filesystem that is away for a minute would send the run back to its beginning."""
+
+    def away(_: Path) -> None:
+        raise OSError(errno.ESHUTDOWN, "the server has sent this client away")
+
+    bad = Bad()
+    for reader in ("verify", "_contents"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="sent this client away"):
+            patch.setattr(checkpoint, reader, away)
+            checkpoint.good(three, bad)
+    assert bad == []
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_anew(
+    three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = checkpoint.verify
+
+    def slow(path: Path) -> None:
+        if path.name == "step000003":
+            shutil.move(path, three / "step000004")
+        verify(path)
+
+    monkeypatch.setattr(checkpoint, "verify", slow)
+    bad = Bad()
+    assert checkpoint.good(three, bad) == three / "step000004"
+    assert bad == []
+
+
 def rewrite_state(path: Path, **changes: Any) -> None:
     """Change state.json and seal the checkpoint again; a value of ... takes the key out."""
     state = json.loads((path / "state.json").read_text()) | changes

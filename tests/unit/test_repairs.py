@@ -6,7 +6,7 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -20,9 +20,11 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation
-from mrt_hpc.roles.serving import DamagedError, verified_weights
+from mrt_hpc.roles.serving import verified_weights
+from mrt_hpc.roles.trainer import Trainer
 from mrt_hpc.run.atomic import write_text
-from mrt_hpc.run.manifest import commit_whole
+from mrt_hpc.run.lineage import evaluated_with_others
+from mrt_hpc.run.manifest import DamagedError, commit_whole, read_manifest
 from mrt_hpc.run.records import Rollout
 from mrt_hpc.run.shards import commit_shard
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
@@ -37,8 +39,9 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    """A run with evaluations in two parts, all of whose tasks are done."""
-    recipe = load_recipe(QUICKSTART, ("evaluation.problem_shards=2",))
+    """A run of two segments, with evaluations in two parts, all of whose tasks are done."""
+    segments = ("schedule.iterations=4", "schedule.iterations_per_job=2")
+    recipe = load_recipe(QUICKSTART, ("evaluation.problem_shards=2", *segments))
     plan = compile_plan(recipe, LocalSite())
     layout = create_or_open(tmp_path / "run", recipe, plan)
     for job in plan.jobs:
@@ -82,7 +85,7 @@ def test_a_version_published_again_while_the_damaged_one_was_read_stays(
     def slow(directory: Path) -> None:
         directory.rename(directory.with_name("elsewhere"))
         commit_whole(directory, fill)
-        raise UserError("damaged")
+        raise DamagedError("damaged", where=directory)
 
     monkeypatch.setattr("mrt_hpc.roles.serving.verify", slow)
     with pytest.raises(DamagedError):
@@ -122,6 +125,61 @@ def test_the_damaged_shard_of_another_reopens_its_task(layout: RunLayout) -> Non
     job = first.task.job.name
     assert [read_task(layout, job, index).state for index in (0, 1)] == [TaskState.DONE, TaskState.FAILED]
     assert not second.is_sampled()
+
+
+def test_what_other_weights_sampled_is_sampled_again(layout: RunLayout) -> None:
+    first, second = evaluations(layout)
+    publish(layout, first.unit.version, fill)
+    assert not first.is_sampled()
+    assert "other weights" in next(layout.set_aside.rglob("REASON")).read_text()
+    commit_shard(first.shard, [], Rollout, weights=read_manifest(layout.weights_version(first.unit.version)).digest)
+    assert first.is_sampled()
+    first.summarise_if_complete()
+    assert not second.shard.exists(), "its own weights' samples are not mixed with others'"
+
+
+def trainer_at(layout: RunLayout, iteration: int) -> Trainer:
+    """Of the last segment, without anything to train."""
+    task = task_of(layout, Role.TRAINER)
+    return Trainer(task, cast("Any", None), cast("Any", None), iteration, {}, saved=iteration)
+
+
+def test_a_version_that_is_another_now_has_its_evaluations_made_again(layout: RunLayout) -> None:
+    first, second = evaluations(layout)
+    version = first.unit.version
+    publish(layout, version, fill)
+    digest = read_manifest(layout.weights_version(version)).digest
+    second.task.set_aside([second.shard], "sampled again in the meantime")
+    commit_shard(second.shard, [], Rollout, weights=digest)
+    summary = layout.evaluation_summary(version, first.unit.benchmark)
+    write_text(summary, "{}")
+    trainer_at(layout, version)._set_aside_evaluations_of_others()
+    assert [path.exists() for path in (first.shard, second.shard, summary)] == [False, True, False]
+    assert read_task(layout, first.task.job.name, 0).state is TaskState.FAILED
+
+
+def test_a_version_that_is_the_same_again_keeps_its_evaluations(layout: RunLayout) -> None:
+    first, _ = evaluations(layout)
+    publish(layout, first.unit.version, fill)
+    digest = read_manifest(layout.weights_version(first.unit.version)).digest
+    assert evaluated_with_others(layout, first.unit.version, "digest") == []
+    assert evaluated_with_others(layout, first.unit.version, digest) != []
+
+
+def test_an_evaluation_does_not_wait_for_a_version_that_training_has_passed(layout: RunLayout) -> None:
+    evaluation = UnitEvaluation(task := task_of(layout, Role.EVALUATION), task.job.evaluations[0])
+    publish(layout, evaluation.unit.version + 1, fill)
+    with pytest.raises(UserError, match="training has gone on without it"):
+        evaluation.sample()
+
+
+def test_groups_of_an_earlier_segment_are_asked_of_those_who_sampled_them(layout: RunLayout) -> None:
+    """A damaged checkpoint may send training back across the beginning of its segment."""
+    segments = [job for job in task_of(layout, Role.TRAINER).plan.jobs if job.role is Role.INFERENCE]
+    for job in segments:
+        write_task(layout, job.name, 0, TaskRecord(TaskState.DONE))
+    trainer_at(layout, segments[0].first_iteration)._reopen_inference()
+    assert [read_task(layout, job.name, 0).state for job in segments] == [TaskState.FAILED, TaskState.DONE]
 
 
 def test_a_task_that_is_not_done_is_not_reopened(layout: RunLayout) -> None:

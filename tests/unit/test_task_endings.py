@@ -166,6 +166,20 @@ def test_an_attempt_taken_for_lost_does_not_speak_for_the_one_after_it(tmp_path:
     assert after.state not in RUNS_AGAIN
 
 
+@pytest.mark.parametrize("attempt", ["9_1.4", "10_1.0"])
+def test_a_task_that_was_cancelled_does_not_speak_for_the_one_submitted_after_it(tmp_path: Path, attempt: str) -> None:
+    after = settle(tmp_path, TaskRecord(TaskState.RUNNING, attempt="10_1.1"), attempt=attempt)
+    assert (after.state, after.attempt) == (TaskState.RUNNING, "10_1.1")
+
+
+def test_a_full_disk_does_not_turn_giving_back_into_a_failure(tmp_path: Path) -> None:
+    """The attempt could not even write that it runs."""
+    layout = RunLayout(tmp_path)
+    write_task(layout, "j", 0, TaskRecord(TaskState.RETRYING, attempt="7.0", failures=3))
+    after = settled(layout, "j", 0, "7.1", ExitCode.GIVE_BACK, 3)
+    assert (after.state, after.failures) == (TaskState.GAVE_BACK, 3)
+
+
 def test_a_notice_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
     notice = Notice()
     with pytest.raises(GaveBack):
