@@ -15,7 +15,7 @@ from rich.table import Table
 from mrt_hpc.cli.display import evaluations_text, iterations_text
 from mrt_hpc.launch.ledger import latest_ids, local_process
 from mrt_hpc.launch.progress import progress, remarks, task_records
-from mrt_hpc.launch.slurm_queue import cancel, queue_states
+from mrt_hpc.launch.slurm_queue import cancel, queue_states, unrecorded_jobs
 from mrt_hpc.plan.model import Plan, read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.layout import RunLayout
@@ -109,8 +109,9 @@ def cancel_run(run: Path) -> None:
         os.kill(process.pid, signal.SIGINT)
         click.echo(f"told process {process.pid} to stop")
         stopped = True
-    if ids := latest_ids(layout):
-        cancel(sorted(set(ids.values())))
+    if recorded := set(latest_ids(layout).values()):
+        ids = recorded | set(unrecorded_jobs(layout.root, recorded).values())
+        cancel(sorted(ids))
         click.echo(f"cancelled {len(ids)} Slurm job(s)")
         stopped = True
     if not stopped:

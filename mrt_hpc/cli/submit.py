@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -23,9 +24,10 @@ from mrt_hpc.recipe.site import LocalSite, SlurmSite
 from mrt_hpc.run.tasks import TaskState, forget_failures
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.model import Job, Plan
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.layout import RunLayout
 
@@ -53,10 +55,10 @@ def run_here(recipe: Recipe, plan: Plan, layout: RunLayout, site: LocalSite) -> 
     Raises:
         UserError: a task failed, or the run is under way elsewhere.
     """
-    refuse_queued(layout)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a shell may have started us with these ignored
         signal.signal(number, signal.default_int_handler)
     with claimed(layout, recipe.resilience.heartbeat_limit_s):
+        refuse_queued(layout)
         renew_if_asked(layout, recipe, plan)
         click.echo(f"run directory: {layout.root}")
         with Display.of(sys.stdout.isatty(), layout) as display:
@@ -75,20 +77,48 @@ def refuse_queued(layout: RunLayout) -> None:
     if ids := live_jobs(layout):
         raise UserError(
             f"{len(ids)} job(s) of this run are in the queue of a Slurm cluster",
-            value=", ".join(sorted(ids.values())),
+            value=", ".join(sorted(job.slurm_id for job in ids.values())),
             where=layout.root,
             advice=f"submit with --site as before, or first mrt-hpc cancel {layout.root}",
         )
 
 
-def live_jobs(layout: RunLayout) -> dict[str, str]:
-    """Slurm ids of the run's jobs that are queued or run, by job name; one squeue and one sacct at most."""
-    from mrt_hpc.launch.slurm_queue import queue_states
+@dataclass(frozen=True)
+class LiveJob:
+    """A job of the run that Slurm will run, or runs."""
+
+    slurm_id: str
+    at_work: bool
+    """Whether any task of it runs: what it waited for has happened."""
+
+
+def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
+    """The run's jobs that are queued or run, by job name; one squeue and one sacct at most."""
+    from mrt_hpc.launch.slurm_queue import QueueState, queue_states
 
     known = latest_ids(layout)
     states = queue_states(sorted(set(known.values()))) if known else {}
-    live = {slurm_id.partition("_")[0] for slurm_id, task in states.items() if not task.ended}
-    return {job: slurm_id for job, slurm_id in known.items() if slurm_id in live}
+    tasks: dict[str, list[QueueState]] = {}
+    for task_id, task in states.items():
+        if not task.ended:
+            tasks.setdefault(task_id.partition("_")[0], []).append(task.state)
+    return {
+        job: LiveJob(slurm_id, QueueState.RUNNING in tasks[slurm_id])
+        for job, slurm_id in known.items()
+        if slurm_id in tasks
+    }
+
+
+def without_hope(jobs: Sequence[Job], live: Mapping[str, LiveJob], satisfied: Collection[str]) -> list[str]:
+    """Queued jobs of which a job that they wait for has ended without being done: Slurm is about to cancel them, or to
+    start them too early. In the plan's order, so that hope is lost all the way down.
+    """
+    kept: set[str] = set()
+    for job in jobs:
+        hopeful = all(wait.job in satisfied or wait.job in kept for wait in job.after)
+        if job.name in live and (live[job.name].at_work or hopeful):
+            kept.add(job.name)
+    return [name for name in live if name not in kept and name not in satisfied]
 
 
 def renew_if_asked(layout: RunLayout, recipe: Recipe, plan: Plan) -> None:
@@ -120,6 +150,7 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
         UserError: the run is under way on some machine, or with other resources; or Slurm refuses.
     """
     from mrt_hpc.launch.slurm import submit
+    from mrt_hpc.launch.slurm_queue import cancel
 
     with claimed(layout, recipe.resilience.heartbeat_limit_s):  # two submissions at once would double every job
         queued = live_jobs(layout)
@@ -133,6 +164,7 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
         renew_if_asked(layout, recipe, plan)
         satisfied = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
         jobs = [job for job in plan.jobs if job.name not in satisfied]
+        cancel(queued.pop(name).slurm_id for name in without_hope(jobs, queued, satisfied))
         for job in jobs:
             if job.name not in queued:
                 forget_failures(layout, job.name, job.tasks)
@@ -140,7 +172,7 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
             jobs,
             site,
             layout,
-            known_ids=queued,
+            known_ids={name: job.slurm_id for name, job in queued.items()},
             record=lambda job, slurm_id: record_submission(layout, job, slurm_id, site.name),
             satisfied=satisfied,
         )

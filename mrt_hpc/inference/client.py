@@ -236,7 +236,7 @@ def _fault(sample: Sample, request: Request) -> str | None:
 def _refusal(sample: Sample, request: Request) -> Exception:
     """What to raise for a sample that is none: the server's fault is tried again, the request's is told."""
     reason = sample.error or f"finished by {sample.finish_reason!r}"
-    if sample.error is None or sample.error.startswith("EngineDeadError"):
+    if sample.error is None or sample.error.startswith(("EngineDeadError", "EngineGenerateError")):
         return ServerGone(reason)
     return UserError(
         f"the vLLM server refused a request: {reason}", value=f"a prompt of {len(request.prompt_ids)} tokens"

@@ -5,8 +5,11 @@ The directory is made under a temporary name and takes its place whole, so a ref
 
 from __future__ import annotations
 
+import os
 import secrets
+import shlex
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from mrt_hpc.run.records import Problem
 
 
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 FREE_SECTIONS = ("resources", "resilience")
 """Of the recipe: they decide how a run is run and never what comes out, so a later submission may change them."""
 
@@ -39,6 +43,7 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
     """
     layout = RunLayout(root.absolute())
     if layout.recipe_lock.is_file():
+        refuse_writable_by_others(layout.root)
         refuse_other_recipe(layout, recipe)
         return layout
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
@@ -52,10 +57,27 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
     try:
         temporary.mkdir(mode=0o700)
         _fill(RunLayout(temporary), recipe, plan, data)
-        commit_directory(temporary, layout.root)
+        mine = commit_directory(temporary, layout.root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return layout
+    return layout if mine else create_or_open(root, recipe, plan)  # another submission was faster
+
+
+def refuse_writable_by_others(root: Path) -> None:
+    """Tasks run what the run directory holds, so nobody else may put anything there.
+
+    Raises:
+        UserError: it belongs to somebody else, or others may write to it.
+    """
+    status = root.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & OTHERS_MAY_WRITE:
+        raise UserError(
+            "others can write to the run directory, and tasks would run what they put there",
+            value=f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}",
+            where=root,
+            expected=f"owner {os.geteuid()}, and nobody else with the right to write",
+            advice=f"chmod go-w {shlex.quote(str(root))}, or choose another directory with --run DIR",
+        )
 
 
 def is_renewed(layout: RunLayout, recipe: Recipe, plan: Plan) -> bool:

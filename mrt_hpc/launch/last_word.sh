@@ -21,9 +21,17 @@ look_for_awaited() {
 }
 
 # Only while Slurm calls it running: one that was cancelled, or that Slurm queues again by itself, is left alone.
+requeue() {
+  for pause in 5 10 20 40 0; do
+    [ "$(patiently squeue --noheader --jobs="$id" --format=%T)" = RUNNING ] || return
+    scontrol requeue "$id" && return
+    sleep $pause
+  done
+  return 1
+}
+
 queue_again() {
-  [ "$(patiently squeue --noheader --jobs="$id" --format=%T)" = RUNNING ] || return
-  patiently scontrol requeue "$id"
+  requeue || return
   if [ -n "$left" ]; then scontrol update JobId="$id" Dependency="after:${left//$'\n'/?after:}"; fi
 }
 

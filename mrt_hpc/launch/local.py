@@ -183,6 +183,7 @@ def _environment(site: LocalSite, job: Job, placement: Placement, gpus: list[str
     threads = str(job.resources.cpus_per_rank)
     return {
         **os.environ,
+        "PYTHONSAFEPATH": "1",  # the folder that the command was typed in holds no modules of ours
         "OMP_NUM_THREADS": threads,
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         **site.environment,

@@ -16,7 +16,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
 from mrt_hpc.launch.slurm_call import RUN_TASK, TaskCall
-from mrt_hpc.launch.slurm_commands import SlurmRefusedError, ask_slurm, run_slurm
+from mrt_hpc.launch.slurm_commands import SlurmRefusedError, run_slurm
 from mrt_hpc.launch.slurm_parameters import (
     dependency_tokens,
     fill_in_ids,
@@ -24,6 +24,7 @@ from mrt_hpc.launch.slurm_parameters import (
     require_plain_path,
     sbatch_parameters,
 )
+from mrt_hpc.launch.slurm_queue import unrecorded_jobs
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run import atomic
 
@@ -147,16 +148,17 @@ def submit(
     Raises:
         UserError: sbatch is missing, does not answer, or refuses; or a job waits for one that was never submitted.
     """
-    todo = [job for job in jobs if job.name not in known_ids]
-    if not todo:
-        return []
     layout = require_plain_path(layout)
     ids = dict(known_ids)
-    lost = _lost_jobs(layout, set(ids.values()))
+    todo = [job for job in jobs if job.name not in known_ids]
+    lost = unrecorded_jobs(layout.root, ids.values()) if todo else {}
     submitted = []
-    for job in todo:
+    for job in jobs:
         executor = ArrayExecutor(_without(job, satisfied), site, layout)
         call = TaskCall(function, str(layout.root), job.name)
+        if job.name in known_ids:
+            executor.give_pickle(call, ids[job.name])  # an earlier call may have ended before it could
+            continue
         _require_known(executor.job, ids)
         job_id = lost.get(job.name) or executor.submit_call(call, ids)
         record(job.name, job_id)
@@ -179,18 +181,6 @@ def _require_known(job: Job, ids: Mapping[str, str]) -> None:
                 expected="one of " + (", ".join(ids) or "(no job has been submitted)"),
                 advice="submit the plan's jobs in order",
             )
-
-
-def _lost_jobs(layout: RunLayout, recorded: set[str]) -> dict[str, str]:
-    """Ids of this run's jobs that are queued or running but were never recorded, by job name."""
-    marker = str(layout.root)
-    lines = ask_slurm(["squeue", "--me", "--noheader", "--format=%F|%T|%j|%k"]).splitlines()
-    found = {}
-    for line in lines:
-        job_id, state, name, comment = line.strip().split("|", 3)
-        if comment == marker and state != "COMPLETING" and job_id not in recorded:
-            found[name.removeprefix(f"{layout.root.name}.")] = job_id
-    return found
 
 
 def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,10 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_HABITS = ("SQUEUE_", "SACCT_", "SBATCH_", "SCONTROL_", "SLURM_")
+"""Variables that change what Slurm's commands do: a user's habits, and those of a job that they are given in."""
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
+"""Which cluster is spoken to."""
 TIMEOUT_S = 120.0
 """A controller under load answers in tens of seconds; more means that it is down."""
 
@@ -55,7 +60,8 @@ def ask_slurm(command: Sequence[str]) -> str:
 
 
 def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
-    """Run one of Slurm's commands, once, and return what it printed.
+    """Run one of Slurm's commands, once, and return what it printed. Only what it is given counts, and no variable of
+    the shell: ``SBATCH_NO_REQUEUE`` would win over the site profile.
 
     Raises:
         SlurmRefusedError: it ended with an error.
@@ -63,7 +69,13 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     """
     try:
         done = subprocess.run(
-            list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=_environment(),
         )
     except FileNotFoundError:
         raise UserError(
@@ -82,3 +94,7 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     if done.returncode:
         raise SlurmRefusedError(command, (done.stderr.strip() or done.stdout.strip()) or f"exit code {done.returncode}")
     return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_HABITS)}

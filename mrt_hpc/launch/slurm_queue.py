@@ -7,7 +7,7 @@ when accounting still shows the attempt before a requeue); sacct is right about 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from mrt_hpc.launch.slurm_commands import SlurmRefusedError, ask_slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
+    from pathlib import Path
 
 _ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
 _ENDING = "Ending"
@@ -118,6 +118,21 @@ def queue_states(job_ids: Iterable[str]) -> dict[str, TaskState]:
     return states | {job: TaskState(job, QueueState.UNKNOWN) for job in wanted if job not in found}
 
 
+def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, str]:
+    """Ids of a run's jobs that are queued or running and were never recorded, by job name: whoever submitted them ended
+    between sbatch and the ledger. They are known by the run's directory, which is their comment.
+
+    Raises:
+        UserError: squeue is missing, did not answer, or refused.
+    """
+    known, found = set(recorded), {}
+    for line in ask_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F|%T|%j|%k"]).splitlines():
+        job_id, state, name, comment = line.strip().split("|", 3)
+        if comment == str(root) and state != "COMPLETING" and job_id not in known:
+            found[name.removeprefix(f"{root.name}.")] = job_id
+    return found
+
+
 def cancel(job_ids: Iterable[str]) -> None:
     """Take jobs out of the queue for good; those that have ended already are passed over.
 
@@ -145,6 +160,10 @@ def _unless_over(command: list[str]) -> None:
 
 def _merged(accounted: dict[str, TaskState], queued: dict[str, TaskState]) -> dict[str, TaskState]:
     """squeue's word, except on tasks that are just ending: whether those come back, only accounting knows."""
+    accounted = {
+        task_id: state if state.ended or task_id in queued else replace(state, state=QueueState.UNKNOWN)
+        for task_id, state in accounted.items()
+    }  # what accounting calls alive and the queue does not know is over; how it ended is not known yet
     gone = {
         task_id: accounted[task_id]
         for task_id, state in queued.items()
@@ -154,7 +173,7 @@ def _merged(accounted: dict[str, TaskState], queued: dict[str, TaskState]) -> di
 
 
 def _queued(job_ids: list[str]) -> dict[str, TaskState]:
-    command = ["squeue", "--noheader", "--array", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r|%N"]
+    command = ["squeue", "--all", "--noheader", "--array", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r|%N"]
     try:
         lines = ask_slurm(command).splitlines()
     except SlurmRefusedError as refusal:
@@ -210,6 +229,7 @@ def _expand(task: str) -> Iterator[str]:
         yield task
         return
     for part in match["ranges"].split(","):
-        first, _, last = part.partition("-")
-        for index in range(int(first), int(last or first) + 1):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        for index in range(int(first), int(last or first) + 1, int(step or 1)):
             yield f"{match['job']}_{index}"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     Blow = Callable[[Target, random.Random], "str | None"]
     """What it hit; None where there is nothing to hit just now."""
 
+LONGEST_TO_NOTICE_S = 240.0
+"""Until a controller that has just been restarted, on a busy machine, calls a node down."""
 ENOUGH_GROUPS = 12
 """Completed by others while one is frozen: two iterations."""
 
@@ -244,10 +246,19 @@ def _cut_node(cluster: Cluster, task: SlurmTask) -> None:
     """The node returns when Slurm has found out, as after a reboot."""
     assert cluster.onehost("kill-node", task.node).returncode == 0
     try:
-        down = ("sinfo", "--noheader", f"--nodes={task.node}", "--states=down", "--format=%N")
-        wait_until(lambda: bool(cluster.as_user(*down).stdout.strip()), reason=f"{task.node} to be down", deadline_s=90)
+        wait_until(
+            lambda: "DOWN" in node_state(cluster, task.node),
+            reason=f"{task.node} to be down",
+            deadline_s=LONGEST_TO_NOTICE_S,
+        )
     finally:
         assert cluster.onehost("start-node", task.node).returncode == 0
+
+
+def node_state(cluster: Cluster, node: str) -> str:
+    """In Slurm's words, as in ``MIXED+NOT_RESPONDING``."""
+    words = cluster.as_user("scontrol", "show", "node", node, "--oneliner").stdout.split()
+    return next((word for word in words if word.startswith("State=")), "")
 
 
 def _requeue(cluster: Cluster, task: SlurmTask) -> None:

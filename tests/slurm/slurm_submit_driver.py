@@ -3,8 +3,8 @@
     python slurm_submit_driver.py submit REQUEST.json    prints {"name": ..., "id": ...} lines
     python slurm_submit_driver.py cancel ID...
 
-REQUEST holds plan, site, run directory, function, ids known from earlier, and optionally ``die_after``: the name of the
-job after whose sbatch the process ends at once, before the id is recorded.
+REQUEST holds plan, site, run directory, function, ids known from earlier, and optionally the name of the job after
+whose sbatch the process ends at once: ``die_after``, before the id is recorded, or ``die_once_recorded``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def submit_request(path: str) -> None:
         if name == request.get("die_after"):
             os._exit(9)
         print(json.dumps({"name": name, "id": job_id}), flush=True)
+        if name == request.get("die_once_recorded"):
+            os._exit(9)
 
     submit(
         plan.jobs,

@@ -112,13 +112,14 @@ def test_cancelled_jobs_stay_cancelled(cluster: Cluster) -> None:
     assert {note["restarts"] for note in notes(run_dir)} == {0}
 
 
-def test_an_interrupted_submission_goes_on_without_doubles(cluster: Cluster) -> None:
-    run_dir = cluster.run_dir("interrupted")
+@pytest.mark.parametrize(("moment", "recorded"), [("die_after", {"first"}), ("die_once_recorded", {"first", "second"})])
+def test_an_interrupted_submission_goes_on_without_doubles(cluster: Cluster, moment: str, recorded: set[str]) -> None:
+    run_dir = cluster.run_dir(f"interrupted-{moment}")
     the_plan = plan(job("first"), job("second", tasks=2, ok=("first",)), job("third", ok=("second",)))
-    cut = cluster.submit(the_plan, run_dir, "brief", die_after="second")
+    cut = cluster.submit(the_plan, run_dir, "brief", **{moment: "second"})
     assert cut.returncode == 9
     known = recorded_ids(cut.stdout)
-    assert set(known) == {"first"}
+    assert set(known) == recorded
 
     ids = known | cluster.submitted(the_plan, run_dir, "brief", known_ids=known)
     assert set(ids) == {"first", "second", "third"}

@@ -1,0 +1,106 @@
+"""What a submission makes of a run that is there: which queued jobs stay, and whose directory it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.cli.submit import LiveJob, without_hope
+from mrt_hpc.launch import slurm_commands, slurm_queue
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.slurm_queue import QueueState, TaskState, queue_states
+from mrt_hpc.plan.compile import build_plan, compile_plan
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import LocalSite
+
+if TYPE_CHECKING:
+    from mrt_hpc.plan.model import Plan
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+INFERENCE, TRAINER, EVALUATION = (f"segment-000.{role}" for role in ("inference", "trainer", "evaluation"))
+SECOND = tuple(f"segment-001.{role}" for role in ("inference", "trainer", "evaluation"))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Of two segments."""
+    changes = ("schedule.iterations=4", "schedule.iterations_per_job=2")
+    return build_plan(load_recipe(QUICKSTART, changes), max_array_size=None)
+
+
+def hopeless(
+    plan: Plan, queued: tuple[str, ...], at_work: tuple[str, ...] = (), done: tuple[str, ...] = ()
+) -> set[str]:
+    live = {name: LiveJob(str(number), name in at_work) for number, name in enumerate((*queued, *at_work))}
+    return set(without_hope([job for job in plan.jobs if job.name not in done], live, done))
+
+
+def test_what_waits_for_living_or_finished_jobs_stays(plan: Plan) -> None:
+    names = [job.name for job in plan.jobs]
+    assert hopeless(plan, tuple(names)) == set()
+    assert hopeless(plan, tuple(names[3:]), at_work=(INFERENCE, TRAINER), done=("prepare",)) == set()
+
+
+def test_what_waits_for_a_job_that_has_failed_is_sent_anew_all_the_way_down(plan: Plan) -> None:
+    """Slurm cancels them one after the other, and lets the report go that waits for any end."""
+    left = (EVALUATION, *SECOND, "report")
+    assert hopeless(plan, left, at_work=(INFERENCE,), done=("prepare",)) == set(left)
+    assert hopeless(plan, ("report",), done=("prepare", INFERENCE)) == {"report"}
+
+
+def test_a_job_that_runs_is_left_alone(plan: Plan) -> None:
+    assert hopeless(plan, ("report",), at_work=(EVALUATION,), done=("prepare", INFERENCE, TRAINER)) == {"report"}
+
+
+def states(monkeypatch: pytest.MonkeyPatch, squeue: str, sacct: str) -> dict[str, QueueState]:
+    monkeypatch.setattr(slurm_queue, "ask_slurm", lambda command: squeue if command[0] == "squeue" else sacct)
+    found = queue_states(["12"])
+    assert all(isinstance(state, TaskState) for state in found.values())
+    return {task: state.state for task, state in found.items()}
+
+
+def test_what_accounting_calls_alive_and_the_queue_does_not_know_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accounting lags behind, and never learns of some ends."""
+    lagging = "12_0|RUNNING|0:0|n1|5\n12_1|COMPLETED|0:0|n1|5\n12_2|PENDING|0:0||0\n"
+    assert states(monkeypatch, "12_2|PENDING|Resources|\n", lagging) == {
+        "12_0": QueueState.UNKNOWN, "12_1": QueueState.COMPLETED, "12_2": QueueState.PENDING,
+    }  # fmt: skip
+
+
+def test_tasks_of_one_line_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = states(monkeypatch, "", "12_[0-4:2,7]|CANCELLED by 5|0:0||0\n")
+    assert set(found) == {"12_0", "12_2", "12_4", "12_7"}
+
+
+def test_habits_of_the_shell_do_not_change_what_slurm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_STATES", "SBATCH_NO_REQUEUE", "SLURM_ARRAY_JOB_ID", "SLURM_CONF"):
+        monkeypatch.setenv(name, "x")
+    printed = slurm_commands.run_slurm(["env"])
+    assert "SLURM_CONF=x" in printed
+    assert not any(line.startswith(("SQUEUE_", "SBATCH_", "SLURM_ARRAY")) for line in printed.splitlines())
+
+
+def test_a_run_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART)
+    plan = compile_plan(recipe, LocalSite())
+    layout = create_or_open(tmp_path / "run", recipe, plan)
+    assert create_or_open(tmp_path / "run", recipe, plan) == layout
+    layout.root.chmod(0o770)
+    with pytest.raises(UserError, match="others can write to the run directory") as refused:
+        create_or_open(tmp_path / "run", recipe, plan)
+    assert refused.value.advice is not None
+    assert "chmod go-w" in refused.value.advice
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory away")
+def test_a_run_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART)
+    plan = compile_plan(recipe, LocalSite())
+    layout = create_or_open(tmp_path / "run", recipe, plan)
+    os.chown(layout.root, 4321, -1)
+    with pytest.raises(UserError, match="others can write to the run directory"):
+        create_or_open(tmp_path / "run", recipe, plan)
