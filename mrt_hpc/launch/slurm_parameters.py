@@ -96,9 +96,9 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
     scratch = [f"export TMPDIR={_in_double_quotes(site.scratch)}"] if site.scratch else []
     limit_s = resources.time_limit_minutes * 60
     ends_at = f"export {ENDS_AT}=${{SLURM_JOB_END_TIME:-$(($(date +%s) + {limit_s}))}}"
-    own = "set +eu +o pipefail  # this script goes on after srun, whatever it ends with: see the teardown"
-    elsewhere = "export PYTHONSAFEPATH=1  # the folder that it was submitted from holds no modules of ours"
-    return [*site.setup, own, "trap : TERM", elsewhere, threads, *scratch, *exports, ends_at]
+    goes_on = ["set +eu +o pipefail", "trap : TERM"]  # after srun, whatever it ends with: see the teardown
+    safe_path = "export PYTHONSAFEPATH=1"  # the folder that it was submitted from holds no modules of ours
+    return [*site.setup, *goes_on, safe_path, threads, *scratch, *exports, ends_at]
 
 
 def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:

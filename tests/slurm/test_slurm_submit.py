@@ -184,6 +184,8 @@ def test_the_states_of_many_jobs_are_one_squeue_and_one_sacct(
         script.write_text(COUNTING.format(name=name, calls=calls, real=shutil.which(name)))
         script.chmod(0o755)
     wait_for_end(ids)
+    accounted = "accounting to tell the tasks of each array apart"
+    wait_until(lambda: len(queue_states(ids.values())) == 8, reason=accounted, deadline_s=60)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert len(queue_states(ids.values())) == 8
     assert calls.read_text().split() == ["squeue", "sacct"]
