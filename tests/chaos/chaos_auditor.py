@@ -23,7 +23,7 @@ from mrt_hpc.plan.model import read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.advantages import batch_digest
-from mrt_hpc.roles.trainer import kept_versions
+from mrt_hpc.roles.keeper import kept_versions
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.data import draw_problems, read_problems, share
 from mrt_hpc.run.events import EventKind, read_events

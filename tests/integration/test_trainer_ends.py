@@ -18,6 +18,8 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.roles.intake import Intake
+from mrt_hpc.roles.keeper import Keeper
 from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, trainer_settings
@@ -27,6 +29,7 @@ from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
+    from mrt_hpc.roles.task import Task
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.training.engine import TrainerEngine
     from mrt_hpc.training.rendezvous import Ranks
@@ -59,9 +62,13 @@ def trainer(engine: TrainerEngine, tmp_path: Path) -> Trainer:
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
     task = load_task(layout, TRAINER, 0, Placement(0, 1, 0, ATTEMPT))
-    trainer = Trainer(task, engine, Tracker(), iteration=3, statements={}, saved=0)
-    trainer.publish()
-    return trainer
+    return trainer_of(task, engine)
+
+
+def trainer_of(task: Task, engine: TrainerEngine) -> Trainer:
+    keeper = Keeper(task, engine, saved=0)
+    keeper.mend(3)
+    return Trainer(task, engine, Tracker(), keeper, Intake(task, 3), statements={})
 
 
 def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> BaseException:
@@ -78,10 +85,10 @@ def test_one_that_is_told_to_leave_saves_first(trainer: Trainer) -> None:
 
 
 def test_no_step_is_begun_that_would_not_end_before_the_time_limit(trainer: Trainer) -> None:
-    trainer.task = replace(trainer.task, time_left_s=500.0)
-    trainer._longest_step_s, trainer._longest_save_s = 300.0, 100.0
+    trainer = trainer_of(replace(trainer.task, time_left_s=500.0), trainer.engine)
+    trainer._longest_step_s, trainer.keeper.longest_save_s = 300.0, 100.0
     assert trainer._next() is None, "there is time for one more"
-    trainer._longest_save_s = 200.0
+    trainer.keeper.longest_save_s = 200.0
     ending = leaves_after_saving(trainer, GaveBack)
     assert isinstance(ending, GaveBack)
     assert "a step with its checkpoint takes 500 s" in ending.why
@@ -126,13 +133,17 @@ def test_an_attempt_that_was_taken_for_lost_commits_nothing(trainer: Trainer) ->
     layout = trainer.task.layout
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="a.1"))
     with pytest.raises(UserError, match="another attempt has taken over"):
-        trainer.save()
+        trainer.keeper.save(3)
+    with pytest.raises(UserError, match="another attempt has taken over"):
+        trainer.keeper.publish(4)
     assert not layout.checkpoint(3).exists()
+    assert not layout.weights_version(4).exists()
 
 
 def test_what_another_attempt_has_committed_ends_this_one(trainer: Trainer) -> None:
-    trainer.save()
+    trainer.keeper.save(3)
+    other = Keeper(trainer.task, trainer.engine, saved=0)
     with pytest.raises(UserError, match="another attempt has committed this"):
-        trainer.save()
+        other.save(3)
     with pytest.raises(UserError, match="another attempt has committed this"):
-        trainer.publish()
+        other.publish(3)

@@ -20,8 +20,9 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation
+from mrt_hpc.roles.intake import Intake
+from mrt_hpc.roles.keeper import Keeper
 from mrt_hpc.roles.serving import verified_weights
-from mrt_hpc.roles.trainer import Trainer
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.lineage import evaluated_with_others
 from mrt_hpc.run.manifest import DamagedError, commit_whole, read_manifest
@@ -138,12 +139,6 @@ def test_what_other_weights_sampled_is_sampled_again(layout: RunLayout) -> None:
     assert not second.shard.exists(), "its own weights' samples are not mixed with others'"
 
 
-def trainer_at(layout: RunLayout, iteration: int) -> Trainer:
-    """Of the last segment, without anything to train."""
-    task = task_of(layout, Role.TRAINER)
-    return Trainer(task, cast("Any", None), cast("Any", None), iteration, {}, saved=iteration)
-
-
 def test_a_version_that_is_another_now_has_its_evaluations_made_again(layout: RunLayout) -> None:
     first, second = evaluations(layout)
     version = first.unit.version
@@ -153,7 +148,7 @@ def test_a_version_that_is_another_now_has_its_evaluations_made_again(layout: Ru
     commit_shard(second.shard, [], Rollout, weights=digest)
     summary = layout.evaluation_summary(version, first.unit.benchmark)
     write_text(summary, "{}")
-    trainer_at(layout, version)._set_aside_evaluations_of_others()
+    Keeper(task_of(layout, Role.TRAINER), cast("Any", None), saved=version).set_aside_evaluations_of_another(version)
     assert [path.exists() for path in (first.shard, second.shard, summary)] == [False, True, False]
     assert read_task(layout, first.task.job.name, 0).state is TaskState.FAILED
 
@@ -178,7 +173,7 @@ def test_groups_of_an_earlier_segment_are_asked_of_those_who_sampled_them(layout
     segments = [job for job in task_of(layout, Role.TRAINER).plan.jobs if job.role is Role.INFERENCE]
     for job in segments:
         write_task(layout, job.name, 0, TaskRecord(TaskState.DONE))
-    trainer_at(layout, segments[0].first_iteration)._reopen_inference()
+    Intake(task_of(layout, Role.TRAINER), segments[0].first_iteration).reopen_samplers()
     assert [read_task(layout, job.name, 0).state for job in segments] == [TaskState.FAILED, TaskState.DONE]
 
 
