@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mrt_hpc.cli.display import evaluations_text, iterations_text
-from mrt_hpc.launch.ledger import latest_ids, local_process
+from mrt_hpc.launch.ledger import latest_ids, local_process, process_elsewhere
 from mrt_hpc.launch.progress import progress, remarks, task_records
 from mrt_hpc.launch.slurm_queue import cancel, queue_states, unrecorded_jobs
 from mrt_hpc.plan.model import Plan, read_plan
@@ -114,6 +114,13 @@ def cancel_run(run: Path) -> None:
         cancel(sorted(ids))
         click.echo(f"cancelled {len(ids)} Slurm job(s)")
         stopped = True
+    if not stopped and (other := process_elsewhere(layout)) is not None:
+        raise UserError(
+            f"this run was last under way on another machine, in process {other.pid}",
+            where=layout.root,
+            value=other.host,
+            advice=f"there: mrt-hpc cancel {layout.root}",
+        )
     if not stopped:
         raise UserError("nothing of this run is under way", where=layout.root)
     click.echo("what is finished stays; the same submit command goes on from there")

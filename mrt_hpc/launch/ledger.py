@@ -99,6 +99,12 @@ def local_process(layout: RunLayout) -> LocalProcess | None:
     return entry if entry is not None and entry.is_here and entry.pid != os.getpid() else None
 
 
+def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
+    """The process of another machine that ran the plan last, if it was one; from here nobody can tell whether it lives."""
+    _, entry = _newest_claim(layout)
+    return entry if entry is not None and entry.host != socket.gethostname() else None
+
+
 def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
     paths = sorted(p for p in layout.jobs.glob("local-*.json") if not is_temporary(p))
     if not paths:

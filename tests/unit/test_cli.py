@@ -148,6 +148,14 @@ def test_cancel_of_a_run_that_does_not_run(run: RunLayout) -> None:
     assert "nothing of this run is under way" in result.stderr
 
 
+def test_cancel_of_a_run_on_another_machine_says_where(run: RunLayout) -> None:
+    claim = {"pid": 12, "started": "5", "host": "elsewhere"}
+    (run.jobs / "local-00001.json").write_text(json.dumps(claim))
+    result = invoke("cancel", str(run.root))
+    assert result.exit_code == ExitCode.FATAL
+    assert "'elsewhere'" in result.stderr
+
+
 def test_report_of_a_run_without_results_says_what_is_missing(run: RunLayout) -> None:
     result = invoke("report", str(run.root))
     assert result.exit_code == 0
