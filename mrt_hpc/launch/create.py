@@ -56,6 +56,7 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
     temporary = temporary_sibling(layout.root)
     try:
         temporary.mkdir(mode=0o700)
+        refuse_writable_by_others(temporary)
         _fill(RunLayout(temporary), recipe, plan, data)
         mine = commit_directory(temporary, layout.root)
     finally:
@@ -76,7 +77,7 @@ def refuse_writable_by_others(root: Path) -> None:
             value=f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}",
             where=root,
             expected=f"owner {os.geteuid()}, and nobody else with the right to write",
-            advice=f"chmod go-w {shlex.quote(str(root))}, or choose another directory with --run DIR",
+            advice=f"chmod go-w {shlex.quote(str(root))}; where the filesystem knows no owners: --run DIR on another",
         )
 
 

@@ -1,5 +1,6 @@
 # The end of every job script. Given: code, srun's exit status; settle, which runs mrt_hpc.launch.settle for this task;
-# AGAIN and DONE, verdicts of it; MOST_AWAITED, the tasks that a dependency may name.
+# AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is to come back; MOST_AWAITED, the tasks
+# that a dependency may name.
 
 trap "" TERM  # a requeue ends what is left of this attempt, and there is more to do
 unset ${!SQUEUE_@}  # a user's own habits with squeue
@@ -35,8 +36,21 @@ queue_again() {
   if [ -n "$left" ]; then scontrol update JobId="$id" Dependency="after:${left//$'\n'/?after:}"; fi
 }
 
+# What becomes of this task. A filesystem that is away for a moment keeps settle from knowing: it is asked again, and in
+# the end a task that only gave its nodes back, or was told to leave, comes back.
+judge() {
+  for pause in 5 20 60 0; do
+    said=$(settle); verdict=$?
+    case $verdict in "$AGAIN" | "$OVER" | "$DONE") return ;; esac
+    sleep $pause
+  done
+  said=
+  case $code in "$GAVE_BACK" | 143) verdict=$AGAIN ;; *) verdict=$OVER ;; esac
+}
+
 if [ $code -ne 0 ]; then
-  said=$(settle); verdict=$?; left=
+  left=
+  judge
   if [ $verdict = $AGAIN ]; then look_for_awaited "$said"; fi
   if [ $verdict = $AGAIN ]; then queue_again; fi
   if [ $verdict = $DONE ]; then code=0; fi

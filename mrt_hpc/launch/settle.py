@@ -30,11 +30,11 @@ from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 
 
 class Verdict(IntEnum):
-    """What the job script is told, as an exit code; any other means that this module itself failed."""
+    """What the job script is told, as an exit code; any other says that this module failed, and is asked again."""
 
     AGAIN = 0
     """The task is to be run again."""
-    OVER = 1
+    OVER = 4
     """It is not."""
     DONE = 3
     """It is done, whatever its process ended with afterwards."""
@@ -99,7 +99,11 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
     if not mine or not record.awaited or has_progressed(event_file(layout.events, job, index, 0, attempt)):
         return []
     ids = latest_ids(layout)
-    awaited = [other for other in read_plan(layout.plan).jobs if other.name in record.awaited and other.name in ids]
+    awaited = [
+        other
+        for other in read_plan(layout.plan).jobs
+        if other.name in record.awaited and other.name in ids and job not in [wait.job for wait in other.after]
+    ]  # who waits for the end of this very job cannot start before it
     return [
         f"{ids[other.name]}_{number}" if other.tasks > 1 else ids[other.name]
         for other in awaited
@@ -108,8 +112,12 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
     ]
 
 
-def abandoned(layout: RunLayout, job: str, index: int, record: TaskRecord) -> TaskRecord:
-    """The last word on a task of which nobody that it waits for is in the queue any more: it ends as well."""
+def abandoned(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> TaskRecord:
+    """The last word on a task of which nobody that it waits for is in the queue any more: it ends as well; unless
+    another attempt has spoken in the meantime.
+    """
+    if record.state is not TaskState.GAVE_BACK or record.attempt != attempt:
+        return record
     message = f"{', '.join(record.awaited)}, which it waits for, has left the queue\n  next:     submit the run again"
     record = replace(record, state=TaskState.FAILED, message=message, awaited=())
     patiently(lambda: write_task(layout, job, index, record), "the state of the task")
@@ -134,7 +142,7 @@ def main(arguments: list[str]) -> int:
         retries = read_recipe_lock(layout.recipe_lock).resilience.retries
         record = settled(layout, name, index, attempt, int(exit_code), retries)
         if ABANDONED in word:
-            record = abandoned(layout, name, index, record)
+            record = abandoned(layout, name, index, attempt, record)
     except UserError as error:
         print(error.message(), file=sys.stderr)
         return Verdict.OVER

@@ -15,10 +15,11 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_HABITS = ("SQUEUE_", "SACCT_", "SBATCH_", "SCONTROL_", "SLURM_")
-"""Variables that change what Slurm's commands do: a user's habits, and those of a job that they are given in."""
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
-"""Which cluster is spoken to."""
+_HABITS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SBATCH_NO_REQUEUE")
+"""A user's own, which change what Slurm's commands print and do."""
+_IN_A_JOB, _OF_A_JOB = "SLURM_JOB_ID", "SLURM_"
+_OF_THE_SITE = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"})
+"""Which cluster is spoken to, and how one proves who one is."""
 TIMEOUT_S = 120.0
 """A controller under load answers in tens of seconds; more means that it is down."""
 
@@ -60,8 +61,8 @@ def ask_slurm(command: Sequence[str]) -> str:
 
 
 def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
-    """Run one of Slurm's commands, once, and return what it printed. Only what it is given counts, and no variable of
-    the shell: ``SBATCH_NO_REQUEUE`` would win over the site profile.
+    """Run one of Slurm's commands, once, and return what it printed. It must do what it is told wherever it is typed:
+    ``SQUEUE_STATES`` would hide jobs, and ``SBATCH_NO_REQUEUE`` wins over an option.
 
     Raises:
         SlurmRefusedError: it ended with an error.
@@ -97,4 +98,6 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith(_HABITS)}
+    """Without habits; and where a job submits others, without what describes that job."""
+    others = (*_HABITS, _OF_A_JOB) if _IN_A_JOB in os.environ else _HABITS
+    return {name: value for name, value in os.environ.items() if name in _OF_THE_SITE or not name.startswith(others)}

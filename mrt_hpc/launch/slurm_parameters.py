@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.launch.settle import Verdict
 from mrt_hpc.launch.slurm_environment import ENDS_AT
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.site import GpuRequest
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
     return [
         "code=$?",
         f'settle() {{ {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code "$@"; }}',
-        f"AGAIN={int(Verdict.AGAIN)}; DONE={int(Verdict.DONE)}; MOST_AWAITED={MOST_AWAITED}",
+        f"AGAIN={int(Verdict.AGAIN)}; OVER={int(Verdict.OVER)}; DONE={int(Verdict.DONE)}",
+        f"GAVE_BACK={int(ExitCode.GIVE_BACK)}; MOST_AWAITED={MOST_AWAITED}",
         *LAST_WORD.read_text().splitlines(),
     ]
 

@@ -10,7 +10,7 @@ from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.run.groups import Group, complete_groups, read_group
-from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.manifest import DamagedError, unreadable
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.peers import Peers
@@ -40,6 +40,8 @@ class Intake:
                 self._groups[position] = self.task.patiently(partial(read_group, path), f"reading {path}")
             except DamagedError as damage:
                 self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
+            except OSError as error:
+                raise unreadable(path, error) from error
         return len(self._groups) == self._wanted
 
     def whole(self) -> list[Group]:

@@ -60,6 +60,7 @@ class Keeper:
         self._keep_house(self._remove_leftovers)
         if not rendezvous.on_rank_zero(lambda: self.is_published(iteration)):
             self.publish(iteration)
+        rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
 
     def is_published(self, version: int) -> bool:
         """On any rank, by the listing: a network filesystem may remember for a while that a name was not there."""
@@ -106,7 +107,8 @@ class Keeper:
     def set_aside_evaluations_of_another(self, version: int) -> None:
         """On rank 0: where this version was another before, and has been evaluated."""
         layout, plan = self.task.layout, self.task.plan
-        digest = read_manifest(layout.weights_version(version)).digest
+        path = layout.weights_version(version)
+        digest = self.task.patiently(lambda: read_manifest(path), f"reading {path}").digest
         if stale := evaluated_with_others(layout, version, digest):
             reason = f"weights version {version} has been computed again, and is not what was evaluated"
             self.task.set_aside(stale, reason)
@@ -146,8 +148,8 @@ class Keeper:
 
     def _keep_house(self, remove: Callable[[], object]) -> None:
         """Remove what nobody needs, on rank 0; what cannot be removed now is tried again after the next iteration."""
+        rendezvous.on_rank_zero(self._refuse_if_superseded)
         if self.task.rank == 0:
-            self._refuse_if_superseded()
             try:
                 patiently(remove, "removing old files", Patience(full_limit_s=0.0))
             except (OSError, UserError) as error:

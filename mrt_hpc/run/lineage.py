@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import is_temporary, sync_directory, write_text
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.patience import children, patiently
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def evaluated_with_others(layout: RunLayout, version: int, digest: str) -> list[
 def _sampled_by(shard: Path) -> str | None:
     """Digest of the weights that sampled a shard; None where it does not say, as a damaged one."""
     try:
-        return str(read_manifest(shard).about["weights"])
+        return str(patiently(lambda: read_manifest(shard), f"reading {shard}").about["weights"])
     except (DamagedError, KeyError):
         return None
 

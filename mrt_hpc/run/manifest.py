@@ -54,6 +54,16 @@ def is_of_the_filesystem(error: BaseException) -> bool:
     return error_number(error) is not None and not isinstance(error, NOT_THERE)
 
 
+def unreadable(path: Path, error: Exception) -> UserError:
+    """What to tell of something that cannot be read just now, and may be whole."""
+    return UserError(
+        f"it cannot be read just now: {error!r}",
+        where=path,
+        advice=f"nothing, if the filesystem comes back; if it stays so: mv {path} {path}.unreadable",
+        exit_code=ExitCode.RETRYABLE,
+    )
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a complete directory holds."""

@@ -23,7 +23,15 @@ from torch import distributed
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import commit_directory, remove_leftovers, temporary_sibling, write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import MANIFEST, NOT_THERE, is_of_the_filesystem, read_manifest, verify, write_manifest
+from mrt_hpc.run.manifest import (
+    MANIFEST,
+    NOT_THERE,
+    is_of_the_filesystem,
+    read_manifest,
+    unreadable,
+    verify,
+    write_manifest,
+)
 from mrt_hpc.run.patience import children, patiently
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import generators
@@ -134,7 +142,7 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
         on_bad: called with each newer one that is damaged, newest first, and what is wrong with it.
 
     Raises:
-        OSError: one cannot be read just now, which is no reason to pass it over.
+        UserError: one cannot be read just now, which is no reason to pass it over.
     """
     for path in reversed(_numbered(checkpoints)):
         try:
@@ -146,7 +154,7 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
             on_bad(path, error)
         except Exception as error:  # whatever damage makes of a file, the next older checkpoint may be sound
             if is_of_the_filesystem(error):
-                raise
+                raise unreadable(path, error) from error
             on_bad(path, _unusable(f"the checkpoint cannot be read: {error!r}", path))
         else:
             return path

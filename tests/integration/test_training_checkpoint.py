@@ -264,7 +264,7 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
 
     bad = Bad()
     for reader in ("verify", "_contents"):
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="sent this client away"):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="sent this client away"):
             patch.setattr(checkpoint, reader, away)
             checkpoint.good(three, bad)
     assert bad == []

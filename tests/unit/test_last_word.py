@@ -22,8 +22,8 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
 WAITING = TaskRecord(TaskState.GAVE_BACK, attempt="7.1", awaited=(INFERENCE,))
 SCRIPT = """
-(exit {code}); code=$?; AGAIN=0; DONE=3; MOST_AWAITED=2; SLURM_JOB_ID=7
-settle() {{ echo "settle $*" >&2; if [ "$*" = abandoned ]; then return 1; fi; printf '%s' '{said}'; return {verdict}; }}
+(exit {code}); code=$?; AGAIN=0; OVER=4; DONE=3; GAVE_BACK=75; MOST_AWAITED=2; SLURM_JOB_ID=7
+settle() {{ echo "settle $*" >&2; if [ "$*" = abandoned ]; then return 4; fi; printf '%s' '{said}'; return {verdict}; }}
 sleep() {{ :; }}
 squeue() {{ case "$*" in *%T*) echo {state};; *) printf '%s' '{queue}'; return {listed};; esac; }}
 scontrol() {{ echo "scontrol $*" >&2; }}
@@ -70,7 +70,12 @@ def test_what_somebody_else_prints_is_no_task() -> None:
     assert calls("Welcome to node 12\n12_0 \n", queue="7\n") == ([REQUEUED], 75)
 
 
-@pytest.mark.parametrize(("verdict", "code"), [(1, 75), (2, 75), (3, 0)])
+@pytest.mark.parametrize(("code", "comes_back"), [(75, True), (143, True), (1, False), (137, False)])
+def test_where_nobody_can_say_what_becomes_of_a_task_its_exit_code_decides(code: int, comes_back: bool) -> None:
+    assert calls("12_0\n", verdict=1, code=code) == (["settle "] * 3 + [REQUEUED] * comes_back, code)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(4, 75), (3, 0)])
 def test_one_that_is_over_is_not_queued_again(verdict: int, code: int) -> None:
     assert calls("12_0\n", verdict=verdict, queue="7\n12_0\n") == ([], code)
 
@@ -111,7 +116,8 @@ def test_an_earlier_attempt_does_not_tell_whom_this_one_waits_for(tmp_path: Path
 
 def test_an_abandoned_task_says_what_to_do(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
-    abandoned(layout, TRAINER, 0, WAITING)
+    assert abandoned(layout, TRAINER, 0, "7.0", WAITING) == WAITING, "another attempt has spoken since"
+    abandoned(layout, TRAINER, 0, "7.1", WAITING)
     record = read_task(layout, TRAINER, 0)
     assert record.state is TaskState.FAILED
     assert INFERENCE in record.message
