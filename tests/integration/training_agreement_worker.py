@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from training_support import VOCABULARY, random_batch, settings
+from training_support import VOCABULARY, end_at_once, random_batch, settings
 
 from mrt_hpc.training import policy
 from mrt_hpc.training.engine import TrainerEngine, build
-from mrt_hpc.training.rendezvous import Ranks, join, leave
+from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import Precision
 from mrt_hpc.training.statistics import Tally
 
@@ -60,7 +60,7 @@ def main() -> None:
         result = measure(build(chosen, Path(model), ranks))
         if rank == 0:
             torch.save(result, Path(output) / f"{world_size}-{variant.replace(':', '-')}.pt")
-    leave()
+    end_at_once()
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from training_support import random_batch, settings
+from training_support import end_at_once, random_batch, settings
 
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint, export
 from mrt_hpc.training.engine import build
-from mrt_hpc.training.rendezvous import Ranks, join, leave
+from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import Precision
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
@@ -78,7 +78,7 @@ def main() -> None:
     for job in jobs:
         seen = do(job, model, run, ranks)
         (run / f"{job['name']}-{world_size}-{rank}.json").write_text(json.dumps(seen))
-    leave()
+    end_at_once()
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from training_support import random_batch, settings
+from training_support import end_at_once, random_batch, settings
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint
 from mrt_hpc.training.engine import build
-from mrt_hpc.training.rendezvous import Ranks, join, leave
+from mrt_hpc.training.rendezvous import Ranks, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +107,7 @@ def main() -> None:
     seen_both = [[(u.step, u.loss, u.nll, u.grad_norm) for u in updates] for updates in (going_on, again)]
     assert seen_both[0] == seen_both[1], seen_both
     (run / f"seen-{rank}.json").write_text(json.dumps(seen))
-    leave()
+    end_at_once()
 
 
 if __name__ == "__main__":
