@@ -114,16 +114,21 @@ def cancel_run(run: Path) -> None:
         cancel(sorted(ids))
         click.echo(f"cancelled {len(ids)} Slurm job(s)")
         stopped = True
-    if not stopped and (other := process_elsewhere(layout)) is not None:
-        raise UserError(
-            f"this run was last under way on another machine, in process {other.pid}",
-            where=layout.root,
-            value=other.host,
-            advice=f"there: mrt-hpc cancel {layout.root}",
-        )
     if not stopped:
-        raise UserError("nothing of this run is under way", where=layout.root)
+        raise nothing_to_cancel(layout)
     click.echo("what is finished stays; the same submit command goes on from there")
+
+
+def nothing_to_cancel(layout: RunLayout) -> UserError:
+    """What to tell where nothing of a run is under way here."""
+    if (other := process_elsewhere(layout)) is None:
+        return UserError("nothing of this run is under way", where=layout.root)
+    return UserError(
+        f"this run was last under way on another machine, in process {other.pid}",
+        where=layout.root,
+        value=other.host,
+        advice=f"there: mrt-hpc cancel {layout.root}",
+    )
 
 
 def print_report(run: Path) -> None:

@@ -164,7 +164,9 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
         renew_if_asked(layout, recipe, plan)
         satisfied = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
         jobs = [job for job in plan.jobs if job.name not in satisfied]
-        cancel(queued.pop(name).slurm_id for name in without_hope(jobs, queued, satisfied))
+        hopeless = without_hope(jobs, queued, satisfied)
+        cancel(queued[name].slurm_id for name in hopeless)
+        queued = {name: job for name, job in queued.items() if name not in hopeless}
         for job in jobs:
             if job.name not in queued:
                 forget_failures(layout, job.name, job.tasks)

@@ -58,9 +58,10 @@ class Keeper:
 
         rendezvous.on_rank_zero(set_aside)
         self._keep_house(self._remove_leftovers)
-        if not rendezvous.on_rank_zero(lambda: self.is_published(iteration)):
+        if rendezvous.on_rank_zero(lambda: self.is_published(iteration)):
+            rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
+        else:
             self.publish(iteration)
-        rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
 
     def is_published(self, version: int) -> bool:
         """On any rank, by the listing: a network filesystem may remember for a while that a name was not there."""

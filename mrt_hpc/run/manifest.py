@@ -40,14 +40,6 @@ class DamagedError(UserError):
     def __init__(self, what: str, *, where: object, expected: str | None = None) -> None:
         super().__init__(what, where=where, expected=expected, exit_code=ExitCode.RETRYABLE)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Survive the way through a process pool."""
-        return _damaged, (self.what, self.where, self.expected)
-
-
-def _damaged(what: str, where: object, expected: str | None) -> DamagedError:
-    return DamagedError(what, where=where, expected=expected)
-
 
 def is_of_the_filesystem(error: BaseException) -> bool:
     """Whether an error tells of the filesystem, and not of the file that was to be read."""
