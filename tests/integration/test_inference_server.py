@@ -352,22 +352,28 @@ def test_nothing_outlives_an_owner_that_was_killed(owner: subprocess.Popen[str],
     assert not untied.socket.parent.exists()
 
 
+async def some_tokens(vllm: VllmServer, before: int) -> None:
+    """Until samples are under way. The counter never goes back; a look at what runs just now may miss it all."""
+    async with asyncio.timeout(30):
+        while (vllm.tokens_done() or 0) <= before:
+            await asyncio.sleep(0)
+
+
 def test_a_server_killed_under_load_is_restarted_with_the_weights_loaded_last(
     vllm: VllmServer, tied: Reached, models: dict[str, Path]
 ) -> None:
-    processes = family(vllm.pid or 0)
+    processes, before = family(vllm.pid or 0), vllm.tokens_done() or 0
 
     async def kill_and_go_on(client: GenerationClient) -> list[Completion]:
-        samples = asyncio.create_task(client.complete(PROMPT, list(range(32)), Settings(440, ignore_stop=True)))
-        running = "vllm:num_requests_running"
-        await asyncio.to_thread(wait_until, lambda: vllm.metrics()[running], reason="samples", deadline_s=30)
+        samples = asyncio.create_task(client.complete(PROMPT, list(range(128)), Settings(440, ignore_stop=True)))
+        await some_tokens(vllm, before)
         os.kill(vllm.pid or 0, signal.SIGKILL)
         await asyncio.to_thread(assert_gone, processes)
         return await samples
 
     completions = tied.ask(kill_and_go_on, revive=lambda: asyncio.to_thread(vllm.restart_if_dead))
     assert vllm.starts == 2
-    assert [c.sample for c in completions] == list(range(32))
+    assert [c.sample for c in completions] == list(range(128))
     assert_sampled_from(models["tied1"], completions[:2], 1.0)
     assert not vllm.restart_if_dead()
 
@@ -388,8 +394,7 @@ def test_a_server_that_hangs_under_load_is_restarted(
         work = client.complete(PROMPT, list(range(128)), Settings(440, ignore_stop=True))
         if "idle" not in stopped:
             samples = asyncio.create_task(work)
-            while (vllm.tokens_done() or 0) <= before:
-                await asyncio.sleep(0)
+            await some_tokens(vllm, before)
         for process in processes if stopped == "all" else processes[1:]:
             process.suspend()
         try:
