@@ -63,6 +63,14 @@ class Run(Protocol):
     def end(self) -> int:
         """How it ended; where it has not, stop it and say 1."""
 
+    def keep(self, where: Path) -> None:
+        """Copy all that tells what happened."""
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """A copy of a folder that others still write to."""
+    subprocess.run(["cp", "-r", source, target], check=True)
+
 
 def submit_command(run: Path, changes: tuple[str, ...]) -> list[str]:
     """`mrt-hpc submit` of the shrunk recipe on this machine alone."""
@@ -111,6 +119,10 @@ class LocalRun:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         return 1
+
+    def keep(self, where: Path) -> None:
+        """Copy the run directory."""
+        copy_folder(self.root, where)
 
 
 @dataclass
@@ -170,3 +182,11 @@ class SlurmRun:
             self.cluster.mrt_hpc("cancel", str(self._root))
             return 1
         return self._code
+
+    def keep(self, where: Path) -> None:
+        """Copy the run directory, the cluster's logs and its accounting."""
+        copy_folder(self._root, where)
+        copy_folder(Path(self.cluster.settings["ONEHOST_ROOT"]) / "log", where / "cluster")
+        command = ["sacct", "--duplicates", "--parsable2", "--format=ALL", "--starttime=now-1days", "--endtime=now"]
+        with (where / "cluster" / "sacct.txt").open("w") as table:
+            subprocess.run(command, stdout=table, check=True)

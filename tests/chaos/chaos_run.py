@@ -254,14 +254,14 @@ def is_good(outcome: Outcome) -> bool:
 
 @contextlib.contextmanager
 def kept(where: Path | None, seed: int, run: Run, outcomes: Sequence[Outcome]) -> Iterator[None]:
-    """Copy the run directory unless all went well in the block."""
+    """Copy what tells of a run unless all went well in the block."""
     before = len(outcomes)
     try:
         yield
     finally:
         well = len(outcomes) > before and is_good(outcomes[-1])
         if where is not None and not well:
-            subprocess.run(["cp", "-r", run.target().layout.root, where / f"seed{seed}"], check=True)
+            run.keep(where / f"seed{seed}")
 
 
 @contextlib.contextmanager
