@@ -1,6 +1,6 @@
 # The end of every job script. Given: code, srun's exit status; settle, which runs mrt_hpc.launch.settle for this task;
 # AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is to come back; MOST_AWAITED, the tasks
-# that a dependency may name.
+# that a dependency may name; WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below.
 
 trap "" TERM  # a requeue ends what is left of this attempt, and there is more to do
 unset ${!SQUEUE_@}  # a user's own habits with squeue
@@ -24,7 +24,7 @@ look_for_awaited() {
 # Only while Slurm calls it running: one that was cancelled, or that Slurm queues again by itself, is left alone.
 requeue() {
   for pause in 5 10 20 40 0; do
-    [ "$(patiently squeue --noheader --jobs="$id" --format=%T)" = RUNNING ] || return
+    case $(patiently squeue --noheader --jobs="$id" --format=%T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
     scontrol requeue "$id" && return
     sleep $pause
   done
@@ -48,6 +48,14 @@ judge() {
   case $code in "$GAVE_BACK" | 143) verdict=$AGAIN ;; *) verdict=$OVER ;; esac
 }
 
+# Slurm calls a job TIMEOUT that ends after its time was over, however well it ended, and cancels those that wait for it
+# to end well. A preemption moves that time to the end of the grace, and may itself come seconds later. Queued again, the
+# task finds its work done.
+is_late() {
+  end=$(patiently squeue --noheader --jobs="$id" --format=%e) && [ "$end" ] || return
+  end=$(date --date="$end" +%s 2> /dev/null) && [ $((end - LATE_S)) -le "$(date +%s)" ]
+}
+
 if [ $code -ne 0 ]; then
   left=
   judge
@@ -55,4 +63,5 @@ if [ $code -ne 0 ]; then
   if [ $verdict = $AGAIN ]; then queue_again; fi
   if [ $verdict = $DONE ]; then code=0; fi
 fi
+if [ $code -eq 0 ] && [ "$WAITED_FOR" ] && is_late; then requeue; fi
 exit $code

@@ -25,6 +25,7 @@ from mrt_hpc.launch.slurm_parameters import (
     sbatch_parameters,
 )
 from mrt_hpc.launch.slurm_queue import unrecorded_jobs
+from mrt_hpc.plan.model import DependencyKind
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run import atomic
 
@@ -50,11 +51,11 @@ class ArrayExecutor(SlurmExecutor):
     is handed out before anything else can go wrong.
     """
 
-    def __init__(self, job: Job, site: SlurmSite, layout: RunLayout) -> None:
+    def __init__(self, job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> None:
         folder = layout.logs / job.name
         super().__init__(folder, max_num_timeout=MAX_TIMEOUTS, python=python_command(job, site, layout))
         self.job = job
-        parameters = sbatch_parameters(job, site, layout)
+        parameters = sbatch_parameters(job, site, layout, waited_for=waited_for)
         self.update_parameters(**parameters, dependency=dependency_tokens(job))
         if job.tasks > 1:
             self.parameters["map_count"] = job.tasks  # submitit's own word for the size of an array
@@ -117,7 +118,16 @@ def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[s
     """
     layout = require_plain_path(layout)
     placeholders = {job.name: f"{{{job.name}}}" for job in plan.jobs}
-    return [(job.name, ArrayExecutor(job, site, layout).text(placeholders)) for job in plan.jobs]
+    awaited = must_end_well(plan.jobs)
+    return [
+        (job.name, ArrayExecutor(job, site, layout, waited_for=job.name in awaited).text(placeholders))
+        for job in plan.jobs
+    ]
+
+
+def must_end_well(jobs: Sequence[Job]) -> set[str]:
+    """Names of those without whose good end some other does not start."""
+    return {wait.job for job in jobs for wait in job.after if wait.kind is DependencyKind.AFTEROK}
 
 
 def submit(
@@ -152,9 +162,10 @@ def submit(
     ids = dict(known_ids)
     todo = [job for job in jobs if job.name not in known_ids]
     lost = unrecorded_jobs(layout.root, ids.values()) if todo else {}
+    awaited = must_end_well(jobs)
     submitted = []
     for job in jobs:
-        executor = ArrayExecutor(_without(job, satisfied), site, layout)
+        executor = ArrayExecutor(_without(job, satisfied), site, layout, waited_for=job.name in awaited)
         call = TaskCall(function, str(layout.root), job.name)
         if job.name in known_ids:
             executor.give_pickle(call, ids[job.name])  # an earlier call may have ended before it could

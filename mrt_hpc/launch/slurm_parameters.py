@@ -27,6 +27,8 @@ SIGNAL_BEFORE_LIMIT_S = 90
 LAST_WORD = Path(__file__).with_name("last_word.sh")
 MOST_AWAITED = 100
 """Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
+LATE_S = 5
+"""Between a task's last look at its time and the moment in which Slurm takes note of its end, at most."""
 
 # A name as it stands in submitit's text: characters that sbatch options need not quote, so that texts with placeholders
 # and texts with ids differ in nothing else.
@@ -50,8 +52,15 @@ def require_plain_path(layout: RunLayout) -> RunLayout:
     return replace(layout, root=root)
 
 
-def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout) -> dict[str, Any]:
-    """Keyword arguments for submitit's executor, dependencies excepted."""
+def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> dict[str, Any]:
+    """Keyword arguments for submitit's executor, dependencies excepted.
+
+    Args:
+        job: of the plan.
+        site: where it is to run.
+        layout: of its run.
+        waited_for: whether another job starts only if this one ends well.
+    """
     resources = job.resources
     parameters: dict[str, Any] = {
         "job_name": f"{layout.root.name}.{job.name}",
@@ -67,7 +76,7 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout) -> dict[str,
         "signal_delay_s": SIGNAL_BEFORE_LIMIT_S,
         "wckey": None,
         "setup": _setup_lines(resources, site),
-        "teardown": _teardown_lines(job, site, layout),
+        "teardown": _teardown_lines(job, site, layout, waited_for=waited_for),
         "srun_args": _srun_arguments(resources),
         "array_parallelism": job.max_parallel or job.tasks,
         "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **site.sbatch},
@@ -101,7 +110,7 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
     return [*site.setup, *goes_on, safe_path, threads, *scratch, *exports, ends_at]
 
 
-def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
+def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> list[str]:
     """What the job script does after srun: an attempt that is to be run again is queued again, under the same id.
 
     The task goes by the id that names it alone: the raw id of one task of each array is that of the whole array.
@@ -113,6 +122,7 @@ def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
         f'settle() {{ {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code "$@"; }}',
         f"AGAIN={int(Verdict.AGAIN)}; OVER={int(Verdict.OVER)}; DONE={int(Verdict.DONE)}",
         f"GAVE_BACK={int(ExitCode.GIVE_BACK)}; MOST_AWAITED={MOST_AWAITED}",
+        f"WAITED_FOR={'yes' if waited_for else ''}; LATE_S={LATE_S}",
         *LAST_WORD.read_text().splitlines(),
     ]
 

@@ -103,8 +103,22 @@ def _work(task: Task) -> None:
                 wait_until(lambda: task.notice.given, reason="notice", deadline_s=600)
                 _note(str(task.layout.root), "saved", what)
                 task.notice.leave_if_given()
-        wait_until(lambda: False, reason="the end", deadline_s=600)
+        if what == "outlasts":
+            with task.notice.at_safe_points():
+                wait_until(_time_is_over, reason="the end of the grace", deadline_s=600, longest_pause_s=0.1)
+        else:
+            wait_until(lambda: False, reason="the end", deadline_s=600)
     _note(str(task.layout.root), "end", what)
+
+
+def _time_is_over() -> bool:
+    """Whether Slurm's clock, which counts seconds, is past this task's time, which a preemption moves to the end of its
+    grace.
+    """
+    task = SlurmTask.from_environment()
+    assert task is not None
+    end = run_slurm(["squeue", "--noheader", f"--jobs={task.task_id}", "--format=%e"]).strip()
+    return time.time() > time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S")) + 1.2
 
 
 def _starts(task: Task) -> int:

@@ -49,6 +49,19 @@ def test_preemption_by_partition(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(400)
+def test_one_that_ends_well_after_its_grace_was_over_takes_nobody_with_it(cluster: Cluster) -> None:
+    """Slurm calls it TIMEOUT, and would cancel what waits for it to end well."""
+    the_plan = plan(job("outlasts"), job("after-outlasts", ok=("outlasts",)))
+    layout = run_directory(cluster, "outlasts", the_plan)
+    ids = cluster.submitted(the_plan, layout.root, "lives", site=cluster.site(partitions={"cpu": "preempt"}))
+    await_start(layout, "outlasts")
+    (note,) = notes(layout.root)
+    states = wait_for_end(ids | {"important": cluster.push_out(str(note["node"]))}, seconds=200)
+    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
+    assert starts(layout)["after-outlasts"] == 1
+
+
+@pytest.mark.timeout(400)
 def test_preemption_by_qos_without_the_signal_that_was_asked_for(qos_cluster: Cluster) -> None:
     check_return(*pushed_out(qos_cluster, "qos", qos="lowly"))
 

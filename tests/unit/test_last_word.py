@@ -5,6 +5,7 @@ the verdict are functions of the shell here, which write down how they are calle
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -22,23 +23,28 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
 WAITING = TaskRecord(TaskState.GAVE_BACK, attempt="7.1", awaited=(INFERENCE,))
 SCRIPT = """
-(exit {code}); code=$?; AGAIN=0; OVER=4; DONE=3; GAVE_BACK=75; MOST_AWAITED=2; SLURM_JOB_ID=7
+(exit {code}); code=$?; AGAIN=0; OVER=4; DONE=3; GAVE_BACK=75; MOST_AWAITED=2; WAITED_FOR={waited_for}; LATE_S=5
+SLURM_JOB_ID=7
 settle() {{ echo "settle $*" >&2; if [ "$*" = abandoned ]; then return 4; fi; printf '%s' '{said}'; return {verdict}; }}
 sleep() {{ :; }}
-squeue() {{ case "$*" in *%T*) echo {state};; *) printf '%s' '{queue}'; return {listed};; esac; }}
+squeue() {{ case "$*" in *%T*) echo {state};; *%e*) echo {end};; *) printf '%s' '{queue}'; return {listed};; esac; }}
 scontrol() {{ echo "scontrol $*" >&2; }}
 """
 REQUEUED = "scontrol requeue 7"
 
 
-def calls(
-    said: str = "", *, verdict: int = 0, queue: str = "", listed: int = 0, state: str = "RUNNING", code: int = 75
-) -> tuple[list[str], int]:
+USUAL = {
+    "said": "", "verdict": 0, "queue": "", "listed": 0, "state": "RUNNING", "code": 75, "waited_for": "", "end": "N/A",
+}  # fmt: skip
+
+
+def calls(said: str = "", **changes: object) -> tuple[list[str], int]:
     """What was called after the first verdict, and how the script ended."""
-    given = SCRIPT.format(said=said, verdict=verdict, queue=queue, listed=listed, state=state, code=code)
+    given = SCRIPT.format(**{**USUAL, "said": said, **changes})
     done = subprocess.run(["bash", "-c", given + LAST_WORD.read_text()], capture_output=True, text=True, check=False)
     assert not done.stdout
-    return done.stderr.splitlines()[1:], done.returncode
+    called = done.stderr.splitlines()
+    return [line for n, line in enumerate(called) if n or line != "settle "], done.returncode
 
 
 def waiting_for(*tasks: str) -> list[str]:
@@ -82,6 +88,32 @@ def test_one_that_is_over_is_not_queued_again(verdict: int, code: int) -> None:
 
 def test_one_that_was_cancelled_is_not_queued_again() -> None:
     assert calls("12_0\n", queue="7\n12_0\n", state="COMPLETING") == ([], 75)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING"])
+def test_one_that_is_being_signalled_runs_still(state: str) -> None:
+    assert calls(state=state) == ([REQUEUED], 75)
+
+
+def in_seconds(seconds: float) -> str:
+    """A time as squeue writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+@pytest.mark.parametrize(
+    ("waited_for", "end", "again"),
+    [("yes", -3, True), ("yes", 2, True), ("yes", 60, False), ("", -3, False)],
+)
+def test_one_that_ends_well_when_its_time_is_over_is_queued_again_for_those_who_wait_for_it(
+    waited_for: str, end: int, again: bool
+) -> None:
+    assert calls(code=0, waited_for=waited_for, end=in_seconds(end)) == ([REQUEUED] * again, 0)
+    assert calls(code=9, verdict=3, waited_for=waited_for, end=in_seconds(end)) == ([REQUEUED] * again, 0)
+
+
+@pytest.mark.parametrize("end", ["N/A", "NONE", ""])
+def test_one_whose_time_is_not_known_ends(end: str) -> None:
+    assert calls(code=0, waited_for="yes", end=end) == ([], 0)
 
 
 def run_with_ledger(tmp_path: Path, inference_tasks: int = 2) -> RunLayout:
