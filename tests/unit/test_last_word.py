@@ -33,14 +33,21 @@ scontrol() {{ echo "scontrol $*" >&2; }}
 REQUEUED = "scontrol requeue 7"
 
 
-USUAL = {
-    "said": "", "verdict": 0, "queue": "", "listed": 0, "state": "RUNNING", "code": 75, "waited_for": "", "end": "N/A",
-}  # fmt: skip
-
-
-def calls(said: str = "", **changes: object) -> tuple[list[str], int]:
+def calls(
+    said: str = "",
+    *,
+    verdict: int = 0,
+    queue: str = "",
+    listed: int = 0,
+    state: str = "RUNNING",
+    code: int = 75,
+    waited_for: str = "",
+    end: str = "N/A",
+) -> tuple[list[str], int]:
     """What was called after the first verdict, and how the script ended."""
-    given = SCRIPT.format(**{**USUAL, "said": said, **changes})
+    given = SCRIPT.format(
+        said=said, verdict=verdict, queue=queue, listed=listed, state=state, code=code, waited_for=waited_for, end=end
+    )
     done = subprocess.run(["bash", "-c", given + LAST_WORD.read_text()], capture_output=True, text=True, check=False)
     assert not done.stdout
     called = done.stderr.splitlines()
