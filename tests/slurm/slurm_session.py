@@ -64,13 +64,17 @@ def own_settings() -> dict[str, str]:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many neighbouring ports that nobody listens on."""
+    """The first of so many neighbouring ports that nobody listens on; every process begins its search elsewhere, as two
+    that look at the same moment find the same ports free.
+    """
 
     def free(port: int) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) != 0
 
-    for first in range(18000, 30000, 50):
+    places = range(18000, 30000, 50)
+    begin = os.getpid() % len(places)
+    for first in [*places[begin:], *places[:begin]]:
         if all(free(port) for port in range(first, first + count)):
             return first
     raise RuntimeError(f"no {count} neighbouring ports are free between 18000 and 30000")
