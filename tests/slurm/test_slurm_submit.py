@@ -191,17 +191,35 @@ def test_the_states_of_many_jobs_are_one_squeue_and_one_sacct(
     assert calls.read_text().split() == ["squeue", "sacct"]
 
 
-def test_a_controller_that_is_away_is_asked_again(cluster: Cluster) -> None:
+NOTING = """#!/bin/sh
+{real} "$@" || {{ code=$?; echo $code >> {refusals}; exit $code; }}
+"""
+
+
+def test_a_controller_that_is_away_is_asked_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = cluster.submitted(plan(job("first")), cluster.run_dir("away"), "brief")
     wait_for_end(ids)
     held = await_saved_state(cluster)  # else it would come back in the belief that the job is running
+    refusals = tmp_path / "refusals"
+    script = tmp_path / "squeue"
+    script.write_text(NOTING.format(refusals=refusals, real=shutil.which("squeue")))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def come_back() -> None:
+        wait_until(refusals.exists, reason="squeue to give up: it tries for some seconds itself", deadline_s=120)
+        cluster.onehost("start-controller")
+
     assert cluster.onehost("kill-controller").returncode == 0
-    back = threading.Timer(3.0, cluster.onehost, ["start-controller"])
+    back = threading.Thread(target=come_back)
     back.start()
     try:
         assert queue_states(ids.values())[ids["first"]].state is not QueueState.UNKNOWN
     finally:
         back.join()
+    assert refusals.exists()
     assert cluster.as_user("scancel", held).returncode == 0
 
 
