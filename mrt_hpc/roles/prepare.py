@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
 from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
@@ -37,6 +38,8 @@ def run(task: Task) -> None:
     if isinstance(model, HuggingFaceModel):
         source = Path(model.path)
         check_model_directory(source)
+        if (source / MANIFEST).exists():  # a weights version of another run
+            task.patiently(lambda: verify(source), f"reading {source}")
         task.patiently(
             lambda: publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source)),
             "weights version 0",
@@ -69,10 +72,14 @@ def check_model_directory(directory: Path) -> None:
 def copy_model(source: Path, directory: Path) -> None:
     """Take a model over by hard links where the filesystem allows it, by copies elsewhere.
 
+    The manifest of another run's weights version stays behind: the new version gets its own.
+
     The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link as
     it was.
     """
     for file in sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith(".")):
+        if file.name == MANIFEST:
+            continue
         real = file.resolve()
         try:
             os.link(real, directory / file.name)

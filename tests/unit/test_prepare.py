@@ -1,0 +1,60 @@
+"""Weights version 0 is taken from a model directory, which may be a weights version of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.launch.task import load_task
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.roles import prepare
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import DamagedError, verify
+from mrt_hpc.run.weights import publish
+
+if TYPE_CHECKING:
+    from mrt_hpc.roles.task import Task
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+FILES = ("config.json", "tokenizer_config.json", "model.safetensors")
+
+
+def fill(directory: Path) -> None:
+    for name in FILES:
+        (directory / name).write_text(name)
+
+
+def task_from(model: Path, run: Path) -> Task:
+    recipe = load_recipe(QUICKSTART, (f"model={{type: hugging_face, path: {model}}}",))
+    create_or_open(run, recipe, compile_plan(recipe, LocalSite()))
+    return load_task(RunLayout(run), "prepare", 0, Placement(0, 1, 0, "a"))
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A weights version of another run."""
+    layout = RunLayout(tmp_path / "other")
+    publish(layout, 12, fill)
+    return layout.weights_version(12)
+
+
+def test_a_run_starts_from_a_weights_version_of_another(other: Path, tmp_path: Path) -> None:
+    task = task_from(other, tmp_path / "run")
+    prepare.run(task)
+    manifest = verify(task.layout.weights_version(0))
+    assert sorted(manifest.files) == sorted(FILES)
+    assert manifest.about["source"] == str(other)
+
+
+def test_a_damaged_weights_version_of_another_run_is_refused(other: Path, tmp_path: Path) -> None:
+    (other / "model.safetensors").write_text("something else")
+    task = task_from(other, tmp_path / "run")
+    with pytest.raises(DamagedError, match="differs from the manifest"):
+        prepare.run(task)
+    assert not task.layout.weights_version(0).exists()
