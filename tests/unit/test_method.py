@@ -8,24 +8,6 @@ import pytest
 from mrt_hpc.mrt.grpo import outcome_advantages
 from mrt_hpc.mrt.mrt_online import ScoredTrace, outcome_token_advantages, token_advantages
 from mrt_hpc.mrt.progress import normalise, per_token, progress
-from mrt_hpc.mrt.values import mean_rewards, standard_errors
-
-
-def test_values_are_mean_rewards_of_the_branches() -> None:
-    values = mean_rewards({0: [0, 0, 1, 0], 1: [1, 0, 1, 1], 2: [1, 1, 1, 1]}, 3)
-    assert values.tolist() == [0.25, 0.75, 1.0]
-
-
-def test_a_boundary_without_branches_is_an_error_and_not_a_zero() -> None:
-    with pytest.raises(ValueError, match=r"boundaries \[1\] of 3"):
-        mean_rewards({0: [1.0], 2: [0.0]}, 3)
-
-
-def test_standard_error_of_four_branches() -> None:
-    # one of four right: sample variance 0.25, so the standard error is sqrt(0.25 / 4) = 0.25
-    errors = standard_errors({0: [1, 0, 0, 0], 1: [1]}, 2)
-    assert errors[0] == pytest.approx(0.25)
-    assert np.isnan(errors[1])
 
 
 def test_progress_is_the_change_of_value() -> None:

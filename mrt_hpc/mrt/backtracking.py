@@ -1,0 +1,155 @@
+"""Data for backtracking: a first attempt, back to its most promising step, and a right continuation from there (paper,
+Section 5.2, the open-ended parametrisation without thinking tags).
+
+The value of each prefix of the attempt is the share of right ones among some 20 rollouts from it. The four variants
+differ in what the model is shown of it all:
+
+    resample            the attempt, then a right solution from the very beginning
+    shared_prefix       the attempt, then the steps up to the best one once more, and the right continuation
+    no_shared_prefix    the attempt, then the right continuation alone
+    no_full_rollout     the attempt only until the first step that lost value, then the right continuation
+
+Each becomes a conversation (attempt, a word about where to go back to, revision) or a suffix (the revision, given all
+before it). Left out: the sampling of attempts and rollouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+class Variant(StrEnum):
+    """What is shown of attempt and revision."""
+
+    RESAMPLE = "resample"
+    """Start again from the beginning."""
+    SHARED_PREFIX = "shared_prefix"
+    """Repeat the steps before the one gone back to."""
+    NO_SHARED_PREFIX = "no_shared_prefix"
+    """Go on from there without repeating them."""
+    NO_FULL_ROLLOUT = "no_full_rollout"
+    """Stop the attempt where it first lost value."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A rollout from a prefix of the attempt."""
+
+    text: str
+    reward: float
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A first attempt with rollouts from each of its prefixes."""
+
+    problem_id: str
+    problem: str
+    steps: Sequence[str]
+    """[k]"""
+    ending: str
+    """What follows the last step; steps and ending joined are the attempt."""
+    reward: float
+    continuations: Sequence[Sequence[Continuation]]
+    """[k + 1] the rollouts from each prefix, the empty one first."""
+
+    def values(self) -> NDArray[np.float64]:
+        """[k + 1] share of right ones among the rollouts from each prefix.
+
+        Raises:
+            ValueError: a prefix without a rollout.
+        """
+        if len(self.continuations) != len(self.steps) + 1 or not all(self.continuations):
+            raise ValueError(f"{len(self.steps)} steps need rollouts from each of {len(self.steps) + 1} prefixes")
+        return np.array([np.mean([c.reward for c in rollouts]) for rollouts in self.continuations])
+
+    def prefix(self, boundary: int) -> str:
+        """The first ``boundary`` steps."""
+        return "".join(self.steps[:boundary])
+
+    def right_continuation(self, boundary: int) -> str | None:
+        """The first right rollout from a prefix, None when there is none."""
+        return next((c.text for c in self.continuations[boundary] if c.reward == 1.0), None)
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What to learn of an attempt."""
+
+    problem_id: str
+    problem: str
+    attempt: str
+    boundary: int
+    """j: the steps before it are kept."""
+    revised: str
+
+
+def best_boundary(values: NDArray[np.float64]) -> int:
+    """j of the greatest value; of several the last, which keeps most of the attempt."""
+    return int(len(values) - 1 - np.argmax(values[::-1]))
+
+
+def first_loss(values: NDArray[np.float64]) -> int:
+    """The boundary after the first step that lost value; k when none did."""
+    falls = np.flatnonzero(np.diff(values) < 0)
+    return int(falls[0]) + 1 if falls.size else len(values) - 1
+
+
+def revise(attempt: Attempt, variant: Variant) -> Revision | None:
+    """The revision of an attempt; None where it needs none, being right, or where no rollout shows a right one."""
+    if attempt.reward == 1.0:
+        return None
+    values = attempt.values()
+    end = first_loss(values) if variant is Variant.NO_FULL_ROLLOUT else len(attempt.steps)
+    boundary = 0 if variant is Variant.RESAMPLE else best_boundary(values[: end + 1])
+    found = attempt.right_continuation(boundary)
+    if found is None:
+        return None
+    shown = attempt.prefix(end) + (attempt.ending if end == len(attempt.steps) else "")
+    repeated = attempt.prefix(boundary) if variant is Variant.SHARED_PREFIX else ""
+    return Revision(
+        problem_id=attempt.problem_id,
+        problem=attempt.problem,
+        attempt=shown,
+        boundary=boundary,
+        revised=repeated + found,
+    )
+
+
+def as_conversation(revision: Revision, backtrack: str, *, instruction: str, opening: str) -> Conversation:
+    """Attempt and revision as two turns of the assistant, with a turn between them that says where to go back to.
+
+    Args:
+        revision: what to learn.
+        backtrack: the sentence between them; ``{step}`` stands for the number of steps kept.
+        instruction: follows the problem, as in the prompts that the attempt was sampled from.
+        opening: begins each turn of the assistant, where those prompts had it already.
+    """
+    return Conversation(
+        revision.problem_id,
+        (
+            Message(USER, revision.problem + instruction),
+            Message(ASSISTANT, opening + revision.attempt),
+            Message(USER, backtrack.format(step=revision.boundary)),
+            Message(ASSISTANT, opening + revision.revised),
+        ),
+    )
+
+
+def as_suffix(revision: Revision, backtrack: str) -> Suffix:
+    """The revision alone to be learnt, given problem, attempt and, in a paragraph of its own, the sentence between
+    them.
+    """
+    between = f"\n\n{backtrack.format(step=revision.boundary)}\n\n"
+    return Suffix(revision.problem_id, revision.problem, revision.attempt + between, revision.revised)

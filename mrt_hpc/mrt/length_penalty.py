@@ -1,0 +1,51 @@
+"""A length penalty on the outcome reward: the baseline that wants traces short, not steady (paper, Section 6).
+
+In the form of Arora and Zanette ("Training Language Models to Reason Efficiently"): only right answers are penalised,
+and a length is compared with those of the problem's other right answers, so that hard problems may take longer:
+
+    r'(x, z) = r(x, z) (1 - coefficient * sigmoid((|z| - mean) / std))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.mrt.grpo import group_members
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+
+def penalised_rewards(
+    rewards: NDArray[np.float64], lengths: NDArray[np.float64], groups: Sequence[Hashable], *, coefficient: float
+) -> NDArray[np.float64]:
+    """Outcome rewards with the penalty taken off.
+
+    Args:
+        rewards: [B] r(x, z) of each rollout.
+        lengths: [B] tokens.
+        groups: [B] the problem of each rollout.
+        coefficient: in [0, 1); what an endless right answer loses.
+
+    Returns:
+        [B] in [0, 1]. A problem with one right answer, or right answers of one length, loses coefficient / 2.
+    """
+    penalised = rewards.astype(np.float64)
+    for members in group_members(groups):
+        correct = [i for i in members if rewards[i] > 0]
+        if correct:
+            penalised[correct] *= 1.0 - coefficient * _sigmoid(_standardised(lengths[correct]))
+    return penalised
+
+
+def _standardised(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+    spread = lengths.std()
+    return np.zeros(len(lengths)) if spread == 0.0 else (lengths - lengths.mean()) / spread
+
+
+def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1.0 / (1.0 + np.exp(-x))

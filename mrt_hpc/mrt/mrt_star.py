@@ -1,0 +1,62 @@
+"""MRT by filtered likelihood: of the right traces, learn those whose episodes make progress (paper, Section 5.1).
+
+Per problem the right traces are ranked by their total positive progress; one with an episode below a threshold is
+dropped; and each is cut after the episode at which its value is first highest, since what it thought afterwards brought
+nothing. Left out: how a cut trace is closed and answered, which takes a branch of the prover from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.mrt.progress import progress
+from mrt_hpc.mrt.star import select_correct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A trace to learn."""
+
+    index: int
+    """Among the problem's traces."""
+    boundary: int
+    """Learn the episodes before this boundary; k learns the trace as it is, with its own ending."""
+
+
+def select_progressing(
+    rewards: Sequence[float], values: Sequence[NDArray[np.float64]], *, keep: int | None, threshold: float
+) -> list[Selected]:
+    """Which of one problem's traces to learn, and how far.
+
+    Args:
+        rewards: [K] of its traces.
+        values: K arrays [k_i + 1] of the values at their boundaries.
+        keep: at most so many, those of greatest positive progress; None keeps all.
+        threshold: a trace with an episode whose progress lies below it is dropped, as is one without any progress; both
+            are looked for in what is learnt, that is before the cut.
+
+    Returns:
+        The selected traces, greatest total positive progress first; ties in order of index.
+    """
+    candidates = [Selected(i, first_peak(values[i])) for i in select_correct(rewards)]
+    gains = {c: progress(values[c.index][: c.boundary + 1]) for c in candidates}
+    sound = [c for c in candidates if positive(gains[c]) > 0 and gains[c].min() >= threshold]
+    return sorted(sound, key=lambda c: (-positive(gains[c]), c.index))[:keep]
+
+
+def first_peak(values: NDArray[np.float64]) -> int:
+    """The boundary at which a trace's value first reaches its maximum."""
+    return int(np.argmax(values))
+
+
+def positive(gains: NDArray[np.float64]) -> float:
+    """Total positive progress."""
+    return float(gains[gains > 0].sum())

@@ -1,0 +1,47 @@
+"""The branch planner: which boundaries get branches, and how many, for a given number of them on average.
+
+For estimates that are added up, the variance is least where a boundary's branches are proportional to the spread of one
+branch there (Neyman). A number that is no integer is drawn, so that the average is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def expected_branches(
+    spreads: NDArray[np.float64], *, budget: float, mean_spread: float, most: float
+) -> NDArray[np.float64]:
+    """How many branches each boundary of a trace gets on average.
+
+    Args:
+        spreads: [J] standard deviation of one branch at each boundary, or what is proportional to it.
+        budget: branches of a boundary, on average over all boundaries.
+        mean_spread: the mean of ``spreads`` over all boundaries: one above it gets more than its share.
+        most: at no boundary more than this.
+
+    Returns:
+        [J] real numbers from 0 to ``most``.
+    """
+    if mean_spread <= 0.0:
+        return np.zeros_like(spreads)
+    return np.minimum(budget * spreads / mean_spread, most)
+
+
+def draw_counts(expected: NDArray[np.float64], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole numbers with these expectations.
+
+    Args:
+        expected: [J]
+        uniforms: [J] independent draws from [0, 1).
+
+    Returns:
+        [J] each the integer below or above.
+    """
+    whole = np.floor(expected)
+    return (whole + (uniforms < expected - whole)).astype(np.int64)

@@ -1,0 +1,72 @@
+"""Normalised regret: how far a trace stays behind an oracle that is right from its first token (paper, Section 3).
+
+For one trace, the area under its values against its tokens from (0, 0) to a budget C, by trapezoids, with linear
+interpolation at C, or the last value held to C where the trace ends earlier; divided by C. Regret is 1 less the mean of
+that over the traces of a problem, then over problems. V_0, the value of the empty prefix, stands at token 0 as well:
+where it is known, the area begins there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+
+def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], budget: float) -> float:
+    """The mean value of a trace over the budget.
+
+    Args:
+        tokens: [k + 1] tokens before each boundary, ascending.
+        values: [k + 1] V_0 .. V_k.
+        budget: C, in tokens.
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ValueError: lengths that differ, or a budget that is not positive.
+    """
+    if len(tokens) != len(values) or not len(tokens):
+        raise ValueError(f"{len(tokens)} boundaries and {len(values)} values")
+    if budget <= 0:
+        raise ValueError(f"a budget of {budget} tokens")
+    at = np.concatenate([[0.0], tokens])
+    height = np.concatenate([[0.0], values])
+    last = np.interp(budget, at, height)  # which is the last value where the trace ended before
+    inside = at < budget
+    return float(np.trapezoid(np.append(height[inside], last), np.append(at[inside], budget)) / budget)
+
+
+@dataclass(frozen=True)
+class ValuedTrace:
+    """A trace as regret sees it."""
+
+    tokens: NDArray[np.float64]
+    """[k + 1] before each boundary."""
+    values: NDArray[np.float64]
+    """[k + 1] V_0 .. V_k."""
+
+
+def regret_by_problem(traces: Mapping[str, Sequence[ValuedTrace]], budget: float) -> dict[str, float]:
+    """1 less the mean area under the values of each problem's traces; normalised regret is the mean over problems.
+
+    Args:
+        traces: by problem.
+        budget: C, in tokens.
+
+    Raises:
+        ValueError: a problem without a trace.
+    """
+    if not all(traces.values()):
+        raise ValueError("regret needs at least one trace of every problem")
+    return {
+        problem: 1.0 - float(np.mean([area_under_values(t.tokens, t.values, budget) for t in mine]))
+        for problem, mine in traces.items()
+    }

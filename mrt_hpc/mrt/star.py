@@ -1,0 +1,24 @@
+"""STaR: of the traces sampled by the base policy, learn those that are right (Zelikman et al.; paper, Section 5.1).
+
+Left out: the likelihood objective, which lives with the trainer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list[int]:
+    """Which of one problem's traces to learn.
+
+    Args:
+        rewards: [K] of its traces.
+        keep: at most so many, the first ones; None keeps all.
+
+    Returns:
+        Their indices, ascending.
+    """
+    return [index for index, reward in enumerate(rewards) if reward == 1.0][:keep]

@@ -1,0 +1,168 @@
+"""What is learnt of sampled traces: STaR, MRT by filtered likelihood, a length penalty, backtracking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from mrt_hpc.mrt.backtracking import (
+    Attempt,
+    Continuation,
+    Variant,
+    as_conversation,
+    as_suffix,
+    best_boundary,
+    first_loss,
+    revise,
+)
+from mrt_hpc.mrt.length_penalty import penalised_rewards
+from mrt_hpc.mrt.mrt_star import Selected, first_peak, select_progressing
+from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
+from mrt_hpc.mrt.star import select_correct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def test_star_learns_what_is_right() -> None:
+    assert select_correct([0.0, 1.0, 1.0, 0.0, 1.0]) == [1, 2, 4]
+    assert select_correct([0.0, 1.0, 1.0, 0.0, 1.0], keep=2) == [1, 2]
+    assert select_correct([0.0, 0.0]) == []
+
+
+VALUES = [
+    np.array([0.0, 0.5, 1.0, 0.5, 1.0]),  # peaks after two episodes, total 1.0
+    np.array([0.5, 0.25, 0.75]),  # a loss of 0.25 before its peak, total 0.5
+    np.array([0.25, 0.5]),  # total 0.25
+    np.array([0.0, 1.0]),  # wrong in the end
+    np.array([1.0, 0.5]),  # best before it thought at all
+]
+RIGHT = [1.0, 1.0, 1.0, 0.0, 1.0]
+
+
+def test_mrt_star_ranks_by_progress_and_cuts_at_the_first_peak() -> None:
+    kept = select_progressing(RIGHT, VALUES, keep=None, threshold=-0.3)
+    assert kept == [Selected(0, 2), Selected(1, 2), Selected(2, 1)]  # the last was best before it thought
+
+
+def test_mrt_star_drops_a_trace_with_an_episode_below_the_threshold() -> None:
+    kept = select_progressing(RIGHT, VALUES, keep=2, threshold=-0.2)
+    assert kept == [Selected(0, 2), Selected(2, 1)]  # the loss of the first comes after its cut
+
+
+def test_the_first_of_equal_peaks() -> None:
+    assert first_peak(np.array([0.25, 0.75, 0.5, 0.75])) == 1
+
+
+def test_only_right_answers_are_penalised_against_the_other_right_ones() -> None:
+    # right ones of problem a: lengths 10 and 30, mean 20, std 10: sigmoid(-1) = 0.26894, sigmoid(1) = 0.73106
+    rewards = np.array([1.0, 1.0, 0.0, 1.0])
+    got = penalised_rewards(rewards, np.array([10.0, 30.0, 500.0, 77.0]), ["a", "a", "a", "b"], coefficient=0.5)
+    assert got == pytest.approx([1 - 0.5 * 0.268941, 1 - 0.5 * 0.731059, 0.0, 0.75], abs=1e-6)
+
+
+def rollouts(*rewards: float) -> list[Continuation]:
+    return [Continuation(f"<{n}>", r) for n, r in enumerate(rewards)]
+
+
+ATTEMPT = Attempt(
+    problem_id="p",
+    problem="What?",
+    steps=["a ", "b ", "c"],
+    ending="!",
+    reward=0.0,
+    # values 0.25, 0.75, 0.5, 0.75
+    continuations=[rollouts(0, 0, 0, 1), rollouts(0, 1, 1, 1), rollouts(1, 1, 0, 0), rollouts(1, 0, 1, 1)],
+)
+
+
+def test_values_boundary_and_loss_of_an_attempt() -> None:
+    values = ATTEMPT.values()
+    assert values.tolist() == [0.25, 0.75, 0.5, 0.75]
+    assert best_boundary(values) == 3  # the last of the best
+    assert first_loss(values) == 2
+    assert first_loss(np.array([0.1, 0.2])) == 1
+
+
+@pytest.mark.parametrize(
+    ("variant", "attempt", "boundary", "revised"),
+    [
+        (Variant.RESAMPLE, "a b c!", 0, "<3>"),
+        (Variant.SHARED_PREFIX, "a b c!", 3, "a b c<0>"),
+        (Variant.NO_SHARED_PREFIX, "a b c!", 3, "<0>"),
+        (Variant.NO_FULL_ROLLOUT, "a b ", 1, "<1>"),
+    ],
+)
+def test_the_four_variants_of_backtracking(variant: Variant, attempt: str, boundary: int, revised: str) -> None:
+    revision = revise(ATTEMPT, variant)
+    assert revision is not None
+    assert (revision.attempt, revision.boundary, revision.revised) == (attempt, boundary, revised)
+    conversation = as_conversation(revision, "Back to step {step}.", instruction=" Think.", opening="<t>")
+    said = ["What? Think.", f"<t>{attempt}", f"Back to step {boundary}.", f"<t>{revised}"]
+    assert [m.content for m in conversation.messages] == said
+    assert [m.role for m in conversation.messages] == [USER, ASSISTANT, USER, ASSISTANT]
+    suffix = as_suffix(revision, "Back to {step}.")
+    assert (suffix.problem, suffix.suffix) == ("What?", revised)
+    assert suffix.prefix == f"{attempt}\n\nBack to {boundary}.\n\n"
+
+
+def test_nothing_is_revised_where_nothing_was_wrong_or_nothing_right_is_known() -> None:
+    right = Attempt("p", "What?", ATTEMPT.steps, "", 1.0, ATTEMPT.continuations)
+    hopeless = Attempt("p", "What?", ["a"], "", 0.0, [rollouts(0, 0), rollouts(0, 0)])
+    assert revise(right, Variant.SHARED_PREFIX) is None
+    assert revise(hopeless, Variant.SHARED_PREFIX) is None
+
+
+def test_every_prefix_needs_rollouts() -> None:
+    with pytest.raises(ValueError, match="from each of 2 prefixes"):
+        Attempt("p", "What?", ["a"], "", 0.0, [rollouts(1)]).values()
+
+
+def render(messages: Sequence[Message], open_next: bool) -> str:
+    """A chat template: U or A, the content, and at the end of an assistant's turn a full stop and a line end."""
+    turns = [f"A{m.content}.\n" if m.role == ASSISTANT else f"U{m.content}\n" for m in messages]
+    return "".join(turns) + ("A" if open_next else "")
+
+
+def encode(text: str) -> list[int]:
+    return [ord(c) for c in text]
+
+
+CHAT = ChatFormat(render, encode, ".")
+TURNS = (Message(USER, "q"), Message(ASSISTANT, "ab"), Message(USER, "r"), Message(ASSISTANT, "c"))
+
+
+def test_every_turn_of_the_assistant_is_learnt_with_its_end_and_no_further() -> None:
+    masked = mask_conversation(Conversation("s", TURNS), CHAT)
+    assert masked.token_ids == encode("Uq\nAab.\nUr\nAc.\n")
+    learnt = "".join(chr(i) for i, is_learnt in zip(masked.token_ids, masked.learnt, strict=True) if is_learnt)
+    assert learnt == "ab.c."
+    assert masked.first_learnt == 4
+
+
+def test_learnt_stretches_become_tokens_by_themselves() -> None:
+    """As a prompt and its answer do when sampled: nothing merges across."""
+    seen: list[str] = []
+    mask_conversation(Conversation("s", TURNS[:2]), ChatFormat(render, lambda t: seen.append(t) or encode(t), "."))
+    assert seen == ["Uq\nA", "ab.", "\n"]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+    form = ChatFormat(lambda messages, open_next: render(messages[-1:], open_next), encode, ".")
+    with pytest.raises(ValueError, match="writes turn 1 in another way"):
+        mask_conversation(Conversation("s", TURNS), form)
+
+
+def test_a_suffix_is_learnt_by_its_position() -> None:
+    masked = mask_suffix("s", [1, 2], [3], [4, 5])
+    assert masked.token_ids == [1, 2, 3, 4, 5]
+    assert masked.learnt.tolist() == [False, False, False, True, True]
+    with pytest.raises(ValueError, match="no suffix"):
+        mask_suffix("s", [1], [2], [])
+
+
+def test_a_conversation_without_an_assistant_teaches_nothing() -> None:
+    with pytest.raises(ValueError, match="no turn of the assistant"):
+        mask_conversation(Conversation("s", (Message(USER, "q"),)), CHAT)

@@ -1,0 +1,148 @@
+"""Estimators of a prefix's value: by hand, and over many draws against the truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mrt_hpc.mrt.planner import draw_counts, expected_branches
+from mrt_hpc.mrt.values import KnownAnswer, Step, Vote, likelihood, look_ahead, majority, monte_carlo, rao_blackwell
+
+
+def test_monte_carlo_is_the_mean_reward_with_the_variance_of_a_mean() -> None:
+    # one of four right: sample variance 0.25, so the mean's is 0.25 / 4
+    estimate = monte_carlo([1, 0, 0, 0])
+    assert (estimate.value, estimate.variance) == (0.25, pytest.approx(0.0625))
+
+
+def test_one_branch_tells_nothing_of_its_spread_and_none_is_an_error() -> None:
+    assert math.isnan(monte_carlo([1.0]).variance)
+    with pytest.raises(ValueError, match="at least one branch"):
+        monte_carlo([])
+
+
+def test_likelihood_adds_up_the_right_answers() -> None:
+    known = [KnownAnswer(0.5, 1.0), KnownAnswer(0.2, 1.0), KnownAnswer(0.25, 0.0)]
+    assert likelihood(known).value == pytest.approx(0.7)
+    assert likelihood(known).variance == 0.0
+
+
+def test_rao_blackwell_by_hand() -> None:
+    # S holds 0.6 of the mass, of which 0.5 is right. Two of four branches fall outside, one of them right.
+    # 0.5 + 0.25 * 0.4 + ((1 - 0.25) + (0 - 0.25)) / 4 = 0.5 + 0.1 + 0.125
+    known = [KnownAnswer(0.5, 1.0), KnownAnswer(0.1, 0.0)]
+    estimate = rao_blackwell(known, [None, 1.0, 0.0, None], baseline=0.25)
+    assert estimate.value == pytest.approx(0.725)
+    # terms 0, 0.75, -0.25, 0: squares 0.625, mean 0.125, variance (0.625 - 4 * 0.015625) / 3 / 4
+    assert estimate.variance == pytest.approx((0.625 - 0.0625) / 12)
+
+
+def test_rao_blackwell_knows_everything_where_the_mass_is_known() -> None:
+    estimate = rao_blackwell([KnownAnswer(0.75, 1.0), KnownAnswer(0.25, 0.0)], [None] * 4, baseline=0.5)
+    assert (estimate.value, estimate.variance) == (pytest.approx(0.75), 0.0)
+
+
+def test_rao_blackwell_without_a_branch_is_refused_where_mass_is_left() -> None:
+    assert rao_blackwell([KnownAnswer(0.9995, 1.0)], [], baseline=0.0).value == pytest.approx(0.9995)
+    with pytest.raises(ValueError, match=r"0\.5 of the mass is unknown"):
+        rao_blackwell([KnownAnswer(0.5, 1.0)], [], baseline=0.0)
+
+
+ANSWERS = np.array([0.4, 0.2, 0.15, 0.15, 0.1])
+"""mu's probability of five answers, of which the first and the fourth are right: V = 0.55."""
+REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 0.0])
+KNOWN = [KnownAnswer(ANSWERS[i], REWARDS[i]) for i in (0, 1)]
+TRUTH = float(ANSWERS @ REWARDS)
+
+
+def outside(draws: np.ndarray) -> list[float | None]:
+    """Rewards of the branches, None for the known answers 0 and 1."""
+    return [None if a < 2 else REWARDS[a] for a in draws]
+
+
+@pytest.mark.parametrize("baseline", [0.0, 0.3, 1.0])
+def test_rao_blackwell_is_unbiased_and_tells_its_variance(baseline: float) -> None:
+    rng = np.random.default_rng(3)
+    found = [rao_blackwell(KNOWN, outside(rng.choice(5, 4, p=ANSWERS)), baseline) for _ in range(10_000)]
+    values = np.array([e.value for e in found])
+    error = values.std() / math.sqrt(len(values))
+    assert abs(values.mean() - TRUTH) < 4 * error
+    assert np.mean([e.variance for e in found]) == pytest.approx(values.var(), rel=0.05)
+
+
+def test_monte_carlo_is_unbiased_and_noisier_than_rao_blackwell() -> None:
+    rng = np.random.default_rng(5)
+    draws = rng.choice(5, (10_000, 4), p=ANSWERS)
+    plain = np.array([monte_carlo(list(REWARDS[d])).value for d in draws])
+    blackwell = np.array([rao_blackwell(KNOWN, outside(d), 0.6).value for d in draws])
+    assert abs(plain.mean() - TRUTH) < 4 * plain.std() / math.sqrt(len(plain))
+    assert blackwell.var() < plain.var() / 2
+
+
+def step(probabilities: list[float], forecasts: list[float], taken: int | None) -> Step:
+    return Step(np.array(probabilities), np.array(forecasts), taken)
+
+
+def test_looking_ahead_by_hand() -> None:
+    # E[h] = 0.5 * 1 + 0.25 * 0.5 = 0.625, and the token drawn promised 0.5; then E[h] = 0.75, and it promised nothing
+    steps = [step([0.5, 0.25], [1.0, 0.5], 1), step([0.75], [1.0], None)]
+    assert look_ahead(steps) == pytest.approx(0.625 - 0.5 + 0.75)
+    assert look_ahead([]) == 0.0
+
+
+def test_the_right_forecast_at_the_token_that_decides_leaves_no_chance() -> None:
+    probabilities, rewards = [0.2, 0.5, 0.3], [1.0, 0.0, 1.0]
+    corrected = [rewards[i] + look_ahead([step(probabilities, rewards, i)]) for i in range(3)]
+    assert corrected == pytest.approx([0.5] * 3)
+
+
+@pytest.mark.parametrize("forecasts", [[0.0, 0.0, 0.0], [1.0, 0.0, 0.2], [0.3, 0.9, 0.1]])
+def test_looking_ahead_is_unbiased_whatever_is_forecast(forecasts: list[float]) -> None:
+    """Two tokens: the first of three, then right with a probability that depends on it. The third is not looked at."""
+    rng = np.random.default_rng(6)
+    first, then = np.array([0.5, 0.3, 0.2]), np.array([0.9, 0.2, 0.5])
+    draws = rng.choice(3, 20_000, p=first)
+    rewards = (rng.random(20_000) < then[draws]).astype(float)
+    known = [step([0.5, 0.3], forecasts[:2], t if t < 2 else None) for t in range(3)]
+    corrected = rewards + np.array([look_ahead([known[t]]) for t in draws])
+    assert abs(corrected.mean() - first @ then) < 4 * corrected.std() / math.sqrt(len(draws))
+
+
+def test_branches_go_where_the_spread_is() -> None:
+    spreads = np.array([0.0, 0.2, 0.4, 0.9])
+    expected = expected_branches(spreads, budget=2.0, mean_spread=0.4, most=3.0)
+    assert expected.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert expected_branches(spreads, budget=2.0, mean_spread=0.0, most=3.0).tolist() == [0.0] * 4
+
+
+def test_counts_have_the_expectations_they_were_drawn_for() -> None:
+    rng = np.random.default_rng(8)
+    expected = np.array([0.0, 0.3, 1.0, 2.75])
+    counts = np.array([draw_counts(expected, rng.random(4)) for _ in range(4000)])
+    assert counts[:, 0].max() == 0
+    assert set(counts[:, 3]) == {2, 3}
+    assert counts.mean(axis=0) == pytest.approx(expected, abs=4 * 0.5 / 63)
+
+
+def votes(*answers: tuple[str | None, float, float]) -> list[Vote]:
+    return [Vote(*a) for a in answers]
+
+
+def test_the_majority_is_the_answer_of_greatest_weight() -> None:
+    # "7" has one vote of 0.9, "8" two of 0.3
+    assert majority(votes(("7", 1.0, 0.9), ("8", 0.0, 0.3), ("8", 0.0, 0.3))).value == 1.0
+    assert majority(votes(("7", 1.0, 0.5), ("8", 0.0, 0.3), ("8", 0.0, 0.3))).value == 0.0
+
+
+def test_a_tie_of_right_and_wrong_counts_one_half() -> None:
+    assert majority(votes(("7", 1.0, 0.5), ("8", 0.0, 0.5))).value == 0.5
+    assert majority(votes(("8", 0.0, 0.5), ("9", 0.0, 0.5))).value == 0.0
+
+
+def test_who_answers_nothing_votes_for_nothing() -> None:
+    assert majority(votes((None, 0.0, 0.9), ("7", 1.0, 0.1))).value == 1.0
+    assert majority(votes((None, 0.0, 0.9))).value == 0.0
+    with pytest.raises(ValueError, match="at least one branch"):
+        majority([])
