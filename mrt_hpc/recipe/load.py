@@ -16,7 +16,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from mrt_hpc.recipe.errors import UserError, nearest
 from mrt_hpc.recipe.fields import field_names_at
-from mrt_hpc.recipe.schema import HuggingFaceModel, JsonlProblems, Recipe
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import LocalSite, Site, SiteFile
 
 Location = tuple[int | str, ...]
@@ -264,9 +264,12 @@ def _line_of(source: Source, location: Location) -> int:
 
 def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
     """Resolve the recipe's relative paths against its folder, so that the lock holds whatever the working directory."""
-    updates: dict[str, Any] = {"data": _absolute(recipe.data, base)}
-    if isinstance(recipe.model, HuggingFaceModel):
-        updates["model"] = recipe.model.model_copy(update={"path": str(base / Path(recipe.model.path).expanduser())})
+    updates: dict[str, Any] = {"data": _absolute(recipe.data, base), "model": _absolute(recipe.model, base)}
+    if recipe.prover is not None and recipe.prover.model is not None:
+        updates["prover"] = recipe.prover.model_copy(update={"model": _under(base, recipe.prover.model)})
+    if recipe.prompt.chat_template is not None:
+        template = _under(base, recipe.prompt.chat_template)
+        updates["prompt"] = recipe.prompt.model_copy(update={"chat_template": template})
     benchmarks = tuple(
         b.model_copy(update={"problems": _absolute(b.problems, base)}) for b in recipe.evaluation.benchmarks
     )
@@ -274,7 +277,10 @@ def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
     return recipe.model_copy(update=updates)
 
 
-def _absolute(problems: Any, base: Path) -> Any:
-    if not isinstance(problems, JsonlProblems):
-        return problems
-    return problems.model_copy(update={"path": str(base / Path(problems.path).expanduser())})
+def _absolute(section: Any, base: Path) -> Any:
+    """A section with its path resolved, where it has one."""
+    return section.model_copy(update={"path": _under(base, section.path)}) if hasattr(section, "path") else section
+
+
+def _under(base: Path, path: str) -> str:
+    return str(base / Path(path).expanduser())

@@ -18,3 +18,11 @@ REFERENCE_MARKERS = (
     "But hold on",
 )
 """The authors' markers of reconsideration: a paragraph that begins with one may open an episode."""
+
+BOX = "\\boxed{"
+"""Opens a boxed answer."""
+
+DEFAULT_BACKTRACK = (
+    "Part of this is wrong. Go back to what holds after step {step}, and go on from there to the answer."
+)
+"""Stands between an attempt and its revision; {step} is the number of steps kept."""

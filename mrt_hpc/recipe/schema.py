@@ -8,11 +8,14 @@ with the reason, before anything is submitted.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT, DEFAULT_INSTRUCTION, REFERENCE_MARKERS
+from mrt_hpc.recipe.algorithms import Algorithm
+from mrt_hpc.recipe.fits import algorithm_fits, data_fit, evaluation_fits, prover_fits, sampling_fits
+from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
+from mrt_hpc.recipe.provers import Prover
 from mrt_hpc.recipe.resources import Resources
 from mrt_hpc.recipe.section import Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
 
@@ -35,6 +38,10 @@ class SmallWorldModel(Section):
     type: Literal["small_world"] = "small_world"
     warm_start_steps: Positive | None = None
     """Optimiser steps of the supervised warm start; null takes the small world's own number."""
+    answer_forms: Positive = 1
+    """In how many ways the model learns to write an answer (7, 8-1, 9-2, ...), so that only a verifier knows which
+    strings are right.
+    """
 
 
 Model = Annotated[HuggingFaceModel | SmallWorldModel, Field(discriminator="type")]
@@ -46,6 +53,7 @@ Model = Annotated[HuggingFaceModel | SmallWorldModel, Field(discriminator="type"
 class JsonlProblems(Section):
     """Problems from a file of JSON lines, each with "id", "problem" and "answer"."""
 
+    form: ClassVar[str] = "problems"
     type: Literal["jsonl"] = "jsonl"
     path: str
     """The file; relative paths start at the recipe's folder."""
@@ -56,6 +64,7 @@ class JsonlProblems(Section):
 class SmallWorldProblems(Section):
     """Problems of the embedded small world."""
 
+    form: ClassVar[str] = "problems"
     type: Literal["small_world"] = "small_world"
     split: Literal["train", "held_out"] = "train"
     """The two splits share no problem."""
@@ -64,6 +73,45 @@ class SmallWorldProblems(Section):
 
 
 Problems = Annotated[JsonlProblems | SmallWorldProblems, Field(discriminator="type")]
+
+
+class Conversations(Section):
+    """Conversations for supervised training, from a file of JSON lines, each with "id" and "messages", a list of
+    objects with "role" and "content".
+    """
+
+    form: ClassVar[str] = "conversations"
+    type: Literal["conversations"] = "conversations"
+    path: str
+    """The file; relative paths start at the recipe's folder."""
+    limit: Positive | None = None
+    """Use only the first so many; null uses all."""
+
+
+class Suffixes(Section):
+    """Suffixes for supervised training, from a file of JSON lines, each with "id", "problem", "prefix" and "suffix"."""
+
+    form: ClassVar[str] = "suffixes"
+    type: Literal["suffixes"] = "suffixes"
+    path: str
+    """The file; relative paths start at the recipe's folder."""
+    limit: Positive | None = None
+    """Use only the first so many; null uses all."""
+
+
+class SmallWorldSamples(Section):
+    """Supervised samples of the embedded small world."""
+
+    type: Literal["small_world_samples"] = "small_world_samples"
+    form: Literal["conversations", "suffixes"]
+    """Whole solutions; or a careless beginning with a patient rest."""
+    samples: Positive
+    """How many."""
+
+
+TrainingData = Annotated[
+    JsonlProblems | SmallWorldProblems | Conversations | Suffixes | SmallWorldSamples, Field(discriminator="type")
+]
 
 
 class Prompt(Section):
@@ -75,6 +123,8 @@ class Prompt(Section):
     """Opens the thought; added after the chat template unless the template has written it."""
     thought_end: str = "</think>"
     """Closes the thought; what follows is the answer."""
+    chat_template: str | None = None
+    """A file with a chat template to use in place of the model's own; relative paths start at the recipe's folder."""
 
 
 # -- method -----------------------------------------------------------------------------------------------------------
@@ -95,46 +145,6 @@ class Episodes(Section):
     """Episodes a trace, at most; what lies beyond joins the last."""
 
 
-class Grpo(Section):
-    """Outcome reward only, compared within the group of a problem."""
-
-    type: Literal["grpo"] = "grpo"
-    divide_by_std: bool = True
-    """Divide by the group's standard deviation; false is Dr. GRPO's form."""
-
-
-class MrtOnline(Section):
-    """On-policy traces; each episode's tokens get the outcome advantage plus alpha times the episode's progress."""
-
-    type: Literal["mrt_online"] = "mrt_online"
-    alpha: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of progress against outcome."""
-    divide_by_std: bool = True
-    """Divide the outcome advantage by the group's standard deviation."""
-    normalise_progress: bool = False
-    """Centre and scale progress over the batch before it is weighted."""
-
-
-Algorithm = Annotated[Grpo | MrtOnline, Field(discriminator="type")]
-
-
-class ForcedAnswer(Section):
-    """The prover mu stops the thought with a short text and samples an answer; V is the mean reward of the branches."""
-
-    type: Literal["forced_answer"] = "forced_answer"
-    branches: Positive = 4
-    """G, branches at each boundary."""
-    forced_text: str = DEFAULT_FORCED_TEXT
-    """Written after the prefix: it closes the thought and starts the answer."""
-    max_tokens: Positive = 512
-    """Tokens of a branch, at most."""
-    temperature: PositiveFloat = 0.9
-    """mu's sampling temperature."""
-
-
-Prover = Annotated[ForcedAnswer, Field(discriminator="type")] | None
-
-
 # -- sampling, serving, grading
 # -----------------------------------------------------------------------------------------
 
@@ -144,8 +154,10 @@ class Sampling(Section):
     sampled from.
     """
 
-    problems_per_iteration: Positive
-    """Problems drawn for each iteration, without repetition until all have been used."""
+    problems_per_iteration: Positive | None = None
+    """Problems drawn for each iteration, without repetition until all have been used; supervised algorithms draw
+    sequences instead, see ``algorithm.sequences_per_iteration``.
+    """
     rollouts_per_problem: Positive = 4
     """n, the size of a group."""
     temperature: PositiveFloat = 0.9
@@ -258,6 +270,15 @@ class Coupling(StrEnum):
     """The trainer starts when inference has ended: small jobs for queues where only short jobs start."""
 
 
+class LengthStage(Section):
+    """One step of a length curriculum."""
+
+    first_iteration: NotNegative
+    """From this iteration on."""
+    max_tokens: Positive
+    """Tokens of a trace, at most."""
+
+
 class Schedule(Section):
     """How many iterations, and how they are cut into jobs."""
 
@@ -269,6 +290,18 @@ class Schedule(Section):
     """Whether a segment's two jobs run together or one after the other."""
     max_staleness: NotNegative = 0
     """Weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy."""
+    length_curriculum: tuple[LengthStage, ...] = ()
+    """Shorter limits than sampling.max_tokens for the beginning, in ascending order; empty has one limit throughout."""
+
+    def max_tokens(self, iteration: int, limit: int) -> int:
+        """The limit of an iteration.
+
+        Args:
+            iteration: which.
+            limit: ``sampling.max_tokens``, which holds where no stage does.
+        """
+        reached = [stage.max_tokens for stage in self.length_curriculum if stage.first_iteration <= iteration]
+        return reached[-1] if reached else limit
 
 
 class Resilience(Section):
@@ -314,6 +347,12 @@ class Evaluation(Section):
     """Tokens of a completion, at most."""
     problem_shards: Positive = 1
     """Array tasks that share one version and benchmark."""
+    prover: Prover = None
+    """Values the prefixes of the evaluated traces, for normalised regret; null leaves regret out."""
+    episodes: Episodes | None = None
+    """How the evaluated traces are cut for it: one rule where algorithms are compared; null is that of the training."""
+    regret_budgets: tuple[Positive, ...] = (4096, 8192, 12288, 16384)
+    """Tokens up to which regret is measured."""
 
 
 class Tracking(Section):
@@ -334,8 +373,8 @@ class Recipe(Section):
     """The one seed from which all others follow."""
     model: Model
     """The starting policy."""
-    data: Problems
-    """Training problems."""
+    data: TrainingData
+    """Training problems, or given samples for supervised training."""
     prompt: Prompt = Prompt()
     """From problem to prompt."""
     episodes: Episodes = Episodes()
@@ -343,7 +382,7 @@ class Recipe(Section):
     algorithm: Algorithm
     """What the advantages are made of."""
     prover: Prover = None
-    """How prefixes get their values; needed by mrt_online."""
+    """How prefixes get their values, for algorithms that ask for them."""
     sampling: Sampling
     """Rollouts."""
     serving: Serving = Serving()
@@ -365,31 +404,22 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _method_fits(self) -> Recipe:
-        if isinstance(self.algorithm, MrtOnline) and self.prover is None:
-            raise misfit("prover", "algorithm mrt_online needs a prover: add `prover: {type: forced_answer}`")
-        if isinstance(self.algorithm, Grpo) and self.prover is not None:
-            raise misfit(
-                "prover", "algorithm grpo makes no use of a prover, whose branches would cost tokens: remove `prover`"
-            )
-        if self.sampling.rollouts_per_problem < 2:
-            raise misfit(
-                "sampling.rollouts_per_problem", "at least 2: the outcome advantage compares the rollouts of a group"
-            )
+        data_fit(self)
+        prover_fits(self)
+        evaluation_fits(self)
+        algorithm_fits(self)
+        sampling_fits(self)
         return self
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Recipe:
-        ahead = self.schedule.max_staleness + 1
-        if self.schedule.coupling is Coupling.SEQUENTIAL and self.schedule.iterations_per_job > ahead:
+        ahead, per_job = self.schedule.max_staleness + 1, self.schedule.iterations_per_job
+        sequential = self.schedule.coupling is Coupling.SEQUENTIAL and self.algorithm.samples_rollouts
+        if sequential and per_job > ahead:
             raise misfit(
                 "schedule.iterations_per_job",
                 f"{ahead} or less: with coupling: sequential, inference ends before the trainer starts "
                 f"and can run {ahead} iteration(s) ahead (max_staleness + 1)",
-            )
-        if self.sampling.problems_per_iteration < self.resources.inference.tasks:
-            raise misfit(
-                "resources.inference.tasks",
-                "no more than sampling.problems_per_iteration: some tasks would have nothing to do",
             )
         trainer = self.resources.trainer
         if trainer.ranks_per_node is not None and trainer.ranks % trainer.ranks_per_node:
