@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrt_hpc.recipe.errors import UserError, nearest
 from mrt_hpc.run.atomic import write_text
@@ -12,7 +12,7 @@ from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 FIELDS = ("id", "problem", "answer")
@@ -25,47 +25,83 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     Raises:
         UserError: naming the line and field of the first thing wrong.
     """
+    return read_lines(path, limit, _problem, lambda problem: problem.id, _ADVICE)
+
+
+Item = TypeVar("Item")
+
+
+def read_lines(
+    path: Path,
+    limit: int | None,
+    parse: Callable[[dict[str, Any], str], Item],
+    identity: Callable[[Item], str],
+    advice: str,
+) -> list[Item]:
+    """All items of a file of JSON objects (the first ``limit``), one a line, no identity twice.
+
+    Args:
+        path: the file.
+        limit: None reads all.
+        parse: makes an item of an object; its second argument says where the object stands.
+        identity: of an item.
+        advice: what a line should look like.
+
+    Raises:
+        UserError: naming the line of the first thing wrong.
+    """
     if not path.is_file():
-        raise UserError("no such data file", value=str(path), expected="a file of JSON lines", advice=_ADVICE)
-    problems: list[Problem] = []
+        raise UserError("no such data file", value=str(path), expected="a file of JSON lines", advice=advice)
+    items: list[Item] = []
     seen: dict[str, int] = {}
     with path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
-            if limit is not None and len(problems) == limit:
+            if limit is not None and len(items) == limit:
                 break
             if not line.strip():
                 continue
-            problem = _parse(line, f"{path}, line {number}")
-            if problem.id in seen:
-                raise UserError(
-                    f"id stands on line {seen[problem.id]} as well",
-                    value=problem.id,
-                    where=f"{path}, line {number}, id",
-                )
-            seen[problem.id] = number
-            problems.append(problem)
-    if not problems:
-        raise UserError("the data file holds no problem", where=path, advice=_ADVICE)
-    return problems
+            where = f"{path}, line {number}"
+            item = parse(_object(line, where, advice), where)
+            name = identity(item)
+            if name in seen:
+                raise UserError(f"id stands on line {seen[name]} as well", value=name, where=f"{where}, id")
+            seen[name] = number
+            items.append(item)
+    if not items:
+        raise UserError("the data file holds nothing", where=path, advice=advice)
+    return items
 
 
-def _parse(line: bytes, where: str) -> Problem:
+def _object(line: bytes, where: str, advice: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"not a line of JSON: {error}", value=line[:80], where=where, advice=_ADVICE) from error
+        raise UserError(f"not a line of JSON: {error}", value=line[:80], where=where, advice=advice) from error
     if not isinstance(row, dict):
-        raise UserError("not a JSON object", value=row, where=where, advice=_ADVICE)
-    for field in FIELDS:
-        if field not in row:
-            guess = nearest(field, row)
-            expected = f"{field}; the nearest there is {guess}" if guess else field
-            raise UserError(
-                f"field {field} is missing", value=sorted(row), where=where, expected=expected, advice=_ADVICE
-            )
-        if not isinstance(row[field], str) or not row[field].strip():
-            raise UserError(f"{field}: wrong value", value=row[field], where=where, expected="a text that is not empty")
-    return Problem(id=row["id"], problem=row["problem"], answer=row["answer"])
+        raise UserError("not a JSON object", value=row, where=where, advice=advice)
+    return row
+
+
+def text_field(row: dict[str, Any], field: str, where: str, advice: str, *, empty: bool = False) -> str:
+    """A field that holds a text.
+
+    Raises:
+        UserError: it is missing, no text, or empty where that is not allowed.
+    """
+    if field not in row:
+        guess = nearest(field, row)
+        expected = f"{field}; the nearest there is {guess}" if guess else field
+        raise UserError(f"field {field} is missing", value=sorted(row), where=where, expected=expected, advice=advice)
+    value = row[field]
+    if not isinstance(value, str) or not (empty or value.strip()):
+        expected = "a text" if empty else "a text that is not empty"
+        raise UserError(f"{field}: wrong value", value=value, where=where, expected=expected)
+    return value
+
+
+def _problem(row: dict[str, Any], where: str) -> Problem:
+    values = {field: text_field(row, field, where, _ADVICE) for field in FIELDS}
+    return Problem(**values)
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
@@ -75,15 +111,20 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
 
 
 def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:
-    """The problems of one iteration: a window over shuffled passes through the data.
+    """The problems of one iteration, see :func:`draw_indices`."""
+    return [problems[index] for index in draw_indices(len(problems), run_seed, iteration, count)]
 
-    Every pass holds each problem once, in an order of its own; a window that reaches past the end goes on in the next
-    pass. Within one iteration no problem comes twice, unless there are fewer than ``count``.
+
+def draw_indices(size: int, run_seed: int, iteration: int, count: int) -> list[int]:
+    """What one iteration takes of ``size`` items: a window over shuffled passes through them.
+
+    Every pass holds each item once, in an order of its own; a window that reaches past the end goes on in the next
+    pass. Within one iteration no item comes twice, unless there are fewer than ``count``.
     """
-    places = [divmod(position, len(problems)) for position in range(iteration * count, (iteration + 1) * count)]
-    orders = {epoch: _order(len(problems), run_seed, epoch) for epoch in {epoch for epoch, _ in places}}
-    chosen = [problems[orders[epoch][index]] for epoch, index in places]
-    return _without_repeats(chosen, problems) if count <= len(problems) else chosen
+    places = [divmod(position, size) for position in range(iteration * count, (iteration + 1) * count)]
+    orders = {epoch: _order(size, run_seed, epoch) for epoch in {epoch for epoch, _ in places}}
+    chosen = [orders[epoch][index] for epoch, index in places]
+    return _without_repeats(chosen, size) if count <= size else chosen
 
 
 def _order(size: int, run_seed: int, epoch: int) -> list[int]:
@@ -92,15 +133,15 @@ def _order(size: int, run_seed: int, epoch: int) -> list[int]:
     return order
 
 
-def _without_repeats(chosen: list[Problem], problems: Sequence[Problem]) -> list[Problem]:
+def _without_repeats(chosen: list[int], size: int) -> list[int]:
     """Replace what a window over two passes drew twice by what it has not drawn, in the order of the data."""
-    taken = {p.id for p in chosen}
-    spare = (p for p in problems if p.id not in taken)
-    seen: set[str] = set()
+    taken = set(chosen)
+    spare = (index for index in range(size) if index not in taken)
+    seen: set[int] = set()
     result = []
-    for problem in chosen:
-        unique = problem if problem.id not in seen else next(spare)
-        seen.add(unique.id)
+    for index in chosen:
+        unique = index if index not in seen else next(spare)
+        seen.add(unique)
         result.append(unique)
     return result
 

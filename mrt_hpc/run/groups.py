@@ -1,7 +1,7 @@
 """Groups: the rollouts of one problem with their branches, written whole, committed once, verified when read.
 
-A group is a directory, so that all its parts appear in one step; its manifest holds their checksums, what they cost and
-which weights sampled them.
+A shard of an evaluation has the same form, and holds several problems. It is a directory, so that all parts appear in
+one step; its manifest holds their checksums, what they cost and which weights sampled them.
 """
 
 from __future__ import annotations
@@ -9,50 +9,58 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
 from mrt_hpc.run.patience import children
-from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
+from mrt_hpc.run.records import AnswerProbability, Branch, GroupStatistics, PrefixValue, Rollout
 from mrt_hpc.run.shards import read_records, write_records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-ROLLOUTS, BRANCHES = "rollouts.parquet", "branches.parquet"
+PARTS = {
+    "rollouts": Rollout, "branches": Branch, "answers": AnswerProbability, "values": PrefixValue,
+}  # fmt: skip
+"""What a group holds, a parquet file each."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampled:
     """What was sampled for one problem of one iteration."""
 
     rollouts: list[Rollout]
-    branches: list[Branch]
+    branches: list[Branch] = dataclasses.field(default_factory=list)
+    answers: list[AnswerProbability] = dataclasses.field(default_factory=list)
+    """Known before the branches, with their exact probabilities."""
+    values: list[PrefixValue] = dataclasses.field(default_factory=list)
     statistics: GroupStatistics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group(Sampled):
+    """A group that was committed."""
+
     digest: str
     """Identity of its content, see ``Manifest.digest``."""
 
 
-def commit_group(
-    path: Path, rollouts: Sequence[Rollout], branches: Sequence[Branch], statistics: GroupStatistics, **about: Any
-) -> bool:
+def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
     """Write one group unless it is there already.
 
     Args:
         path: of ``RunLayout.group``.
-        rollouts: of one problem.
-        branches: of these rollouts.
-        statistics: what they cost.
-        about: more for the manifest: who sampled them, with which weights.
+        sampled: the group.
+        about: more for the manifest: who sampled it, with which weights.
 
     Returns:
         True when this group is now the one; False when another was committed first (this one is dropped).
     """
 
     def write(directory: Path) -> None:
-        write_records(directory / ROLLOUTS, rollouts, Rollout)
-        write_records(directory / BRANCHES, branches, Branch)
+        for name, record_type in PARTS.items():
+            write_records(_part(directory, name), getattr(sampled, name), record_type)
 
-    return commit_whole(path, write, statistics=dataclasses.asdict(statistics), **about)
+    return commit_whole(path, write, statistics=dataclasses.asdict(sampled.statistics), **about)
 
 
 def read_group(path: Path) -> Group:
@@ -63,12 +71,18 @@ def read_group(path: Path) -> Group:
         UserError: it was written by another version of this package.
     """
     manifest = verify(path)
-    return Group(
-        rollouts=read_records(path / ROLLOUTS, Rollout),
-        branches=read_records(path / BRANCHES, Branch),
-        statistics=_statistics(manifest.about, path),
-        digest=manifest.digest,
-    )
+    if missing := [name for name in PARTS if _part(path, name).name not in manifest.files]:
+        raise UserError(
+            f"no {', '.join(missing)} in it: another version of mrt-hpc wrote it",
+            where=path,
+            advice="go on with the version of mrt-hpc that the run was begun with",
+        )
+    parts: dict[str, Any] = {name: read_records(_part(path, name), record) for name, record in PARTS.items()}
+    return Group(**parts, statistics=_statistics(manifest.about, path), digest=manifest.digest)
+
+
+def _part(directory: Path, name: str) -> Path:
+    return directory / f"{name}.parquet"
 
 
 def _statistics(about: dict[str, Any], path: Path) -> GroupStatistics:

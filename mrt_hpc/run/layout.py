@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+COLLECTION = -1
+"""The iteration before the first: what weights version 0 samples once, for algorithms that start from its traces."""
+
 _WEIGHTS = re.compile(r"v(\d{6})")
 _CHECKPOINT = re.compile(r"step(\d{6})")
 
@@ -45,6 +48,11 @@ class RunLayout:
     def train_data(self) -> Path:
         """The training problems of this run."""
         return self.root / "data" / "train.jsonl"
+
+    @property
+    def selected_samples(self) -> Path:
+        """What a run selected to learn from the traces that it collected."""
+        return self.root / "data" / "selected.jsonl"
 
     def benchmark_data(self, name: str) -> Path:
         """The problems of one benchmark."""
@@ -83,8 +91,8 @@ class RunLayout:
 
     # -- iterations
     def iteration(self, number: int) -> Path:
-        """All that belongs to one iteration."""
-        return self.root / "iterations" / f"{number:06d}"
+        """All that belongs to one iteration; the collection has a place of its own."""
+        return self.root / "collection" if number == COLLECTION else self.root / "iterations" / f"{number:06d}"
 
     def groups(self, iteration: int) -> Path:
         """Parent of an iteration's groups."""

@@ -39,6 +39,10 @@ class Rollout:
     seed: int
     weights_version: int
     prompt_ids: list[int]
+    """What it was sampled after: the prompt, then a prefix and forced text where there are any."""
+    forced: int
+    """How many tokens at the end of ``prompt_ids`` the prover's text put there; 0 for a rollout that went on thinking.
+    """
     token_ids: list[int]
     """[T], with the stop token last where ``finish_reason`` is STOP."""
     logprobs: list[float]
@@ -79,10 +83,45 @@ class Branch:
     """The forced answer start with what mu sampled after it: the text that is graded."""
     answer: str | None
     reward: float
+    known: bool
+    """Whether it is among the answers whose probability was looked up beforehand."""
+    look_ahead: float
+    """What looking ahead at its tokens adds to its reward, zero on average; 0 where the prover does not look."""
     prompt_tokens: int
     """Length of problem, prefix and forced tokens together."""
     cached_tokens: int | None
     """How many of these the server had in its prefix cache; None when it did not say."""
+
+
+@dataclass(frozen=True)
+class AnswerProbability:
+    """What mu makes of an answer that was known before the branches, from the prefix c_j of a rollout."""
+
+    iteration: int
+    problem_id: str
+    sample: int
+    boundary: int
+    answer: str
+    probability: float
+    """Of the answer and the end of its box, over the counted tokenisations, mu's temperature applied."""
+    reward: float
+
+
+@dataclass(frozen=True)
+class PrefixValue:
+    """V of the prefix c_j of a rollout, as it was estimated."""
+
+    iteration: int
+    problem_id: str
+    sample: int
+    boundary: int
+    value: float
+    variance: float
+    """Of the estimate over its branches; NaN where a single branch tells nothing."""
+    branches: int
+    """How many were drawn."""
+    baseline: float
+    """b, the reward expected of an answer not known beforehand; 0 where the prover has no use for it."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +133,9 @@ class GroupStatistics:
     rollout_tokens: int
     """Sampled tokens of the rollouts."""
     branch_tokens: int
-    """Sampled tokens of the branches."""
+    """Sampled for the prover: tokens of the branches, and one for each look at a probability."""
     prompt_tokens: int
-    """Prompt tokens of the branches: problem, prefix and forced text."""
+    """Prompt tokens of branches and looks: problem, prefix and forced text."""
     cached_tokens: int
     """How many of these came from the server's prefix cache."""
     seconds: dict[str, float]

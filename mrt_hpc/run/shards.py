@@ -1,4 +1,4 @@
-"""Parquet files of records, and shards of them: written whole, committed once, verified when read."""
+"""Parquet files of records: a dataclass a row, its fields the columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.run.manifest import DamagedError, commit_whole, is_of_the_filesystem, verify
+from mrt_hpc.run.manifest import DamagedError, is_of_the_filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record")
 
-RECORDS = "records.parquet"
-
-_ARROW_TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+_ARROW_TYPES: dict[type, pa.DataType] = {
+    int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(),
+}  # fmt: skip
 
 
 def arrow_schema(record_type: type) -> pa.Schema:
@@ -44,22 +44,6 @@ def _arrow_type(hint: Any) -> pa.DataType:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return pa.string()
     return _ARROW_TYPES[hint]
-
-
-def commit_shard(path: Path, records: Sequence[Any], record_type: type, **about: Any) -> bool:
-    """Write a shard, a directory, unless there is one already; True when this one is now the shard."""
-    return commit_whole(path, lambda directory: write_records(directory / RECORDS, records, record_type), **about)
-
-
-def read_shard(path: Path, record_type: type[Record]) -> list[Record]:
-    """All records of one shard.
-
-    Raises:
-        DamagedError: the shard is not what was written.
-        UserError: its columns are not those of ``record_type``.
-    """
-    verify(path)
-    return read_records(path / RECORDS, record_type)
 
 
 def write_records(path: Path, records: Sequence[Any], record_type: type) -> None:

@@ -52,7 +52,7 @@ def test_missing_and_empty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such data file"):
         read_problems(tmp_path / "d.jsonl")
     (tmp_path / "d.jsonl").write_text("\n\n")
-    with pytest.raises(UserError, match="holds no problem"):
+    with pytest.raises(UserError, match="holds nothing"):
         read_problems(tmp_path / "d.jsonl")
 
 

@@ -16,12 +16,12 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run import patience
 from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, replacing, temporary_sibling, write_json
 from mrt_hpc.run.events import EventKind, EventLog, read_events
-from mrt_hpc.run.groups import commit_group, complete_groups, read_group
+from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.lineage import set_aside, younger_than
 from mrt_hpc.run.manifest import read_manifest, verify
-from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Rollout
-from mrt_hpc.run.shards import RECORDS, commit_shard, read_shard
+from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
+from mrt_hpc.run.shards import read_records, write_records
 from mrt_hpc.run.tasks import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
 from mrt_hpc.run.weights import prune, publish, published_versions
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 def rollout(sample: int = 0, text: str = "x") -> Rollout:
     return Rollout(
-        iteration=3, problem_id="p", sample=sample, seed=7, weights_version=2, prompt_ids=[1], token_ids=[2, 3],
-        logprobs=[-0.5, -1.5], finish_reason=FinishReason.STOP, text=text, answer=None, reward=1.0, boundaries=[0, 1],
+        iteration=3, problem_id="p", sample=sample, seed=7, weights_version=2, prompt_ids=[1], forced=0,
+        token_ids=[2, 3], logprobs=[-0.5, -1.5], finish_reason=FinishReason.STOP, text=text, answer=None,
+        reward=1.0, boundaries=[0, 1],
         started=1.0, seconds=0.5,
     )  # fmt: skip
 
@@ -40,12 +41,24 @@ def rollout(sample: int = 0, text: str = "x") -> Rollout:
 def branch() -> Branch:
     return Branch(
         iteration=3, problem_id="p", sample=0, boundary=1, branch=0, seed=9, weights_version=2, token_ids=[4],
-        logprobs=[-0.1], finish_reason=FinishReason.LENGTH, text="y", answer="5", reward=0.0, prompt_tokens=8,
-        cached_tokens=None,
+        logprobs=[-0.1], finish_reason=FinishReason.LENGTH, text="y", answer="5", reward=0.0, known=True,
+        look_ahead=0.25,
+        prompt_tokens=8, cached_tokens=None,
     )  # fmt: skip
 
 
 COST = GroupStatistics(1, 1, 2, 1, 8, 0, {"generation": 1.5})
+VALUE = PrefixValue(
+    iteration=3, problem_id="p", sample=0, boundary=1, value=0.5, variance=0.0625, branches=1,
+    baseline=0.25,
+)  # fmt: skip
+ANSWER = AnswerProbability(iteration=3, problem_id="p", sample=0, boundary=1, answer="7", probability=0.75, reward=1.0)
+
+
+def sampled(text: str = "x") -> Sampled:
+    return Sampled(
+        rollouts=[rollout(text=text)], branches=[branch()], answers=[ANSWER], values=[VALUE], statistics=COST
+    )
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path) -> None:
@@ -82,21 +95,20 @@ def test_the_first_directory_wins_and_the_late_one_is_removed(tmp_path: Path) ->
 
 def test_a_group_comes_back_as_it_was_and_a_late_one_is_dropped(tmp_path: Path) -> None:
     path = RunLayout(tmp_path).group(3, 7)
-    assert commit_group(path, [rollout()], [branch()], COST, holder="first")
-    assert not commit_group(path, [rollout(text="late")], [], COST, holder="late")
+    assert commit_group(path, sampled(), holder="first")
+    assert not commit_group(path, sampled("late"), holder="late")
     group = read_group(path)
-    assert group.rollouts == [rollout()]
-    assert group.branches == [branch()]
+    assert {name: getattr(group, name) for name in PARTS} == {name: getattr(sampled(), name) for name in PARTS}
     assert group.statistics == COST
     assert read_manifest(path).about["holder"] == "first"
     assert complete_groups(path.parent) == {7}
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("file", ["rollouts.parquet", "branches.parquet", "MANIFEST.json"])
+@pytest.mark.parametrize("file", [*(f"{name}.parquet" for name in PARTS), "MANIFEST.json"])
 def test_a_byte_changed_anywhere_in_a_group_is_found_out(tmp_path: Path, file: str) -> None:
     path = RunLayout(tmp_path).group(3, 7)
-    commit_group(path, [rollout()], [branch()], COST)
+    commit_group(path, sampled())
     content = (path / file).read_bytes()
     for place in range(0, len(content), 7):
         changed = bytes([content[place] ^ 1])
@@ -106,30 +118,30 @@ def test_a_byte_changed_anywhere_in_a_group_is_found_out(tmp_path: Path, file: s
 
 
 @given(st.text(), st.lists(st.floats(allow_nan=False), max_size=5))
-def test_any_text_and_number_survives_a_shard(
+def test_any_text_and_number_survives_a_file_of_records(
     tmp_path_factory: pytest.TempPathFactory, text: str, logs: list[float]
 ) -> None:
     text = text.encode("utf-8", "replace").decode()
     record = dataclasses.replace(rollout(text=text), logprobs=logs)
-    path = tmp_path_factory.mktemp("s") / "shard"
-    assert commit_shard(path, [record], Rollout)
-    assert read_shard(path, Rollout) == [record]
+    path = tmp_path_factory.mktemp("s") / "records.parquet"
+    write_records(path, [record], Rollout)
+    assert read_records(path, Rollout) == [record]
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty"])
-def test_a_damaged_shard_is_an_error_that_names_the_file(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "shard"
-    commit_shard(path, [rollout()], Rollout)
-    content = (path / RECORDS).read_bytes()
-    (path / RECORDS).write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
-    with pytest.raises(UserError, match=RECORDS):
-        read_shard(path, Rollout)
+def test_a_damaged_file_of_records_is_an_error_that_names_it(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "records.parquet"
+    write_records(path, [rollout()], Rollout)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    with pytest.raises(UserError, match=path.name):
+        read_records(path, Rollout)
 
 
 def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
-    commit_shard(tmp_path / "shard", [branch()], Branch)
+    write_records(tmp_path / "records.parquet", [branch()], Branch)
     with pytest.raises(UserError, match="other columns"):
-        read_shard(tmp_path / "shard", Rollout)
+        read_records(tmp_path / "records.parquet", Rollout)
 
 
 def test_weights_versions_are_complete_or_absent(tmp_path: Path) -> None:
@@ -169,7 +181,7 @@ def test_what_lies_after_the_checkpoint_is_set_aside_with_its_reason(tmp_path: P
     for version in (1, 2, 3):
         publish(layout, version, lambda d: (d / "w").write_text("w") and None)
         write_json(layout.metrics(version - 1), {})
-        commit_group(layout.group(version - 1, 0), [rollout()], [], COST)
+        commit_group(layout.group(version - 1, 0), sampled())
     moved = set_aside(layout, younger_than(layout, 1), "because")
     assert published_versions(layout) == [1]
     assert [layout.metrics(i).exists() for i in range(3)] == [True, False, False]
