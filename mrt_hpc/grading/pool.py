@@ -104,19 +104,25 @@ class GraderPool:
         """``grade`` for callers without an event loop."""
         return asyncio.run(self.grade(pairs))
 
-    async def grade(self, pairs: Sequence[Pair]) -> list[Verdict]:
+    async def grade(self, pairs: Sequence[Pair], *, tell: bool = True) -> list[Verdict]:
         """The verdict on each pair, in order; equal pairs are graded once.
 
         Never raises for what an answer contains.
+
+        Args:
+            pairs: answer and gold answer each.
+            tell: whether answers that hang or cannot be read are logged; those that nobody gave need not be.
 
         Raises:
             UserError: the grader processes cannot be started (again).
         """
         unique = list(dict.fromkeys(pairs))
-        verdicts = dict(zip(unique, await asyncio.gather(*(self._verdict(*pair) for pair in unique)), strict=True))
+        verdicts = dict(
+            zip(unique, await asyncio.gather(*(self._verdict(*pair, tell) for pair in unique)), strict=True)
+        )
         return [verdicts[pair] for pair in pairs]
 
-    async def _verdict(self, answer: str | None, gold: str) -> Verdict:
+    async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
         if answer is None or not answer.strip():
             return NO_ANSWER
         if (certain := certain_verdict(answer, gold)) is not None:
@@ -124,7 +130,7 @@ class GraderPool:
         if (cached := self._cache.get((answer, gold))) is not None:
             return cached
         verdict = await self._grade_in_process(answer, gold)
-        if verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
+        if tell and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
             logger.warning(
                 "answer scores 0, %s after %.2f s: %r", verdict.status, verdict.seconds, answer[:LOGGED_CHARS]
             )

@@ -61,6 +61,8 @@ class Completion:
     """Seconds since the epoch, when the request was sent."""
     seconds: float
     """From then to the last token."""
+    tops: list[dict[int, float]] = field(default_factory=list)
+    """[T] at each position the likeliest tokens with their log-probabilities; empty where none were asked for."""
 
 
 @dataclass
@@ -87,6 +89,8 @@ class GenerationClient:
             UserError: the server refused a request, or stayed unreachable.
         """
         waiting = {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
+        if not waiting:
+            return
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(ServerGone),
             stop=stop_after_attempt(self.attempts),
@@ -215,6 +219,10 @@ def _completion(sample: Sample, request: Request, i: int, j: int, started: float
         prompt_tokens=len(request.prompt_ids),
         cached_tokens=sample.cached_tokens,
         scores=sample.scores,
+        tops=[
+            dict(zip(sample.top_ids[at : at + request.top], sample.top_logprobs[at : at + request.top], strict=True))
+            for at in range(0, len(sample.top_ids), request.top or 1)
+        ],
         started=started,
         seconds=time.time() - started,
     )
@@ -226,7 +234,9 @@ def _fault(sample: Sample, request: Request) -> str | None:
         return f"{len(sample.token_ids)} tokens, where 1 to {request.settings.max_tokens} were asked for"
     if len(sample.logprobs) != len(sample.token_ids):
         return f"{len(sample.logprobs)} log-probabilities for {len(sample.token_ids)} tokens"
-    if not all(value <= SLIGHTLY_ABOVE_ONE for value in (*sample.logprobs, *sample.scores)):
+    if not len(sample.top_ids) == len(sample.top_logprobs) == request.top * len(sample.token_ids):
+        return f"{len(sample.top_ids)} likeliest tokens for {len(sample.token_ids)} positions of {request.top}"
+    if not all(value <= SLIGHTLY_ABOVE_ONE for value in (*sample.logprobs, *sample.scores, *sample.top_logprobs)):
         return "a log-probability that is above 0, or no number"
     if len(sample.scores) != len(request.score_ids) or len(sample.weights_versions) != 1:
         return f"{len(sample.scores)} scores and weights versions {sample.weights_versions}"

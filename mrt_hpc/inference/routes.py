@@ -143,7 +143,7 @@ def sampling_params(request: Request, seed: int) -> SamplingParams:
         stop_token_ids=list(settings.stop_token_ids),
         ignore_eos=settings.ignore_stop,
         seed=seed,
-        logprobs=len(request.score_ids),
+        logprobs=request.top or len(request.score_ids),
         logprob_token_ids=request.score_ids or None,
         flat_logprobs=True,
         detokenize=False,
@@ -156,6 +156,7 @@ def _as_sample(request: Request, i: int, j: int, result: Any) -> Sample:
     output = result.outputs[0]
     flat = output.logprobs
     first_scored = flat.start_indices[0] + 1  # the sampled token comes first at every position
+    tops = [slice(start + 1, start + 1 + request.top) for start in flat.start_indices] if request.top else []
     return Sample(
         request=i,
         sample=j,
@@ -165,6 +166,8 @@ def _as_sample(request: Request, i: int, j: int, result: Any) -> Sample:
         cached_tokens=result.num_cached_tokens,
         weights_versions=[_version_number(span.version) for span in output.weight_versions or []],
         scores=flat.logprobs[first_scored : first_scored + len(request.score_ids)],
+        top_ids=[token for place in tops for token in flat.token_ids[place]],
+        top_logprobs=[value for place in tops for value in flat.logprobs[place]],
     )
 
 

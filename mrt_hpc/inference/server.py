@@ -28,7 +28,7 @@ import httpx
 import torch
 
 from mrt_hpc.inference.serve import DIRECTORY_VARIABLE, OWNER_VARIABLE
-from mrt_hpc.inference.wire import FIRST_VERSION_VARIABLE
+from mrt_hpc.inference.wire import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.waiting import wait_until
 
@@ -76,6 +76,9 @@ class ServerSettings:
     """Seconds until it must answer: a large model may be read from a busy shared filesystem."""
     pause_deadline_s: float = 300.0
     """Seconds in which it must finish what is under way when new weights are to be loaded."""
+    noise_by_request: bool = False
+    """Whether the random numbers of a sample are those of its seed from its first token on, wherever in the sequence
+    that stands. The newer of vLLM's GPU runners draws them by absolute position."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's API server."""
 
@@ -95,6 +98,8 @@ class VllmServer:
     weights_version: int = 0
     """The version that ``settings.model_dir`` holds; afterwards the one loaded last."""
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    while_starting: Callable[[], None] | None = field(default=None, repr=False)
+    """Called again and again while it starts for the first time; raises when nobody needs it any more."""
     starts: int = 0
     """How often it was started."""
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
@@ -118,7 +123,7 @@ class VllmServer:
 
     def __enter__(self) -> VllmServer:
         try:
-            self.start()
+            self.start(self.while_starting)
         except BaseException:
             self.close()
             raise
@@ -129,12 +134,21 @@ class VllmServer:
     ) -> None:
         self.close()
 
-    def start(self) -> None:
+    def start(self, check: Callable[[], None] | None = None) -> None:
         """Start the process and wait until it answers.
+
+        Args:
+            check: called again and again meanwhile; raises to give up.
 
         Raises:
             UserError: it died or did not answer in time; with the end of its log.
         """
+
+        def look() -> None:
+            self._raise_if_dead()
+            if check is not None:
+                check()
+
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.socket.unlink(missing_ok=True)
         with self.log.open("ab") as log:
@@ -151,7 +165,7 @@ class VllmServer:
             self.healthy,
             reason=f"the vLLM server (log: {self.log})",
             deadline_s=self.settings.start_deadline_s,
-            check=self._raise_if_dead,
+            check=look,
             longest_pause_s=_LOOK_EVERY_S,
         )
         refuse_stranger(self.socket, self._process.pid)
@@ -327,6 +341,8 @@ class VllmServer:
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # what `serve` relies on
             "HF_HUB_OFFLINE": "1",
         }
+        if self.settings.noise_by_request:
+            environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return environment | (self._cpu_environment() if on_cpu() else {})
 
     def _cpu_environment(self) -> dict[str, str]:
@@ -348,6 +364,7 @@ class VllmServer:
             "tensor-parallel-size": settings.tensor_parallel,
             "gpu-memory-utilization": settings.gpu_memory_utilization,
             "seed": settings.seed,
+            "max-logprobs": MOST_LOGPROBS,
             "logprobs-mode": "processed_logprobs",  # of the distribution sampled from, temperature applied
             "generation-config": "vllm",  # a model's generation_config.json must not change the sampling
             "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",

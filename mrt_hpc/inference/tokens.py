@@ -28,16 +28,16 @@ class TokenBytes:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
         to_bytes = _rule(tokenizer)
-        self._table: dict[int, bytes] = {
+        self.table: dict[int, bytes] = {
             i: to_bytes(token) for token, i in tokenizer.get_vocab().items() if i not in added
         }
-        self._table.update((i, content.encode()) for i, content in added.items())
+        self.table.update((i, content.encode()) for i, content in added.items())
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
         """[T] the bytes of each token; special tokens as they are written. An id the tokenizer does not know (a padded
         vocabulary has such rows) is empty.
         """
-        return [self._table.get(i, b"") for i in ids]
+        return [self.table.get(i, b"") for i in ids]
 
     def text(self, ids: Iterable[int]) -> str:
         """The text of the tokens; bytes that are no UTF-8, as where a limit cut a character, become U+FFFD."""

@@ -13,6 +13,8 @@ from binascii import crc32
 import msgspec
 
 GENERATE_PATH = "/mrt/generate"
+MOST_LOGPROBS = 64
+"""Tokens whose log-probabilities a request may ask for at one position."""
 FIRST_VERSION_VARIABLE = "MRT_HPC_WEIGHTS_VERSION"
 """Environment of the server: the weights version that it starts with."""
 
@@ -41,6 +43,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: Settings
     score_ids: list[int] = []
     """Also return the log-probability of each of these tokens at the first position sampled."""
+    top: int = 0
+    """Also return so many of the likeliest tokens at every position, with their log-probabilities."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -64,6 +68,10 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """Every weights version that sampled a token of it, in order."""
     scores: list[float] = []
     """[len(score_ids)]"""
+    top_ids: list[int] = []
+    """[T * top] position after position."""
+    top_logprobs: list[float] = []
+    """[T * top]"""
     error: str | None = None
     """The request was refused, and why."""
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.inference.branches import Branches, Fork
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.sampler import PromptedProblem, Prover, RolloutPlan, RolloutSampler, SampledTrace, tokens_within
+from mrt_hpc.inference.provers import MonteCarlo
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace, tokens_within
 from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.inference.wire import Request, Settings
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.recipe.errors import UserError
@@ -28,8 +31,12 @@ EOS = TOKENIZER.eos_token_id
 TRACE = "First, x=3\n\nWait, x=5\n\nWait, x=7\n</think> is \\boxed{7}"
 FORCED = TOKENIZER.encode("\n\nTime is up.\n</think> is \\boxed{")
 ANSWER = TOKENIZER.encode("7}")
-PROVER = Prover(FORCED, " is \\boxed{", branches=3, settings=Settings(max_tokens=4))
-PROBLEMS = [PromptedProblem(Problem(f"p{i}", "?", "7"), TOKENIZER.encode(f"Solve {i}*x+1=50")) for i in range(5)]
+ANSWERING = Settings(max_tokens=4)
+PROMPTS = [TOKENIZER.encode(f"Solve {i}*x+1=50") for i in range(5)]
+GROUPS = [
+    PromptedGroup(Problem(f"p{i}", "?", "7"), ids, (Start(ids, 2, Settings(max_tokens=64)),))
+    for i, ids in enumerate(PROMPTS)
+]
 
 
 @dataclass
@@ -60,27 +67,37 @@ class Scripted:
                 await asyncio.sleep(0)
 
 
-def plan(prover: Prover | None = PROVER, **rule: int) -> RolloutPlan:
-    return RolloutPlan(7, 2, 2, Settings(max_tokens=64), rule=EpisodeRule(min_paragraphs=1, **rule), prover=prover)
+def plan(**rule: int) -> RolloutPlan:
+    return RolloutPlan(7, 2, 2, rule=EpisodeRule(min_paragraphs=1, **rule))
 
 
-def sample(generator: Scripted, how: RolloutPlan, concurrency: int = 100) -> list[SampledTrace]:
-    async def collect() -> list[SampledTrace]:
-        sampler = RolloutSampler(generator, TOKENS, how, concurrency)
-        return [trace async for trace in sampler.sample(PROBLEMS)]
+def prover(generator: Scripted, *, common_seeds: bool = False) -> MonteCarlo:
+    fork = Fork(
+        generator, TOKENS, lambda trace, j: trace.context(j), FORCED, " is \\boxed{", ANSWERING, 7,
+        boundaries=lambda trace: range(len(trace.boundaries)), common_seeds=common_seeds,
+    )  # fmt: skip
+    return MonteCarlo(Branches(fork), 3)
 
-    return sorted(asyncio.run(collect()), key=lambda t: (t.prompted.problem.id, t.sample))
+
+def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100, **options: bool) -> list[ValuedTrace]:
+    async def collect() -> list[ValuedTrace]:
+        valuer = prover(generator, **options) if valued else None
+        sampler = RolloutSampler(generator, TOKENS, plan(), valuer, concurrency)
+        return [trace async for trace in sampler.sample(GROUPS)]
+
+    return sorted(asyncio.run(collect()), key=lambda v: (v.trace.group.problem.id, v.trace.sample))
 
 
 def test_every_problem_gets_its_group_and_every_trace_its_seed() -> None:
-    traces = sample(Scripted(), plan(prover=None))
-    assert [(t.prompted.problem.id, t.sample) for t in traces] == [(f"p{i}", s) for i in range(5) for s in range(2)]
-    assert [t.completion.seed for t in traces[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
-    assert not any(t.branches for t in traces)
+    found = sample(Scripted(), valued=False)
+    places = [(v.trace.group.problem.id, v.trace.sample) for v in found]
+    assert places == [(f"p{i}", s) for i in range(5) for s in range(2)]
+    assert [v.trace.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
+    assert not any(v.valuation.branches for v in found)
 
 
 def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_tag() -> None:
-    trace = sample(Scripted(), plan())[0]
+    trace = sample(Scripted())[0].trace
     ids, cuts = trace.completion.token_ids, trace.boundaries
     episodes = [TOKENS.text(ids[a:b]) for a, b in pairwise(cuts)]
     assert episodes == ["First, x=3\n\n", "Wait, x=5\n\n", "Wait, x=7\n"]
@@ -90,31 +107,62 @@ def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_t
 
 def test_branches_fork_at_every_boundary_from_prompt_prefix_and_forced_text() -> None:
     generator = Scripted()
-    trace = sample(generator, plan())[0]
-    assert [(b.boundary, b.branch) for b in trace.branches] == [(j, g) for j in range(4) for g in range(3)]
+    valued = sample(generator)[0]
+    trace, branches = valued.trace, valued.valuation.branches
+    assert [(b.boundary, b.branch) for b in branches] == [(j, g) for j in range(4) for g in range(3)]
     prefix = trace.completion.token_ids[: trace.boundaries[2]]
-    fork = [*trace.prompted.prompt_ids, *prefix, *FORCED]
+    fork = [*PROMPTS[0], *prefix, *FORCED]
     seeds = [derive_seed(7, "branch", 2, "p0", 0, 2, g) for g in range(3)]
-    assert Request(fork, seeds, PROVER.settings) in generator.asked
-    assert {b.text for b in trace.branches} == {" is \\boxed{7}"}
+    assert Request(fork, seeds, ANSWERING) in generator.asked
+    assert {b.text for b in branches} == {" is \\boxed{7}"}
+
+
+def test_common_seeds_are_those_of_the_branch_at_every_boundary() -> None:
+    branches = sample(Scripted(), common_seeds=True)[0].valuation.branches
+    by_branch = {g: {b.seed for b in branches if b.branch == g} for g in range(3)}
+    assert [len(seeds) for seeds in by_branch.values()] == [1, 1, 1]
+    assert len(set().union(*by_branch.values())) == 3
 
 
 def test_a_trace_cut_by_the_limit_ends_its_last_episode_at_the_cut() -> None:
     ids = TOKENIZER.encode("First, x=3\n\nWait, x=")
-    trace = sample(Scripted(ids, FinishReason.LENGTH), plan())[0]
+    trace = sample(Scripted(ids, FinishReason.LENGTH))[0].trace
     assert trace.boundaries[-1] == len(ids)
     assert trace.answer_text == trace.text == "First, x=3\n\nWait, x="
 
 
 def test_a_thought_that_ends_at_once_has_one_boundary_to_fork_from() -> None:
-    trace = sample(Scripted([*TOKENIZER.encode("</think>7"), EOS]), plan())[0]
-    assert trace.boundaries == [0]
-    assert [b.boundary for b in trace.branches] == [0, 0, 0]
+    valued = sample(Scripted([*TOKENIZER.encode("</think>7"), EOS]))[0]
+    assert valued.trace.boundaries == [0]
+    assert [b.boundary for b in valued.valuation.branches] == [0, 0, 0]
+
+
+def test_rollouts_of_one_group_may_start_in_several_places() -> None:
+    """Two go on from a prefix, one is forced to answer there."""
+    prefix = TOKENIZER.encode("First, x=3\n\n")
+    context = [*PROMPTS[0], *prefix]
+    going_on = Start(context, 2, Settings(max_tokens=64), b"First, x=3\n\n")
+    forced = Start([*context, *FORCED], 1, ANSWERING, b"First, x=3\n\n</think>", len(FORCED))
+    group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (going_on, forced))
+
+    async def collect() -> list[ValuedTrace]:
+        sampler = RolloutSampler(Scripted(), TOKENS, RolloutPlan(7, 2, 3, rule=EpisodeRule(min_paragraphs=1)))
+        return [v async for v in sampler.sample([group])]
+
+    traces = sorted((v.trace for v in asyncio.run(collect())), key=lambda t: t.sample)
+    assert [t.sample for t in traces] == [0, 1, 2]
+    assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(3)]
+    assert traces[0].text == "First, x=3\n\n" + TRACE
+    assert [len(t.boundaries) for t in traces] == [4, 4, 1]
+    records = [t.graded("7", 1.0) for t in traces]
+    assert [r.forced for r in records] == [0, 0, len(FORCED)]
+    assert records[2].prompt_ids == [*context, *FORCED]
 
 
 def test_records_carry_what_was_sampled() -> None:
-    trace = sample(Scripted(), plan())[0]
-    rollout, branch = trace.graded("7", 1.0), trace.branches[0].graded(None, 0.0)
+    valued = sample(Scripted())[0]
+    rollout = valued.trace.graded("7", 1.0)
+    branch = valued.trace.branch(valued.valuation.branches[0], None, 0.0)
     assert (rollout.weights_version, rollout.answer, rollout.reward) == (3, "7", 1.0)
     assert len(rollout.logprobs) == len(rollout.token_ids)
     assert rollout.token_ids[-1] == EOS
@@ -123,13 +171,13 @@ def test_records_carry_what_was_sampled() -> None:
 
 def test_no_more_traces_are_under_way_than_there_is_room_for() -> None:
     generator = Scripted()
-    assert len(sample(generator, plan(), concurrency=4)) == 10
+    assert len(sample(generator, concurrency=4)) == 10
     assert generator.most_running == 4
 
 
 def test_a_group_larger_than_the_room_goes_alone() -> None:
     generator = Scripted()
-    assert len(sample(generator, plan(), concurrency=1)) == 10
+    assert len(sample(generator, concurrency=1)) == 10
     assert generator.most_running == 2
 
 
@@ -140,7 +188,7 @@ def test_a_refusal_reaches_the_caller() -> None:
             yield
 
     with pytest.raises(UserError, match="too long"):
-        sample(Refusing(), plan())
+        sample(Refusing())
 
 
 @pytest.mark.parametrize(("length", "tokens"), [(0, 0), (1, 0), (2, 1), (4, 3), (5, 4), (6, 5)])

@@ -25,10 +25,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from mrt_hpc.inference.branches import Branches, Fork
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, Settings, connect
-from mrt_hpc.inference.sampler import PromptedProblem, Prover, RolloutPlan, RolloutSampler
+from mrt_hpc.inference.provers import MonteCarlo
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.inference.wire import GENERATE_PATH
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.recipe.errors import UserError
@@ -240,22 +243,28 @@ def test_samples_of_a_client_that_went_away_are_aborted(tied: Reached, vllm: Vll
 
 def test_branches_find_their_prefix_in_the_cache(tied: Reached) -> None:
     forced = TOKENIZER.encode("\n\nTime is up.\n</think> is \\boxed{")
-    plan = RolloutPlan(
-        run_seed=0, iteration=0, group_size=4, settings=Settings(400, ignore_stop=True),
-        rule=EpisodeRule(markers=("",), min_paragraphs=1), prover=Prover(forced, "", 2, Settings(4)),
-    )  # fmt: skip
+    plan = RolloutPlan(run_seed=0, iteration=0, group_size=4, rule=EpisodeRule(markers=("",), min_paragraphs=1))
     # A random model writes a blank line once in some hundreds of tokens: so many traces have one for certain.
-    problems = [PromptedProblem(Problem(str(i), "", ""), [*PROMPT, i]) for i in range(16)]
+    settings = Settings(400, ignore_stop=True)
+    prompts = [[*PROMPT, i] for i in range(16)]
+    groups = [PromptedGroup(Problem(str(i), "", ""), ids, (Start(ids, 4, settings),)) for i, ids in enumerate(prompts)]
 
-    async def collect(client: GenerationClient) -> list[Any]:
-        return [t async for t in RolloutSampler(client, TokenBytes(TOKENIZER), plan).sample(problems)]
+    async def collect(client: GenerationClient) -> list[ValuedTrace]:
+        tokens = TokenBytes(TOKENIZER)
+        fork = Fork(
+            client, tokens, lambda trace, j: trace.context(j), forced, "", Settings(4), 0,
+            boundaries=lambda trace: range(len(trace.boundaries)),
+        )  # fmt: skip
+        sampler = RolloutSampler(client, tokens, plan, MonteCarlo(Branches(fork), 2))
+        return [t async for t in sampler.sample(groups)]
 
     traces = tied.ask(collect)
     assert len(traces) == 64
-    assert any(len(trace.boundaries) > 2 for trace in traces)
-    for branch in (b for trace in traces for b in trace.branches):
-        before_fork = branch.completion.prompt_tokens - len(forced)
-        assert branch.completion.cached_tokens >= (before_fork - 1) // 32 * 32
+    assert any(len(valued.trace.boundaries) > 2 for valued in traces)
+    for branch in (b for valued in traces for b in valued.valuation.branches):
+        before_fork = branch.prompt_tokens - len(forced)
+        assert branch.cached_tokens is not None
+        assert branch.cached_tokens >= (before_fork - 1) // 32 * 32
 
 
 # -- out of reach ------------------------------------------------------------------------------------------------------
@@ -425,3 +434,23 @@ def test_a_server_that_cannot_start_tells_the_end_of_its_log(tmp_path: Path) -> 
     settings = ServerSettings(tmp_path / "no model", max_model_len=512)
     with pytest.raises(UserError, match="no model"), VllmServer(settings, tmp_path / "server.log"):
         pass
+
+
+def test_a_server_that_nobody_needs_any_more_is_given_up_while_it_starts(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    class NotNeeded(Exception):
+        pass
+
+    def look() -> None:
+        assert server.pid is not None
+        started.extend(family(server.pid))
+        raise NotNeeded
+
+    started: list[psutil.Process] = []
+    settings = ServerSettings(models["tied0"], max_model_len=512, dtype="float32", kv_cache_gib=0.25)
+    server = VllmServer(settings, tmp_path / "server.log", while_starting=look)
+    with pytest.raises(NotNeeded), server:
+        pytest.fail("it started although nobody needs it")
+    assert started
+    assert_gone(started)

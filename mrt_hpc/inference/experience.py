@@ -1,0 +1,98 @@
+"""What provers learn while a run goes on: answers, how open they are, and how far forecasts may be trusted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.inference.traces import Trust
+from mrt_hpc.mrt.planner import draw_counts, expected_branches
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass
+class Experience:
+    """Answers seen in the run so far, by problem, and how those that were not known beforehand fared.
+
+    Grows as traces are graded. A prover takes what it needs of it before the first branch of a trace: an estimate must
+    not know what was drawn for it.
+    """
+
+    limit: int
+    """Answers a problem, at most, the gold answer among them."""
+    _seen: dict[str, Counter[str]] = field(default_factory=dict, init=False)
+    _right: float = field(default=0.0, init=False)
+    _outside: float = field(default=0.0, init=False)
+    _kept: dict[int, float] = field(default_factory=dict, init=False)
+    _promised: dict[int, float] = field(default_factory=dict, init=False)
+
+    def answers(self, problem_id: str, gold: str) -> list[str]:
+        """The gold answer, then those seen most often."""
+        seen = self._seen.get(problem_id, Counter())
+        others = [answer for answer, _ in seen.most_common() if answer != gold]
+        return [gold, *others[: self.limit - 1]]
+
+    def see(self, problem_id: str, answer: str | None) -> None:
+        """Take note of an answer, of a trace or a branch."""
+        if answer is not None:
+            self._seen.setdefault(problem_id, Counter())[answer] += 1
+
+    def learn_unknown(self, reward: float) -> None:
+        """Take note of how a branch fared whose answer was not known beforehand."""
+        self._right += reward
+        self._outside += 1
+
+    def learn_step(self, step: int, reward: float) -> None:
+        """Take note of how a branch ended that would have been right, had its box closed after this token."""
+        self._kept[step] = self._kept.get(step, 0.0) + reward
+        self._promised[step] = self._promised.get(step, 0.0) + 1.0
+
+    @property
+    def trust(self) -> Trust:
+        """In what candidates promise, as far as is known now."""
+        return Trust(dict(self._kept), dict(self._promised))
+
+    @property
+    def baseline(self) -> float:
+        """b: the share of right ones among answers that were not known beforehand, one half of one draw assumed."""
+        return (self._right + 0.5) / (self._outside + 1.0)
+
+
+@dataclass
+class Planner:
+    """Decides how many branches each boundary gets beside its first, whose likely tokens tell how open the answer is.
+
+    What it looks at, the probabilities of the first token, is the same whichever branch was drawn, and how open answers
+    are in general it takes from before the trace's first branch: the mean of all branches stays unbiased.
+    """
+
+    extra: float
+    """Branches a boundary beside the first, on average, but for those that ``most`` cuts off."""
+    most: float = 8.0
+    """At no boundary more than so many."""
+    _spread: float = field(default=0.0, init=False)
+    _boundaries: int = field(default=0, init=False)
+
+    @property
+    def usual(self) -> float | None:
+        """Mean spread of the boundaries seen so far."""
+        return self._spread / self._boundaries if self._boundaries else None
+
+    def counts(
+        self, spreads: NDArray[np.float64], uniforms: NDArray[np.float64], usual: float | None
+    ) -> NDArray[np.int64]:
+        """Further branches of each boundary of a trace.
+
+        Args:
+            spreads: [J] standard deviation of the first token, see :func:`openness`.
+            uniforms: [J] random numbers.
+            usual: ``usual``, as it was before the first branches; None for the first trace, which is its own measure.
+        """
+        self._spread += float(spreads.sum())
+        self._boundaries += len(spreads)
+        mean = float(spreads.mean()) if usual is None and len(spreads) else usual or 0.0
+        return draw_counts(expected_branches(spreads, budget=self.extra, mean_spread=mean, most=self.most), uniforms)

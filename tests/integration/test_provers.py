@@ -1,0 +1,257 @@
+"""What provers ask and make of the answers, with a small made-up policy in place of a server: every answer it can give
+is known with its probability, so that each estimate can be held against the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from mrt_hpc.inference.branches import Branches, Fork, look_ahead_of
+from mrt_hpc.inference.client import Completion
+from mrt_hpc.inference.closing import Closing
+from mrt_hpc.inference.experience import Experience, Planner
+from mrt_hpc.inference.provers import (
+    GoldLikelihood,
+    Looked,
+    LookingAhead,
+    MajorityVote,
+    MonteCarlo,
+    Prover,
+    RaoBlackwell,
+)
+from mrt_hpc.inference.scoring import Scorer
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
+from mrt_hpc.inference.wire import Settings
+from mrt_hpc.run.records import FinishReason, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from mrt_hpc.inference.closing import Writing
+    from mrt_hpc.inference.wire import Request
+    from mrt_hpc.mrt.values import Estimate
+
+PIECES = [b"1", b"2", b"}", b"}.", b"2}", b"{", b"<end>"]
+END = len(PIECES) - 1
+LIMIT = 5
+RIGHT = {"12", "21", "1{2}"}
+PROMPT = [0, 0, 0]
+SETTINGS = Settings(LIMIT, stop_token_ids=(END,))
+
+
+class Vocabulary(TokenBytes):
+    """Braces that stand alone, with a full stop, and merged with a digit."""
+
+    def __init__(self) -> None:
+        self.table = dict(enumerate(PIECES))
+
+
+TOKENS = Vocabulary()
+CLOSING = Closing(TOKENS)
+
+
+def probabilities(answer: Sequence[int]) -> list[float]:
+    """Of the next token: made up, and always the same after the same tokens."""
+    weights = [random.Random(f"{list(answer)}-{token}").random() ** 2 + 0.01 for token in range(len(PIECES))]
+    return [w / sum(weights) for w in weights]
+
+
+@dataclass
+class Policy:
+    """Samples by the seed, and tells the probabilities it is asked for."""
+
+    asked: list[Request] = field(default_factory=list)
+
+    async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        for i, request in enumerate(requests):
+            self.asked.append(request)
+            for j, seed in enumerate(request.seeds):
+                yield self._completion(request, i, j, seed)
+
+    def _completion(self, request: Request, i: int, j: int, seed: int) -> Completion:
+        rng, drawn, logprobs, tops = random.Random(seed), list[int](), [], []
+        before = request.prompt_ids[len(PROMPT) :]
+        first = probabilities(before)
+        while len(drawn) < request.settings.max_tokens:
+            p = probabilities([*before, *drawn])
+            likeliest = sorted(range(len(p)), key=lambda t: -p[t])[: request.top]
+            tops.append({t: math.log(p[t]) for t in likeliest})
+            drawn.append(rng.choices(range(len(p)), p)[0])
+            logprobs.append(math.log(p[drawn[-1]]))
+            if drawn[-1] in request.settings.stop_token_ids:
+                break
+        stopped = drawn[-1] in request.settings.stop_token_ids
+        return Completion(
+            i, j, seed, drawn, logprobs, FinishReason.STOP if stopped else FinishReason.LENGTH, 0,
+            len(request.prompt_ids), 0, [math.log(first[t]) for t in request.score_ids], 0.0, 0.0,
+            tops if request.top else [],
+        )  # fmt: skip
+
+
+def endings(before: tuple[int, ...] = (), mass: float = 1.0) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every branch that the policy can draw, with its probability."""
+    ended = before and (before[-1] == END or CLOSING.is_closed(before))
+    if ended or len(before) == LIMIT:
+        yield before, mass
+        return
+    for token, p in enumerate(probabilities(before)):
+        yield from endings((*before, token), mass * p)
+
+
+def reward_of(answer: str | None) -> float:
+    return float(answer in RIGHT)
+
+
+def answer_in(text: str) -> str | None:
+    """What stands in the box, where it is closed."""
+    depth = 1
+    for place, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return text[:place]
+    return None
+
+
+TRUTH = sum(mass * reward_of(answer_in(TOKENS.text(ids))) for ids, mass in endings())
+
+
+def trace(number: int) -> SampledTrace:
+    problem = Problem(f"p{number}", "?", "12")
+    start = Start(PROMPT, 1, SETTINGS)
+    completion = Completion(0, 0, 0, [], [], FinishReason.STOP, 0, 3, 0, [], 0.0, 0.0)
+    return SampledTrace(0, PromptedGroup(problem, PROMPT, (start,)), start, 0, "", "", [0], completion)
+
+
+def fork(policy: Policy) -> Fork:
+    return Fork(policy, TOKENS, lambda t, j: t.context(j), [], "", SETTINGS, 5, lambda t: range(len(t.boundaries)))
+
+
+def estimate(prover: Prover, number: int) -> Estimate:
+    """The value that a prover finds for one trace, graded as a run grades."""
+    sampled = trace(number)
+    valuation = asyncio.run(prover.value(sampled))
+    rewards = {answer: reward_of(answer) for answer in valuation.all_answers}
+    branches = []
+    for branch in valuation.branches:
+        answer = answer_in(branch.text)
+        ahead = look_ahead_of(branch, rewards, valuation.trust)
+        branches.append(sampled.branch(branch, answer, reward_of(answer), ahead))
+    answers = [sampled.known_answer(a, rewards[a.answer]) for a in valuation.answers]
+    return prover.estimate(Looked(valuation.plans[0], branches, answers))
+
+
+def known(*texts: str) -> list[Writing]:
+    ids = {"12": [0, 1], "21": [1, 0], "22": [1, 1], "1{2}": [0, 5, 1, 2]}
+    return [CLOSING.writing(text, ids[text]) for text in texts]
+
+
+def assert_unbiased(found: Sequence[float]) -> None:
+    values = np.array(found)
+    assert abs(values.mean() - TRUTH) < 4 * values.std() / math.sqrt(len(values))
+
+
+def test_the_policy_has_something_to_find() -> None:
+    assert 0.05 < TRUTH < 0.95
+    assert sum(mass for _, mass in endings()) == pytest.approx(1.0)
+
+
+def test_boxed_branches_end_with_their_box_and_are_unbiased() -> None:
+    prover = MonteCarlo(Branches(fork(Policy()), CLOSING), 4)
+    branches = [b for n in range(50) for b in asyncio.run(prover.value(trace(n))).branches]
+    drawn = {tuple(b.token_ids) for b in branches}
+    assert drawn <= {ids for ids, _ in endings()}, "none goes on behind its box, none stops inside it"
+    assert any(b"{" in b"".join(TOKENS.pieces(ids)) and CLOSING.is_closed(ids) for ids in drawn)
+    assert_unbiased([estimate(prover, n).value for n in range(1500)])
+
+
+@pytest.mark.parametrize("likely", [2, 4, 7])
+def test_looking_ahead_is_unbiased_and_less_noisy(likely: int) -> None:
+    ahead = LookingAhead(Branches(fork(Policy()), CLOSING, likely, 0.01), 1, Experience(1))
+    plain = MonteCarlo(Branches(fork(Policy()), CLOSING), 1)
+    found = [estimate(ahead, n).value for n in range(1500)]
+    assert_unbiased(found)
+    if likely == 7:
+        assert np.var(found) < 0.8 * np.var([estimate(plain, n).value for n in range(1500)])
+
+
+def test_the_planner_leaves_looking_ahead_unbiased_and_spends_what_it_may() -> None:
+    ahead = LookingAhead(Branches(fork(Policy()), CLOSING, 7, 0.01), 2, Experience(1), Planner(1.5))
+    found = [asyncio.run(ahead.value(trace(n))) for n in range(400)]
+    counts = [valuation.plans[0].branches for valuation in found]
+    assert {2, 3} == set(counts)
+    assert np.mean(counts) == pytest.approx(2.5, abs=4 * 0.5 / 20)
+    assert all([b.branch for b in v.branches] == list(range(v.plans[0].branches)) for v in found)
+    assert_unbiased([estimate(ahead, n).value for n in range(1000)])
+
+
+def test_boundaries_that_are_more_open_than_usual_get_more_than_their_share() -> None:
+    planner = Planner(2.0, most=5.0)
+    first = planner.counts(np.array([0.5, 0.5]), np.array([0.9, 0.9]), planner.usual)
+    assert first.tolist() == [2, 2]
+    assert planner.usual == pytest.approx(0.5)
+    assert planner.counts(np.array([0.0, 1.0, 2.0]), np.full(3, 0.9), planner.usual).tolist() == [0, 4, 5]
+
+
+def test_a_candidate_with_an_open_brace_or_the_end_of_the_text_is_none() -> None:
+    prover = LookingAhead(Branches(fork(Policy()), CLOSING, 7, 0.0001), 8, Experience(1))
+    looks = [look for n in range(20) for b in asyncio.run(prover.value(trace(n))).branches for look in b.looks]
+    candidates = {answer for look in looks for answer in look.open}
+    assert candidates
+    assert not any("<end>" in a or a.count("{") != a.count("}") for a in candidates)
+    assert all(look.index_of_taken is None or look.index_of_taken >= 0 for look in looks)
+
+
+@pytest.mark.parametrize("answers", [("12",), ("12", "22"), ("12", "21", "22", "1{2}")])
+def test_rao_blackwell_is_unbiased_whatever_is_known(answers: tuple[str, ...]) -> None:
+    branches = Branches(fork(Policy()), CLOSING)
+    prover = RaoBlackwell(Scorer(fork(Policy())), branches, 1, Experience(8), lambda _: known(*answers))
+    assert_unbiased([estimate(prover, n).value for n in range(1500)])
+
+
+def test_an_answer_has_the_probability_of_the_branches_that_write_it() -> None:
+    scored = asyncio.run(Scorer(fork(Policy())).score(trace(0), [0], known("12", "1{2}")))
+    for answer, writing in zip(scored.answers, known("12", "1{2}"), strict=True):
+        assert answer.probability == pytest.approx(sum(m for ids, m in endings() if writing.is_written_by(ids)))
+
+
+def test_the_likelihood_of_the_gold_answer_takes_no_branch() -> None:
+    policy = Policy()
+    prover = GoldLikelihood(Scorer(fork(policy)), lambda _: known("12", "21"))
+    (writing,) = known("12")
+    assert estimate(prover, 0).value == pytest.approx(sum(m for ids, m in endings() if writing.is_written_by(ids)))
+    assert {request.settings.max_tokens for request in policy.asked} == {1}
+
+
+def test_nothing_known_is_nothing_asked() -> None:
+    scored = asyncio.run(Scorer(fork(Policy())).score(trace(0), [0], []))
+    assert scored.answers == []
+
+
+def test_a_majority_is_the_answer_of_most_weight() -> None:
+    prover = MajorityVote(Branches(fork(Policy()), CLOSING), 5)
+    assert {estimate(prover, n).value for n in range(40)} <= {0.0, 0.5, 1.0}
+
+
+def test_experience_learns_answers_baselines_and_trust() -> None:
+    experience = Experience(3)
+    for answer in ("7", "8", "8", None, "9"):
+        experience.see("p", answer)
+    assert experience.answers("p", "7") == ["7", "8", "9"]
+    assert experience.answers("another", "7") == ["7"]
+    assert experience.baseline == 0.5
+    experience.learn_unknown(1.0)
+    experience.learn_unknown(0.0)
+    assert experience.baseline == pytest.approx(1.5 / 3)
+    before = experience.trust
+    for reward in (0.0, 0.0, 1.0):
+        experience.learn_step(0, reward)
+    assert before.at(0) == 1.0, "what was taken before stays as it was"
+    assert experience.trust.at(0) == pytest.approx(2 / 4)
