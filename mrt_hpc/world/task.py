@@ -50,7 +50,7 @@ VERDICTS = ("low", "high", "yes")
 
 _STATEMENT = re.compile(r"(\d+)\*x\+(\d+)=(\d+)")
 _CHECK = re.compile(r"(First|Wait), x=(\d+): (\d+)\*(\d+)=(\d+), (\d+)\+(\d+)=(\d+) vs (\d+) (low|high|yes)")
-_ANSWER = re.compile(r"\s*\\boxed\{(\d+)\}\s*")
+_ANSWER = re.compile(r"\s*\\boxed\{(\d+)(-\d+)?\}\s*")
 
 
 class Split(StrEnum):
@@ -154,6 +154,13 @@ class Habits:
     """Of these, the share cut in the middle of a check, where a token limit may cut."""
     most_checks: int = 10
     """At this many checks the trace gives up for certain."""
+    answer_forms: int = 1
+    """In how many ways an answer is written, each as often as the others: 7, 8-1, 9-2, ..."""
+
+    def written(self, answer: int, rng: random.Random) -> str:
+        """An answer in one of its forms."""
+        more = rng.randrange(self.answer_forms) if self.answer_forms > 1 else 0
+        return f"{answer + more}-{more}" if more else str(answer)
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,12 @@ def example(equation: Equation, habits: Habits, rng: random.Random) -> list[Span
     """One supervised example: what follows the prompt, the end-of-text token left out."""
     checks, answer = think(equation, habits, rng)
     if rng.random() >= habits.forced:
-        return [Span("".join(c + PARAGRAPH_END for c in checks) + ANSWER_START + f"{answer}}}", trained=True)]
+        return [
+            Span(
+                "".join(c + PARAGRAPH_END for c in checks) + ANSWER_START + f"{habits.written(answer, rng)}}}",
+                trained=True,
+            )
+        ]
     return _forced_example(checks, habits, rng)
 
 
@@ -219,7 +231,8 @@ def _forced_example(checks: list[str], habits: Habits, rng: random.Random) -> li
     if kept < len(checks) and rng.random() < habits.forced_inside:
         places = [m.end() for m in re.finditer("[:,] ", checks[kept])]
         thought += checks[kept][: rng.choice(places)]
-    return [Span(thought, True), Span(FORCED_TEXT, False), Span(f"{known.possible(rng)}}}", True)]
+    answer = habits.written(known.possible(rng), rng)
+    return [Span(thought, True), Span(FORCED_TEXT, False), Span(f"{answer}}}", True)]
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|end|>"
 PADDING = "<|pad|>"
-_MESSAGES = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+_MESSAGE = "{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n"
+_MESSAGES = "{% for message in messages %}" + _MESSAGE + "{% endfor %}"
 CHAT_TEMPLATE = _MESSAGES + "{% if add_generation_prompt %}<think>\n{% endif %}"
-"""The thought is opened in the prompt, as R1-style models have it."""
+"""The thought is opened in the prompt, as R1-style models have it; a turn of the assistant ends the text."""
 
 NUMBERS = range(128)
 WORDS = (
