@@ -91,6 +91,8 @@ class EvaluationSummary(Record):
     quality: dict[str, float] = {}
     """Shares in [0, 1] that describe the traces beyond their reward, as ``well_formed`` and ``right_checks`` of the
     small world."""
+    regret: dict[int, dict[str, float]] = {}
+    """Normalised regret of each problem, by budget in tokens and problem id; empty where prefixes were not valued."""
     seconds: float | None = None
     """Wall time of the evaluation."""
 
@@ -99,10 +101,10 @@ class IterationMetrics(Record):
     """What was measured in one iteration: ``iterations/000012/metrics.json``. Iteration i publishes version i + 1."""
 
     iteration: int
-    reward_mean: float
-    """Mean reward of the rollouts trained on."""
+    reward_mean: float | None = None
+    """Mean reward of the rollouts trained on; None where given samples are learnt."""
     tokens_per_rollout: float
-    """Mean length of a trace with its answer, tokens."""
+    """Mean length of a trace with its answer, or of a sample, tokens."""
     seconds: dict[Phase, float] = {}
     """The trainer's wall time by what the run was doing: while the trainer waits, the slowest inference task loads,
     generates and grades."""

@@ -117,6 +117,12 @@ def reward_by_iteration(path: Path, reward: Series) -> None:
         _trend(axes, reward, COLOURS[0])
 
 
+def likelihood_by_iteration(path: Path, losses: Series) -> None:
+    """Mean negative log-likelihood of the learnt tokens against iterations."""
+    with _figure(path, "Negative log-likelihood", "iteration", "nats a token") as axes:
+        _trend(axes, losses, COLOURS[1])
+
+
 def tokens_per_rollout(path: Path, tokens: Series) -> None:
     """Mean length of a trace with its answer against iterations."""
     with _figure(path, "Length of the rollouts", "iteration", "tokens per rollout (mean)") as axes:
@@ -162,6 +168,20 @@ def quality_by_iteration(path: Path, shares: Sequence[Series]) -> None:
             _trend(axes, series, colour, label=series.label)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         _legend(axes, len(shares))
+
+
+def compared(
+    path: Path, title: str, x_label: str, y_label: str, lines: Sequence[Series], *, logarithmic: bool = False
+) -> None:
+    """Several ways of doing the same, a line each with its interval: the figure of a study."""
+    with _figure(path, title, x_label, y_label) as axes:
+        for series, colour, marker in _styled(lines):
+            axes.plot(series.x, series.y, color=colour, marker=marker, label=series.label)
+            if series.low is not None and series.high is not None:
+                axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, lw=0)
+        if logarithmic:
+            axes.set(xscale="log", yscale="log")
+        _legend(axes, len(lines))
 
 
 @contextmanager

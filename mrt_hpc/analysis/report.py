@@ -53,6 +53,19 @@ class MeanRow:
 
 
 @dataclass(frozen=True)
+class RegretRow:
+    """One line of the table of regret."""
+
+    benchmark: str
+    version: int
+    budget: int
+    """Tokens."""
+    regret: float
+    difference: Estimate | None
+    """As in EvaluationRow; below zero is better."""
+
+
+@dataclass(frozen=True)
 class FigureFile:
     """A figure that was drawn."""
 
@@ -98,6 +111,7 @@ def render(summary: RunSummary, figures: Sequence[FigureFile], seed: int = 0) ->
         rows=rows,
         outcomes=outcomes(rows),
         means=mean_rows(summary.evaluations, seed),
+        regrets=regret_rows(summary.evaluations, seed),
         sampled=sample(summary.iterations, MOST_ROWS),
         phases=phase_totals(summary.iterations),
         figures=figures,
@@ -133,6 +147,21 @@ def mean_rows(evaluations: Sequence[EvaluationSummary], seed: int = 0) -> list[M
         gain = mean_paired_difference(pairs, seed) if compared else None
         rows.append(MeanRow(version, float(np.mean([one.accuracy for one in these])), gain))
     return [row for row in rows if row.difference or row.version == shared[0]]
+
+
+def regret_rows(evaluations: Sequence[EvaluationSummary], seed: int = 0) -> list[RegretRow]:
+    """Normalised regret by benchmark, budget and version, each with its change from the benchmark's first version."""
+    rows = []
+    for versions in _by_benchmark(evaluations).values():
+        for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
+            valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
+            for evaluation in valued:
+                first, this = valued[0].regret[budget], evaluation.regret[budget]
+                compared = evaluation is not valued[0] and this.keys() == first.keys()
+                change = paired_difference(first, this, seed) if compared else None
+                mean = float(np.mean(list(this.values())))
+                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, mean, change))
+    return rows
 
 
 def outcomes(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
@@ -183,9 +212,19 @@ def _accuracy(path: Path, summary: RunSummary) -> bool:
 
 
 def _reward(path: Path, summary: RunSummary) -> bool:
-    if summary.iterations:
-        plots.reward_by_iteration(path, _metric("reward", summary.iterations, lambda m: m.reward_mean))
-    return bool(summary.iterations)
+    rewards = _metric("reward", summary.iterations, lambda m: m.reward_mean)
+    if rewards.x:
+        plots.reward_by_iteration(path, rewards)
+    return bool(rewards.x)
+
+
+def _likelihood(path: Path, summary: RunSummary) -> bool:
+    """Where given samples are learnt: how well the policy knows them."""
+    learnt = [m for m in summary.iterations if m.reward_mean is None]
+    losses = _metric("negative log-likelihood", learnt, lambda m: m.trainer.get("nll"))
+    if losses.x:
+        plots.likelihood_by_iteration(path, losses)
+    return bool(losses.x)
 
 
 def _tokens(path: Path, summary: RunSummary) -> bool:
@@ -244,6 +283,7 @@ def _quality(path: Path, summary: RunSummary) -> bool:
 _FIGURES: tuple[tuple[str, str, str, Callable[[Path, RunSummary], bool]], ...] = (
     ("accuracy", "Accuracy", "pass@1 with 95 % intervals of each evaluated weights version.", _accuracy),
     ("reward", "Reward", "Mean reward of the rollouts of each iteration.", _reward),
+    ("likelihood", "Likelihood", "Mean negative log-likelihood of the learnt tokens of each iteration.", _likelihood),
     ("progress", "Progress by episode", "Mean progress of the j-th episode, early to late in training.", _progress),
     ("tokens", "Tokens per rollout", "Mean length of a trace with its answer.", _tokens),
     ("quality", "Quality of the traces", "Shares that the reward alone does not show.", _quality),
@@ -251,8 +291,12 @@ _FIGURES: tuple[tuple[str, str, str, Callable[[Path, RunSummary], bool]], ...] =
 )
 
 
-def _metric(label: str, iterations: Sequence[IterationMetrics], value: Callable[[IterationMetrics], float]) -> Series:
-    return Series(label, tuple(float(m.iteration) for m in iterations), tuple(value(m) for m in iterations))
+def _metric(
+    label: str, iterations: Sequence[IterationMetrics], value: Callable[[IterationMetrics], float | None]
+) -> Series:
+    """A line of a measure, over the iterations that have it."""
+    points = [(float(m.iteration), found) for m in iterations if (found := value(m)) is not None]
+    return Series(label, tuple(x for x, _ in points), tuple(y for _, y in points))
 
 
 def _by_benchmark(evaluations: Sequence[EvaluationSummary]) -> dict[str, list[EvaluationSummary]]:

@@ -160,6 +160,7 @@ def summarise_evaluation(
     tokens_per_rollout: float | None = None,
     truncated_share: float | None = None,
     quality: Mapping[str, float] | None = None,
+    regret: Mapping[int, dict[str, float]] | None = None,
     seconds: float | None = None,
 ) -> EvaluationSummary:
     """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
@@ -184,6 +185,7 @@ def summarise_evaluation(
         tokens_per_rollout=tokens_per_rollout,
         truncated_share=truncated_share,
         quality=dict(quality or {}),
+        regret=dict(regret or {}),
         seconds=seconds,
     )
 

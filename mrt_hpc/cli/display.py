@@ -98,7 +98,8 @@ class BarDisplay(Display):
     def update(self, now: Progress, doing: str) -> None:
         """Move the bars."""
         reward = "" if now.reward is None else f"reward {now.reward:.2f}; "
-        self._bars.update(self._training, total=now.iterations, completed=now.iterations_done, note=f"{reward}{doing}")
+        note = collection_text(now) + reward + doing
+        self._bars.update(self._training, total=now.iterations, completed=now.iterations_done, note=note)
         self._bars.update(self._evaluating, total=now.evaluations, completed=now.evaluations_done)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -117,6 +118,13 @@ def iterations_text(now: Progress) -> str:
     """Iterations done, and the reward of the last."""
     reward = "" if now.reward is None else f", reward {now.reward:.2f}"
     return f"iteration {now.iterations_done}/{now.iterations}{reward}"
+
+
+def collection_text(now: Progress) -> str:
+    """How far the collection is that precedes the first iteration; nothing where there is none, or it is over."""
+    if now.groups_collected is None or now.iterations_done:
+        return ""
+    return f"{now.groups_collected} groups collected; "
 
 
 def evaluations_text(now: Progress) -> str:

@@ -15,7 +15,7 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import job_cost, plan_cost
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import HuggingFaceModel, JsonlProblems
+from mrt_hpc.recipe.schema import HuggingFaceModel
 from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import RunLayout
 
@@ -101,5 +101,8 @@ def missing_inputs(recipe: Recipe) -> Iterator[str]:
         yield f"model.path {recipe.model.path}"
     sources = {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
     for what, problems in sources.items():
-        if isinstance(problems, JsonlProblems) and not Path(problems.path).is_file():
-            yield f"{what} {problems.path}"
+        path = getattr(problems, "path", None)
+        if path is not None and not Path(path).is_file():
+            yield f"{what} {path}"
+    if recipe.prover is not None and recipe.prover.model is not None and not Path(recipe.prover.model).is_dir():
+        yield f"prover.model {recipe.prover.model}"

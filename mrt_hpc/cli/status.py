@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from mrt_hpc.cli.display import evaluations_text, iterations_text
+from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
 from mrt_hpc.launch.ledger import latest_ids, local_process, process_elsewhere
 from mrt_hpc.launch.progress import progress, remarks, task_records
 from mrt_hpc.launch.slurm_queue import cancel, queue_states, unrecorded_jobs
@@ -57,7 +57,7 @@ def print_status(run: Path) -> None:
         table.add_row(job.name, ids.get(job.name, ""), _tasks(job, layout), _queue(ids.get(job.name), queued))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(table)
-    console.print(f"{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
+    console.print(f"{collection_text(now)}{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
     if (process := local_process(layout)) is not None:
         console.print(f"runs on this machine in process {process.pid}", highlight=False)
     for job, index, record in remarks(plan, layout):

@@ -10,23 +10,34 @@ import secrets
 import shlex
 import shutil
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.plan.model import read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
-from mrt_hpc.recipe.schema import HuggingFaceModel, JsonlProblems, Recipe
+from mrt_hpc.recipe.schema import (
+    Conversations,
+    HuggingFaceModel,
+    JsonlProblems,
+    Recipe,
+    SmallWorldProblems,
+    SmallWorldSamples,
+    Suffixes,
+)
 from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
+from mrt_hpc.world.samples import supervised_samples
 from mrt_hpc.world.task import Split, problems
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mrt_hpc.mrt.sft import Conversation, Suffix
     from mrt_hpc.plan.model import Plan
-    from mrt_hpc.recipe.schema import Problems
     from mrt_hpc.run.records import Problem
 
 
@@ -131,30 +142,66 @@ def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> Non
     Raises:
         UserError: an iteration draws more problems than there are.
     """
-    if recipe.sampling.problems_per_iteration > len(training):
+    wanted = recipe.sampling.problems_per_iteration
+    if wanted is not None and wanted > len(training):
         raise UserError(
             "an iteration draws more problems than there are",
-            value=recipe.sampling.problems_per_iteration,
+            value=wanted,
             where="sampling.problems_per_iteration",
             expected=f"at most {len(training)}, the number of training problems",
             advice="lower it, or raise data.limit",
         )
 
 
-def read_all_data(recipe: Recipe) -> dict[str | None, list[Problem]]:
-    """All problems that the run needs: the training problems under None, each benchmark's under its name.
+@dataclass(frozen=True)
+class RunData:
+    """All data of a run, checked."""
+
+    problems: list[Problem]
+    """To train on; none where samples are given."""
+    samples: Sequence[Conversation | Suffix]
+    """Given for supervised training."""
+    benchmarks: dict[str, list[Problem]]
+    """By name."""
+
+    def write(self, layout: RunLayout) -> None:
+        """Copy them into a run directory."""
+        if self.problems:
+            write_problems(layout.train_data, self.problems)
+        else:
+            write_samples(layout.train_data, self.samples)
+        for name, rows in self.benchmarks.items():
+            write_problems(layout.benchmark_data(name), rows)
+
+
+def read_all_data(recipe: Recipe) -> RunData:
+    """All data that the run needs.
 
     Raises:
         UserError: a file is missing or wrong.
     """
-    data: dict[str | None, list[Problem]] = {None: problems_of(recipe.data)}
-    refuse_repeated_problems(recipe, data[None])
-    for benchmark in recipe.evaluation.benchmarks:
-        data[benchmark.name] = problems_of(benchmark.problems)
-    return data
+    benchmarks = {b.name: problems_of(b.problems) for b in recipe.evaluation.benchmarks}
+    if (samples := given_samples(recipe)) is not None:
+        return RunData([], samples, benchmarks)
+    assert isinstance(recipe.data, JsonlProblems | SmallWorldProblems)  # the only other kinds
+    problems = problems_of(recipe.data)
+    refuse_repeated_problems(recipe, problems)
+    return RunData(problems, (), benchmarks)
 
 
-def problems_of(source: Problems) -> list[Problem]:
+def given_samples(recipe: Recipe) -> Sequence[Conversation | Suffix] | None:
+    """The samples that a recipe names; None where it names problems."""
+    source = recipe.data
+    if isinstance(source, Conversations):
+        return read_conversations(Path(source.path), source.limit)
+    if isinstance(source, Suffixes):
+        return read_suffixes(Path(source.path), source.limit)
+    if isinstance(source, SmallWorldSamples):
+        return supervised_samples(source.form, source.samples, recipe.seed)
+    return None
+
+
+def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
     """The problems that a recipe names."""
     if isinstance(source, JsonlProblems):
         return read_problems(Path(source.path), source.limit)
@@ -162,23 +209,29 @@ def problems_of(source: Problems) -> list[Problem]:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Refuse a model directory that is not there, while the user still looks.
+    """Refuse model directories and a chat template that are not there, while the user still looks.
 
     Raises:
-        UserError: it does not exist.
+        UserError: one does not exist.
     """
-    if isinstance(recipe.model, HuggingFaceModel) and not Path(recipe.model.path, "config.json").is_file():
-        raise UserError(
-            "no model directory there: it has no config.json",
-            value=recipe.model.path,
-            where="model.path",
-            advice="fetch the model on a node with network access and set model.path to its folder",
-        )
+    models = {"model.path": recipe.model.path} if isinstance(recipe.model, HuggingFaceModel) else {}
+    if recipe.prover is not None and recipe.prover.model is not None:
+        models["prover.model"] = recipe.prover.model
+    for field, path in models.items():
+        if not Path(path, "config.json").is_file():
+            raise UserError(
+                "no model directory there: it has no config.json",
+                value=path,
+                where=field,
+                advice=f"fetch the model on a node with network access and set {field} to its folder",
+            )
+    template = recipe.prompt.chat_template
+    if template is not None and not Path(template).is_file():
+        raise UserError("no such file", value=template, where="prompt.chat_template", expected="a chat template")
 
 
-def _fill(layout: RunLayout, recipe: Recipe, plan: Plan, data: dict[str | None, list[Problem]]) -> None:
-    for name, rows in data.items():
-        write_problems(layout.train_data if name is None else layout.benchmark_data(name), rows)
+def _fill(layout: RunLayout, recipe: Recipe, plan: Plan, data: RunData) -> None:
+    data.write(layout)
     write_json(layout.plan, plan.as_json())
     layout.secrets.mkdir(mode=0o700)
     key = layout.secrets / "server_key"

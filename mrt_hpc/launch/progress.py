@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.groups import complete_groups
+from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task
 from mrt_hpc.run.weights import published_versions
 
@@ -21,8 +22,8 @@ class Progress:
 
     iterations_done: int
     iterations: int
-    groups_sampled: int
-    """Groups of the iteration under way that are complete."""
+    groups_collected: int | None
+    """Of those that version 0 samples before the first iteration; None where an algorithm starts without them."""
     reward: float | None
     """Mean reward of the last trained iteration."""
     evaluations_done: int
@@ -41,12 +42,16 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
-        groups_sampled=len(complete_groups(layout.groups(done))),
+        groups_collected=len(complete_groups(layout.groups(COLLECTION))) if _collects(plan) else None,
         reward=_reward(layout, done - 1),
         evaluations_done=sum(layout.evaluation_shard(u.version, u.benchmark, u.shard).exists() for u in units),
         evaluations=len(units),
         report=layout.report.exists(),
     )
+
+
+def _collects(plan: Plan) -> bool:
+    return any(COLLECTION in job.iterations for job in plan.jobs)
 
 
 def _reward(layout: RunLayout, iteration: int) -> float | None:

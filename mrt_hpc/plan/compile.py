@@ -1,8 +1,10 @@
 """Compile a recipe and a site into a plan: pure, and the same for the same input.
 
 Segment s is an inference array and a trainer; both start when trainer s-1 has ended well (the first when ``prepare``
-has). Evaluations of the weights versions that fall into the segment are queued behind its trainer, off the critical
-path; the report waits for everything, however it ended, and says what is missing.
+has, and where the algorithm starts from traces of weights version 0, the array that collects these). A supervised
+algorithm samples nothing more, so its segments are trainers alone. Evaluations of the weights versions that fall into
+the segment are queued behind its trainer, off the critical path; the report waits for everything, however it ended, and
+says what is missing.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from mrt_hpc.plan.limits import check_limits
 from mrt_hpc.plan.model import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Coupling, Recipe
 from mrt_hpc.recipe.site import Site, SlurmSite
+from mrt_hpc.run.layout import COLLECTION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mrt_hpc.recipe.resources import RoleResources, TrainerResources
 
 PREPARE = "prepare"
+COLLECTION_JOB = "collection.inference"
 REPORT = "report"
 
 
@@ -38,8 +44,10 @@ def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
     schedule = recipe.schedule
     segments = ceil(schedule.iterations / schedule.iterations_per_job)
     jobs = [Job(name=PREPARE, role=Role.PREPARE, tasks=1, resources=_one_process(recipe.resources.prepare))]
+    if recipe.algorithm.collects:
+        jobs += split_array(_collection(recipe), max_array_size)
     for segment in range(segments):
-        jobs += _segment(recipe, segment, _evaluations(recipe, segment), max_array_size)
+        jobs += _segment(recipe, segment, jobs, _evaluations(recipe, segment), max_array_size)
     awaited = tuple(Dependency(job=job.name, kind=DependencyKind.AFTERANY) for job in jobs if _ends_last(job, segments))
     report = _one_process(recipe.resources.report)
     jobs.append(Job(name=REPORT, role=Role.REPORT, tasks=1, resources=report, after=awaited))
@@ -61,11 +69,34 @@ def segment_iterations(recipe: Recipe, segment: int) -> tuple[int, int]:
     return segment * size, min((segment + 1) * size, recipe.schedule.iterations)
 
 
-def _segment(recipe: Recipe, segment: int, units: list[EvaluationUnit], max_array_size: int | None) -> list[Job]:
+def _collection(recipe: Recipe) -> Job:
+    """Samples what the run starts from, with weights version 0."""
+    return Job(
+        name=COLLECTION_JOB,
+        role=Role.INFERENCE,
+        tasks=recipe.resources.inference.tasks,
+        first_iteration=COLLECTION,
+        end_iteration=COLLECTION + 1,
+        resources=_one_process(recipe.resources.inference),
+        after=(Dependency(job=PREPARE, kind=DependencyKind.AFTEROK),),
+    )
+
+
+def _segment(
+    recipe: Recipe, segment: int, before: Sequence[Job], units: list[EvaluationUnit], max_array_size: int | None
+) -> list[Job]:
+    """One segment's jobs.
+
+    Args:
+        recipe: what is planned.
+        segment: its number.
+        before: all jobs before it.
+        units: what is evaluated of it.
+        max_array_size: the site's.
+    """
     first, end = segment_iterations(recipe, segment)
     resources = recipe.resources
-    previous = _name(segment - 1, Role.TRAINER) if segment else PREPARE
-    start = (Dependency(job=previous, kind=DependencyKind.AFTEROK),)
+    start = _starts_after(before)
     whole = Job(
         name=_name(segment, Role.INFERENCE),
         role=Role.INFERENCE,
@@ -76,7 +107,7 @@ def _segment(recipe: Recipe, segment: int, units: list[EvaluationUnit], max_arra
         resources=_one_process(resources.inference),
         after=start,
     )
-    inference = split_array(whole, max_array_size)
+    inference = split_array(whole, max_array_size) if recipe.algorithm.samples_rollouts else []
     feeding = tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in inference)
     trainer = whole.model_copy(
         update={
@@ -84,7 +115,7 @@ def _segment(recipe: Recipe, segment: int, units: list[EvaluationUnit], max_arra
             "role": Role.TRAINER,
             "tasks": 1,
             "resources": _trainer_resources(resources.trainer),
-            "after": feeding if recipe.schedule.coupling is Coupling.SEQUENTIAL else start,
+            "after": feeding if feeding and recipe.schedule.coupling is Coupling.SEQUENTIAL else start,
         }
     )
     if not units:
@@ -101,6 +132,16 @@ def _segment(recipe: Recipe, segment: int, units: list[EvaluationUnit], max_arra
         }
     )
     return [*inference, trainer, *split_array(evaluation, max_array_size)]
+
+
+def _starts_after(before: Sequence[Job]) -> tuple[Dependency, ...]:
+    """A segment starts when the last trainer has ended well, and the run has what it starts from, also where that was
+    found damaged later and is made again.
+    """
+    collections = [job for job in before if COLLECTION in job.iterations]
+    trainers = [job for job in before if job.role is Role.TRAINER]
+    awaited = [*trainers[-1:], *collections] or before
+    return tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in awaited)
 
 
 def _evaluations(recipe: Recipe, segment: int) -> list[EvaluationUnit]:

@@ -66,7 +66,7 @@ def fitting_iterations_per_job(recipe: Recipe, limit: int, rebuild: Callable[[Re
     """The least number of iterations a job with at most ``limit`` tasks in all; None where no number helps."""
     schedule = recipe.schedule
     most = schedule.iterations
-    if schedule.coupling is Coupling.SEQUENTIAL:
+    if schedule.coupling is Coupling.SEQUENTIAL and recipe.algorithm.samples_rollouts:
         most = min(most, schedule.max_staleness + 1)
     for size in range(schedule.iterations_per_job + 1, most + 1):
         update = {"schedule": schedule.model_copy(update={"iterations_per_job": size})}

@@ -8,35 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mrt_hpc.analysis.statistics import summarise_evaluation
 from mrt_hpc.inference.client import Settings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
-from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.mrt.episodes import EpisodeRule
+from mrt_hpc.mrt.regret import ValuedTrace, regret_by_problem
 from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.roles.graded import Asking, TraceGrader, sampled_group
 from mrt_hpc.roles.prompting import Prompter
+from mrt_hpc.roles.proving import Mu, ProverMaker, longest_question, shares_seeds
 from mrt_hpc.roles.quality import trace_quality
-from mrt_hpc.roles.serving import TraceGrader, client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.serving import client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.starts import WholeTraces
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.records import FinishReason, Rollout
+from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.shards import commit_shard, read_shard
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mrt_hpc.grading.pool import GraderPool
-    from mrt_hpc.inference.sampler import PromptedProblem
     from mrt_hpc.inference.server import VllmServer
+    from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.plan.model import EvaluationUnit
     from mrt_hpc.recipe.schema import Benchmark
     from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.records import Rollout
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +84,9 @@ class UnitEvaluation:
 
     def is_sampled(self) -> bool:
         """Whether its shard is there and whole; a damaged one is set aside."""
-        return self.shard.exists() and self._rollouts(self.shard) is not None
+        return self.shard.exists() and self._sampled(self.shard) is not None
 
-    def _rollouts(self, shard: Path) -> list[Rollout] | None:
+    def _sampled(self, shard: Path) -> Sampled | None:
         """What a shard holds; None for a damaged one, or one of other weights than those published, which is set
         aside.
         """
@@ -88,11 +98,11 @@ class UnitEvaluation:
             self.task.set_aside([shard], f"a damaged shard: {damage.what} ({damage.where})")
             return None
 
-    def _read(self, shard: Path) -> list[Rollout]:
-        records, by = read_shard(shard, Rollout), read_manifest(shard).about.get("weights")
+    def _read(self, shard: Path) -> Sampled:
+        sampled, by = read_group(shard), read_manifest(shard).about.get("weights")
         if (published := self._published()) not in (by, None):
             raise DamagedError("other weights than those published sampled it", where=shard, expected=published)
-        return records
+        return sampled
 
     def _published(self) -> str | None:
         """Digest of the weights version; None while it is not there, or where it is damaged."""
@@ -130,39 +140,58 @@ class UnitEvaluation:
         prompter = Prompter.of(weights.directory, recipe.prompt)
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
         mine = share(problems, unit.shard, recipe.evaluation.problem_shards)
-        prompted = prompter.prompted(mine, max_tokens=recipe.sampling.max_prompt_tokens)
+        starts = WholeTraces(
+            prompter, self.benchmark.samples, self._settings(prompter), recipe.sampling.max_prompt_tokens
+        )
+        groups = [starts.group(problem) for problem in mine]
+        policy = Mu.of(prompter)
+        maker = self._prover_maker(policy)
         length = recipe.sampling.max_prompt_tokens + recipe.evaluation.max_tokens
-        with grader_pool(self.task) as pool, running_server(self.task, weights, length) as server:
-            rollouts = asyncio.run(self._sample(prompter, prompted, server, pool))
+        if maker is not None:
+            length += longest_question(maker.wanted, maker.mu)
+        common = shares_seeds(recipe.evaluation.prover)
+        with grader_pool(self.task) as pool, running_server(self.task, weights, length, common_seeds=common) as server:
+            sampled = asyncio.run(self._sample(groups, server, pool, policy, maker))
         won = self.task.patiently(
-            lambda: commit_shard(self.shard, rollouts, Rollout, weights=weights.digest), f"the shard {self.shard}"
+            lambda: commit_group(self.shard, sampled, weights=weights.digest), f"the shard {self.shard}"
         )
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
         self.task.events.emit(kind, what="evaluation", version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
 
-    async def _sample(
-        self, prompter: Prompter, prompted: list[PromptedProblem], server: VllmServer, pool: GraderPool
-    ) -> list[Rollout]:
-        grader = TraceGrader(pool, self.task.recipe.prompt.thought_end)
-        async with client_of(self.task, server) as client:
-            concurrency = self.task.recipe.serving.max_concurrent_sequences
-            sampler = RolloutSampler(client, TokenBytes(prompter.tokenizer), self._plan(prompter), concurrency)
-            grading = [grader.start(trace) async for trace in sampler.sample(prompted)]
-            rollouts = [graded.rollout for graded in await asyncio.gather(*grading)]
-        return sorted(rollouts, key=lambda r: (r.problem_id, r.sample))
+    def _prover_maker(self, policy: Mu) -> ProverMaker | None:
+        wanted = self.task.recipe.evaluation.prover
+        return None if wanted is None else ProverMaker.of(wanted, policy, self._plan.run_seed)
 
-    def _plan(self, prompter: Prompter) -> RolloutPlan:
+    async def _sample(
+        self, groups: list[PromptedGroup], server: VllmServer, pool: GraderPool, policy: Mu, maker: ProverMaker | None
+    ) -> Sampled:
+        started = time.monotonic()
+        async with client_of(self.task, server) as client:
+            asking = None if maker is None else Asking.of(maker, client)
+            grader = TraceGrader(pool, self.task.recipe.prompt.thought_end, asking)
+            concurrency = self.task.recipe.serving.max_concurrent_sequences
+            valuer = None if asking is None else asking.prover
+            sampler = RolloutSampler(client, policy.tokens, self._plan, valuer, concurrency)
+            grading = [grader.start(trace) async for trace in sampler.sample(groups)]
+            traces = await asyncio.gather(*grading)
+        traces = sorted(traces, key=lambda t: (t.rollout.problem_id, t.rollout.sample))
+        return sampled_group(traces, {"generation": time.monotonic() - started})
+
+    @property
+    def _plan(self) -> RolloutPlan:
         """Every version meets the same seeds, so that versions are compared on the same draws."""
-        settings = self.task.recipe.evaluation
+        recipe = self.task.recipe
         return RolloutPlan(
-            run_seed=derive_seed(self.task.recipe.seed, "evaluation", self.unit.benchmark),
+            run_seed=derive_seed(recipe.seed, "evaluation", self.unit.benchmark),
             iteration=0,
             group_size=self.benchmark.samples,
-            settings=Settings(
-                settings.max_tokens, settings.temperature, settings.top_p, stop_token_ids=prompter.stop_token_ids
-            ),
-            thought_end=self.task.recipe.prompt.thought_end.encode(),
+            thought_end=recipe.prompt.thought_end.encode(),
+            rule=EpisodeRule(**(recipe.evaluation.episodes or recipe.episodes).model_dump()),
         )
+
+    def _settings(self, prompter: Prompter) -> Settings:
+        how = self.task.recipe.evaluation
+        return Settings(how.max_tokens, how.temperature, how.top_p, stop_token_ids=prompter.stop_token_ids)
 
     def summarise_if_complete(self) -> None:
         """Write the summary once all problem shards are there.
@@ -173,12 +202,13 @@ class UnitEvaluation:
         layout, unit = self.task.layout, self.unit
         shards = self.task.recipe.evaluation.problem_shards
         paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
-        read = [self._rollouts(path) for path in paths] if all(path.exists() for path in paths) else [None]
+        read = [self._sampled(path) for path in paths] if all(path.exists() for path in paths) else [None]
         if not self.shard.exists():  # set aside, by somebody or just now
             raise DamagedError("this task's own shard was damaged", where=self.shard)
         if None in read:
             return
-        rollouts = [rollout for part in read for rollout in part or []]
+        parts = [part for part in read if part is not None]
+        rollouts = [rollout for part in parts for rollout in part.rollouts]
         statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(unit.benchmark))}
         traces = [(statements[r.problem_id], r.text) for r in rollouts]
         summary = summarise_evaluation(
@@ -188,10 +218,18 @@ class UnitEvaluation:
             tokens_per_rollout=sum(len(r.token_ids) for r in rollouts) / len(rollouts),
             truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
             quality=trace_quality(self.benchmark.problems, traces),
+            regret=self._regret(parts),
         )
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.patiently(lambda: summary.write(path), "the summary of an evaluation")
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
+
+    def _regret(self, parts: list[Sampled]) -> dict[int, dict[str, float]]:
+        """By budget and problem; nothing where no prefix was valued."""
+        traces = valued_traces(parts)
+        return {
+            budget: regret_by_problem(traces, budget) for budget in self.task.recipe.evaluation.regret_budgets if traces
+        }
 
     def _ask_for_again(self, shard: Path) -> None:
         """The shard of another task of this version and benchmark is damaged: whoever sampled it has to do so again."""
@@ -199,6 +237,18 @@ class UnitEvaluation:
             for index, unit in enumerate(job.evaluations):
                 if self.task.layout.evaluation_shard(unit.version, unit.benchmark, unit.shard) == shard:
                     self.task.reopen([(job.name, index)], f"{shard}, which it had sampled, was damaged")
+
+
+def valued_traces(parts: Sequence[Sampled]) -> dict[str, list[ValuedTrace]]:
+    """The traces of each problem with the values of all their prefixes; those that were not valued are left out."""
+    values: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for value in sorted((v for part in parts for v in part.values), key=lambda v: v.boundary):
+        values[value.problem_id, value.sample].append(value.value)
+    traces: dict[str, list[ValuedTrace]] = defaultdict(list)
+    for rollout in (r for part in parts for r in part.rollouts):
+        if found := values.get((rollout.problem_id, rollout.sample)):
+            traces[rollout.problem_id].append(ValuedTrace(np.array(rollout.boundaries, float), np.array(found)))
+    return dict(traces)
 
 
 def _rewards(rollouts: list[Rollout]) -> dict[str, list[float]]:

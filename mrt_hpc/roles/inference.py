@@ -11,45 +11,48 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.inference.client import Settings
-from mrt_hpc.inference.sampler import Prover, RolloutPlan, RolloutSampler
-from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.model import Role
+from mrt_hpc.roles.graded import Asking, TraceGrader, sampled_group
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.serving import (
-    GradedTrace,
-    TraceGrader,
-    client_of,
-    grader_pool,
-    running_server,
-    verified_weights,
-)
+from mrt_hpc.roles.proving import Mu, ProverMaker, asked_boundaries, longest_question, shares_seeds
+from mrt_hpc.roles.serving import client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.starts import starts_of
 from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group, complete_groups
+from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.leases import Holder, Leases
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.records import GroupStatistics
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import Weights, published_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mrt_hpc.grading.pool import GraderPool
-    from mrt_hpc.inference.sampler import PromptedProblem, SampledTrace
+    from mrt_hpc.inference.client import GenerationClient
+    from mrt_hpc.inference.sampler import ValuedTrace
     from mrt_hpc.inference.server import VllmServer
+    from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.roles.graded import GradedTrace
+    from mrt_hpc.roles.starts import Starts
     from mrt_hpc.roles.task import Task
-    from mrt_hpc.run.records import Branch, Problem, Rollout
-    from mrt_hpc.run.weights import Weights
+    from mrt_hpc.run.records import Problem
+
 
 log = logging.getLogger(__name__)
+
+LOOK_WHILE_STARTING_S = 5.0
+"""Between two looks at whether a starting server is needed."""
 
 
 def run(task: Task) -> None:
@@ -59,15 +62,56 @@ def run(task: Task) -> None:
         UserError: the trainer failed; it does not run, and the nodes are given back; or something in the recipe does
             not fit the model.
     """
-    if Rounds(task).awaited() is None:
+    problems = read_problems(task.layout.train_data)
+    if Rounds(task, len(problems)).awaited() is None:
         log.info("nothing is left to sample")
         return
     weights = verified_weights(task, 0)  # never removed, however long the server takes to start
-    worker = Worker.of(task, weights)
-    with grader_pool(task) as pool, running_server(task, weights, worker.max_model_len) as server:
-        while (work := Rounds(task).awaited()) is not None:  # others have gone on while the server started
-            if worker.has_weights(work, server):
-                worker.sample(work, server, pool)
+    worker = Worker.of(task, problems, weights)
+    try:
+        with equipped(task, weights, worker.max_model_len, NeedWatch(Rounds(task, len(problems)))) as equipment:
+            while (work := Rounds(task, len(problems)).awaited()) is not None:  # others went on while it started
+                if worker.has_weights(work, equipment.server):
+                    worker.sample(work, equipment)
+    except NotNeededError:
+        log.info("the others have finished while the server started")
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What a task samples and grades with."""
+
+    server: VllmServer
+    """Of the policy."""
+    mu: VllmServer | None
+    """Of the prover, where that is another model."""
+    pool: GraderPool
+
+
+class NotNeededError(Exception):
+    """The segment was over before the server had started."""
+
+
+@contextmanager
+def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch) -> Iterator[Equipment]:
+    """Servers and graders of a task, for the length of the block.
+
+    Raises:
+        NotNeededError: the segment was over before.
+    """
+    prover = task.recipe.prover
+    start = partial(running_server, task, common_seeds=shares_seeds(prover), while_starting=watch.look)
+    with ExitStack() as stack:
+        pool = stack.enter_context(grader_pool(task))
+        if prover is None or prover.model is None:
+            server = stack.enter_context(start(weights, max_model_len))
+            yield Equipment(server, None, pool)
+            return
+        share, fixed = prover.memory_share, Weights(0, "", Path(prover.model))
+        server = stack.enter_context(start(weights, max_model_len, memory_share=1.0 - share))
+        length = prover.model_max_tokens or max_model_len
+        mu = stack.enter_context(start(fixed, length, name="vllm-mu", memory_share=share))
+        yield Equipment(server, mu, pool)
 
 
 @dataclass(frozen=True)
@@ -87,6 +131,8 @@ class Rounds:
     """Finds the next round of work for a task."""
 
     task: Task
+    problems: int
+    """All training problems."""
     _began: float = field(default_factory=time.monotonic, init=False)
 
     def awaited(self) -> Round | None:
@@ -95,15 +141,31 @@ class Rounds:
         Raises:
             UserError: the trainer has failed, or does not run.
         """
-        vigil = self.task.vigil("weights or groups to work on", self.task.peers(Role.TRAINER))
+        producers = self.task.peers(Role.INFERENCE if self._collects else Role.TRAINER)
+        vigil = self.task.vigil("weights or groups to work on", producers)
         vigil.check()  # what nobody will train on need not be sampled
         found = self.task.keep(vigil, self._look)
         return found[0]
 
+    @property
+    def _collects(self) -> bool:
+        """Whether this task samples what the run starts from: with version 0, whatever has been published since."""
+        return COLLECTION in self.task.iterations
+
+    def are_over(self) -> bool:
+        """Whether the segment needs no more rollouts."""
+        return self._over(newest := self._newest, self._missing(newest))
+
+    @property
+    def _newest(self) -> int:
+        """The weights version to sample with; -1 where there is none. Version v says that iterations 0 to v - 1 have
+        been trained on.
+        """
+        return 0 if self._collects else max(published_versions(self.task.layout), default=-1)
+
     def _look(self) -> tuple[Round | None] | None:
         """A round, or (None,) when there will be none; None to go on waiting."""
-        # Version v says that iterations 0 to v - 1 have been trained on.
-        newest = max(published_versions(self.task.layout), default=-1)
+        newest = self._newest
         missing = self._missing(newest)
         work = self._free_work(newest, missing)
         if work is not None:
@@ -112,9 +174,9 @@ class Rounds:
 
     def _missing(self, newest: int) -> dict[int, list[int]]:
         """Positions of the groups that are not there, by iteration, of those that are not trained on yet."""
-        every = set(range(self.task.recipe.sampling.problems_per_iteration))
-        groups = self.task.layout.groups
-        missing = {i: sorted(every - complete_groups(groups(i))) for i in self.task.iterations if i >= newest}
+        wanted = [COLLECTION] if self._collects else [i for i in self.task.iterations if i >= newest]
+        every = set(range(groups_of(self.task.recipe, wanted[0], self.problems) if wanted else 0))
+        missing = {i: sorted(every - complete_groups(self.task.layout.groups(i))) for i in wanted}
         return {iteration: positions for iteration, positions in missing.items() if positions}
 
     def _free_work(self, newest: int, missing: dict[int, list[int]]) -> Round | None:
@@ -130,7 +192,7 @@ class Rounds:
 
         A trainer at work may still find a group damaged and want it anew.
         """
-        if newest >= self.task.job.end_iteration:
+        if not self._collects and newest >= self.task.job.end_iteration:
             return True
         return not missing and Life.RUNNING not in self.task.peers(Role.TRAINER).lives().values()
 
@@ -147,12 +209,43 @@ class Rounds:
 
 
 @dataclass
+class NeedWatch:
+    """Looks now and then whether a server that is starting is needed at all: a start may hang for long."""
+
+    rounds: Rounds
+    _next: float = field(default=0.0, init=False)
+
+    def look(self) -> None:
+        """Look, unless the last look was a moment ago.
+
+        Raises:
+            NotNeededError: the segment is over.
+        """
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LOOK_WHILE_STARTING_S
+        if self.rounds.are_over():
+            raise NotNeededError
+
+
+def groups_of(recipe: Recipe, iteration: int, problems: int) -> int:
+    """How many groups an iteration has; the collection has one of every problem.
+
+    Args:
+        recipe: the run's.
+        iteration: which.
+        problems: all training problems.
+    """
+    return problems if iteration == COLLECTION else recipe.sampling.problems_per_iteration or 0
+
+
+@dataclass
 class Worker:
     """Samples round after round through one server."""
 
     task: Task
-    prompter: Prompter
-    tokens: TokenBytes
+    policy: Mu
+    prover_maker: ProverMaker | None
     problems: list[Problem]
     weights: Weights
     """What the server holds."""
@@ -160,17 +253,19 @@ class Worker:
     """What it took to load them for the round under way."""
 
     @staticmethod
-    def of(task: Task, weights: Weights) -> Worker:
-        """Read the tokenizer and the training problems."""
+    def of(task: Task, problems: list[Problem], weights: Weights) -> Worker:
+        """Read the tokenizer."""
         prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
-        return Worker(task, prompter, TokenBytes(prompter.tokenizer), read_problems(task.layout.train_data), weights)
+        policy, wanted = Mu.of(prompter), task.recipe.prover
+        maker = None if wanted is None else ProverMaker.of(wanted, policy.replaced(wanted), task.recipe.seed)
+        return Worker(task, policy, maker, problems, weights)
 
     @property
     def max_model_len(self) -> int:
         """Tokens of the longest sequence that the server must hold."""
-        sampling, prover = self.task.recipe.sampling, self.task.recipe.prover
-        forced = 0 if prover is None else len(self.prompter.ids(prover.forced_text)) + prover.max_tokens
-        return sampling.max_prompt_tokens + sampling.max_tokens + forced
+        sampling, maker = self.task.recipe.sampling, self.prover_maker
+        question = 0 if maker is None else longest_question(maker.wanted, maker.mu)
+        return sampling.max_prompt_tokens + sampling.max_tokens + question
 
     def has_weights(self, work: Round, server: VllmServer) -> bool:
         """See to it that the server holds a round's weights; False when they turned out damaged, or gone."""
@@ -198,36 +293,56 @@ class Worker:
         self.weights = weights
         self.task.events.emit(EventKind.WEIGHTS_LOADED, version=weights.version, digest=weights.digest)
 
-    def sample(self, work: Round, server: VllmServer, pool: GraderPool) -> None:
+    def sample(self, work: Round, equipment: Equipment) -> None:
         """Claim, sample, grade and commit."""
         clock = _Clock(waiting=work.waited_s, loading=self.loading_s)
-        count = asyncio.run(self._sample(work, server, pool, clock))
+        count = asyncio.run(self._sample(work, equipment, clock))
         log.info("iteration %d: %d groups in %.1f s", work.iteration, count, clock.now)
 
-    async def _sample(self, work: Round, server: VllmServer, pool: GraderPool, clock: _Clock) -> int:
+    async def _sample(self, work: Round, equipment: Equipment, clock: _Clock) -> int:
         """Sample, grade and commit; what is finished is graded and committed while the rest is sampled."""
-        recipe = self.task.recipe
-        finish = GroupFinisher(self.task, work, self.weights, TraceGrader(pool, recipe.prompt.thought_end), clock)
-        async with client_of(self.task, server) as client:
-            plan = rollout_plan(recipe, self.prompter, work.iteration)
-            sampler = RolloutSampler(client, self.tokens, plan, recipe.serving.max_concurrent_sequences)
+        task, recipe = self.task, self.task.recipe
+        starts = starts_of(task, self.policy.prompter, self.policy.tokens, self.problems, work.iteration)
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(client_of(task, equipment.server))
+            mu = client if equipment.mu is None else await stack.enter_async_context(client_of(task, equipment.mu))
+            asking = self._asking(mu, work.iteration)
+            grader = TraceGrader(equipment.pool, recipe.prompt.thought_end, asking)
+            finish = GroupFinisher(task, work, self.weights, grader, clock, starts.group_size)
+            plan = rollout_plan(recipe, work.iteration, starts.group_size)
+            valuer = None if asking is None else asking.prover
+            concurrency = recipe.serving.max_concurrent_sequences
+            sampler = RolloutSampler(client, self.policy.tokens, plan, valuer, concurrency)
             try:
                 async with asyncio.TaskGroup() as finishing:
-                    async for trace in sampler.sample(self._claimed(work, finish)):
+                    async for trace in sampler.sample(self._claimed(work, starts, finish)):
                         if group := finish.add(trace):
                             finishing.create_task(finish.commit(group))
             except ExceptionGroup as failures:
                 raise failures.exceptions[0] from failures  # the first failure cancelled all else
         return len(finish.positions)
 
-    def _claimed(self, work: Round, finish: GroupFinisher) -> Iterator[PromptedProblem]:
-        """The round's problems, each claimed in the moment when the sampler has room for it."""
-        sampling = self.task.recipe.sampling
-        batch = draw_problems(self.problems, self.task.recipe.seed, work.iteration, sampling.problems_per_iteration)
+    def _asking(self, mu: GenerationClient, iteration: int) -> Asking | None:
+        """Who asks about the prefixes of an iteration's traces."""
+        boundaries = asked_boundaries(self.task.recipe, iteration)
+        if self.prover_maker is None or boundaries is None:
+            return None
+        return Asking.of(self.prover_maker, mu, boundaries)
+
+    def _claimed(self, work: Round, starts: Starts, finish: GroupFinisher) -> Iterator[PromptedGroup]:
+        """The round's groups, each claimed in the moment when the sampler has room for it."""
+        drawn = self._drawn(work.iteration)
         for position in work.positions:
             if self.task.patiently(partial(work.leases.claim, position), "a lease"):
-                finish.positions[batch[position].id] = position
-                yield from self.prompter.prompted([batch[position]], max_tokens=sampling.max_prompt_tokens)
+                finish.positions[drawn[position].id] = position
+                yield starts.group(drawn[position])
+
+    def _drawn(self, iteration: int) -> list[Problem]:
+        """The problems of an iteration, by position."""
+        if iteration == COLLECTION:
+            return self.problems
+        count = groups_of(self.task.recipe, iteration, len(self.problems))
+        return draw_problems(self.problems, self.task.recipe.seed, iteration, count)
 
 
 @dataclass
@@ -239,34 +354,32 @@ class GroupFinisher:
     weights: Weights
     grader: TraceGrader
     clock: _Clock
+    group_size: int
     positions: dict[str, int] = field(default_factory=dict)
     """Of the problems claimed, by id."""
-    _waiting: dict[str, list[SampledTrace]] = field(default_factory=dict, init=False)
+    _waiting: dict[str, list[asyncio.Task[GradedTrace]]] = field(default_factory=dict, init=False)
 
-    def add(self, trace: SampledTrace) -> list[SampledTrace] | None:
-        """Take note of a trace; the whole group when this was its last."""
-        group = self._waiting.setdefault(trace.prompted.problem.id, [])
-        group.append(trace)
-        return group if len(group) == self.task.recipe.sampling.rollouts_per_problem else None
+    def add(self, valued: ValuedTrace) -> list[asyncio.Task[GradedTrace]] | None:
+        """Begin to grade a trace; the whole group when this was its last."""
+        group = self._waiting.setdefault(valued.trace.group.problem.id, [])
+        group.append(self.grader.start(valued))
+        return self._waiting.pop(valued.trace.group.problem.id) if len(group) == self.group_size else None
 
-    async def commit(self, group: list[SampledTrace]) -> None:
-        """Grade a whole group and commit it, unless another task was faster."""
+    async def commit(self, group: list[asyncio.Task[GradedTrace]]) -> None:
+        """Commit a group once it is graded, unless another task was faster."""
         generated = self.clock.now
-        graded = await asyncio.gather(*(self.grader.grade(trace) for trace in group))
-        traces = sorted(graded, key=lambda t: t.rollout.sample)
+        traces = sorted(await asyncio.gather(*group), key=lambda t: t.rollout.sample)
         seconds = {**self.clock.before, "generation": generated, "grading": self.clock.now - generated}
-        position = self.positions[group[0].prompted.problem.id]
+        position = self.positions[traces[0].rollout.problem_id]
         won = await asyncio.to_thread(self._commit, position, traces, seconds)
         self._tell(position, traces, won)
 
     def _commit(self, position: int, traces: list[GradedTrace], seconds: dict[str, float]) -> bool:
-        rollouts, branches = [t.rollout for t in traces], [b for t in traces for b in t.branches]
+        sampled = sampled_group(traces, seconds)
         return self.task.patiently(
             lambda: commit_group(
                 self.task.layout.group(self.work.iteration, position),
-                rollouts,
-                branches,
-                statistics(rollouts, branches, seconds),
+                sampled,
                 holder=asdict(self.work.leases.mine),
                 weights={"version": self.weights.version, "digest": self.weights.digest},
             ),
@@ -281,41 +394,14 @@ class GroupFinisher:
             self.task.events.emit(EventKind.GRADING, **where, troubles=troubles)
 
 
-def rollout_plan(recipe: Recipe, prompter: Prompter, iteration: int) -> RolloutPlan:
-    """How the rollouts of an iteration are sampled."""
-    sampling = recipe.sampling
+def rollout_plan(recipe: Recipe, iteration: int, group_size: int) -> RolloutPlan:
+    """How the rollouts of an iteration are sampled and cut."""
     return RolloutPlan(
         run_seed=recipe.seed,
         iteration=iteration,
-        group_size=sampling.rollouts_per_problem,
-        settings=Settings(sampling.max_tokens, sampling.temperature, stop_token_ids=prompter.stop_token_ids),
+        group_size=group_size,
         thought_end=recipe.prompt.thought_end.encode(),
         rule=EpisodeRule(**recipe.episodes.model_dump()),
-        prover=_prover(recipe, prompter),
-    )
-
-
-def _prover(recipe: Recipe, prompter: Prompter) -> Prover | None:
-    if (mu := recipe.prover) is None:
-        return None
-    return Prover(
-        forced_ids=prompter.ids(mu.forced_text),
-        answer_start=mu.forced_text.rpartition(recipe.prompt.thought_end)[2],
-        branches=mu.branches,
-        settings=Settings(mu.max_tokens, mu.temperature, stop_token_ids=prompter.stop_token_ids),
-    )
-
-
-def statistics(rollouts: list[Rollout], branches: list[Branch], seconds: dict[str, float]) -> GroupStatistics:
-    """What a group cost."""
-    return GroupStatistics(
-        rollouts=len(rollouts),
-        branches=len(branches),
-        rollout_tokens=sum(len(r.token_ids) for r in rollouts),
-        branch_tokens=sum(len(b.token_ids) for b in branches),
-        prompt_tokens=sum(b.prompt_tokens for b in branches),
-        cached_tokens=sum(b.cached_tokens or 0 for b in branches),
-        seconds=dict(seconds),
     )
 
 

@@ -1,24 +1,68 @@
-"""What a trainer takes in: the groups of one iteration, as they come, and who samples them."""
+"""What a trainer takes in for one iteration: the groups of rollouts as they come, or its part of given samples."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mrt_hpc.plan.model import Role
+from mrt_hpc.recipe.algorithms import SupervisedAlgorithm
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.roles.advantages import batch_of, training_sequences
 from mrt_hpc.roles.peers import Life
+from mrt_hpc.roles.samples import Samples
+from mrt_hpc.run.data import draw_indices
 from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.manifest import DamagedError, unreadable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.roles.advantages import Batch
     from mrt_hpc.roles.peers import Peers
     from mrt_hpc.roles.task import Task
+    from mrt_hpc.training.batch import TrainingSequence
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one iteration learns."""
+
+    sequences: list[TrainingSequence]
+    digest: str
+    """Identity of what is learnt."""
+    batch: Batch | None = None
+    """The rollouts, where there are any."""
+
+
+class Intake(Protocol):
+    """The lesson of one iteration, once it is there."""
+
+    @property
+    def iteration(self) -> int:
+        """Which."""
+
+    @property
+    def samplers(self) -> Peers:
+        """Who samples for this iteration."""
+
+    def is_complete(self) -> bool:
+        """Look for what has come; whether all of it is there."""
+
+    def lesson(self) -> Lesson:
+        """What the iteration learns, the same on every rank.
+
+        Raises:
+            UserError: it is not complete, which the first rank has seen.
+        """
+
+    def reopen_samplers(self) -> None:
+        """Where something is missing, and nobody is left to sample it."""
 
 
 @dataclass
-class Intake:
+class RolloutIntake:
     """The groups of an iteration, as far as this rank has read them."""
 
     task: Task
@@ -31,7 +75,7 @@ class Intake:
         """Who samples this iteration: not this segment's inference, where a damaged checkpoint has sent it back."""
         return self.task.peers(Role.INFERENCE, range(self.iteration, self.iteration + 1))
 
-    def read_new(self) -> bool:
+    def is_complete(self) -> bool:
         """Read the groups that have come; whether all are there. A damaged one is set aside, to be sampled again."""
         layout = self.task.layout
         for position in sorted(complete_groups(layout.groups(self.iteration)) - self._groups.keys()):
@@ -44,19 +88,20 @@ class Intake:
                 raise unreadable(path, error) from error
         return len(self._groups) == self._wanted
 
-    def whole(self) -> list[Group]:
-        """All groups, by position.
+    def lesson(self) -> Lesson:
+        """All groups with their advantages.
 
         Raises:
             UserError: some are missing, which the first rank has seen complete.
         """
-        if not self.read_new():
+        if not self.is_complete():
             raise UserError(
                 f"the groups of iteration {self.iteration} are not what the first rank saw",
                 where=self.task.layout.groups(self.iteration),
                 exit_code=ExitCode.RETRYABLE,
             )
-        return [self._groups[position] for position in sorted(self._groups)]
+        batch = batch_of([self._groups[position] for position in sorted(self._groups)])
+        return Lesson(training_sequences(batch, self.task.recipe), batch.digest, batch)
 
     def reopen_samplers(self) -> None:
         """Where groups are missing, and no task of inference is left to sample them."""
@@ -67,4 +112,41 @@ class Intake:
 
     @property
     def _wanted(self) -> int:
-        return self.task.recipe.sampling.problems_per_iteration
+        return self.task.recipe.sampling.problems_per_iteration or 0
+
+
+@dataclass(frozen=True)
+class SampleIntake:
+    """This iteration's part of given samples: nothing to wait for."""
+
+    task: Task
+    iteration: int
+    samples: Samples
+
+    @property
+    def samplers(self) -> Peers:
+        """Nobody."""
+        return self.task.peers(Role.INFERENCE, range(0))
+
+    def is_complete(self) -> bool:
+        """It always is."""
+        return True
+
+    def lesson(self) -> Lesson:
+        """A window over shuffled passes through all samples."""
+        recipe, everything = self.task.recipe, self.samples.sequences
+        assert isinstance(recipe.algorithm, SupervisedAlgorithm)  # who else learns given samples
+        count = recipe.algorithm.sequences_per_iteration
+        chosen = draw_indices(len(everything), recipe.seed, self.iteration, count)
+        return Lesson([everything[i] for i in chosen], f"{self.samples.digest}:{self.iteration}")
+
+    def reopen_samplers(self) -> None:
+        """Nothing is missing."""
+
+
+def intakes(task: Task) -> Callable[[int], Intake]:
+    """Makes the intake of each iteration, by the recipe's algorithm."""
+    if task.recipe.algorithm.samples_rollouts:
+        return partial(RolloutIntake, task)
+    samples = Samples.of(task)
+    return lambda iteration: SampleIntake(task, iteration, samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mrt_hpc.roles.advantages import Batch
+    from mrt_hpc.roles.intake import Lesson
     from mrt_hpc.run.records import GroupStatistics, Rollout
     from mrt_hpc.training.statistics import UpdateStats
 
@@ -59,28 +60,16 @@ class Timeline:
 
 
 def iteration_metrics(
-    iteration: int, batch: Batch, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
+    iteration: int, lesson: Lesson, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
     """Everything measured in one iteration."""
-    rollouts = batch.rollouts
-    lengths = [len(r.token_ids) for r in rollouts]
+    measured = rollout_measures(iteration, lesson.batch, quality) if lesson.batch is not None else {}
     return IterationMetrics(
         iteration=iteration,
-        reward_mean=batch.reward_mean,
-        tokens_per_rollout=float(np.mean(lengths)),
-        seconds=seconds_by_phase(timeline, batch.costs),
+        tokens_per_rollout=float(np.mean([len(s.token_ids) for s in lesson.sequences])),
+        seconds=seconds_by_phase(timeline, lesson.batch.costs if lesson.batch is not None else []),
         wall_seconds=timeline.total,
-        batch=batch.digest,
-        problems=len({r.problem_id for r in rollouts}),
-        rollouts=len(rollouts),
-        branches=sum(c.branches for c in batch.costs),
-        generated_tokens=sum(c.rollout_tokens + c.branch_tokens for c in batch.costs),
-        progress_by_episode=progress_by_episode(batch.values),
-        episodes_per_rollout=float(np.mean([len(r.boundaries) - 1 for r in rollouts])),
-        signal_share=signal_share(rollouts),
-        truncated_share=float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
-        staleness_mean=float(np.mean([iteration - r.weights_version for r in rollouts])),
-        quality=quality,
+        batch=lesson.digest,
         loss=stats.loss,
         grad_norm=stats.grad_norm,
         learning_rate=stats.learning_rate,
@@ -90,7 +79,26 @@ def iteration_metrics(
         mismatch_mean=stats.mismatch_mean,
         mismatch_max=stats.mismatch_max,
         trainer=stats.as_dict(),
+        **measured,
     )
+
+
+def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) -> dict[str, Any]:
+    """What the rollouts of an iteration tell."""
+    rollouts = [r for r in batch.rollouts if not r.forced]  # those forced to answer tell of a prefix
+    return {
+        "reward_mean": batch.reward_mean,
+        "problems": len({r.problem_id for r in rollouts}),
+        "rollouts": len(rollouts),
+        "branches": sum(c.branches for c in batch.costs),
+        "generated_tokens": sum(c.rollout_tokens + c.branch_tokens for c in batch.costs),
+        "progress_by_episode": progress_by_episode(batch.value_arrays),
+        "episodes_per_rollout": float(np.mean([len(r.boundaries) - 1 for r in rollouts])),
+        "signal_share": signal_share(rollouts),
+        "truncated_share": float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
+        "staleness_mean": float(np.mean([iteration - r.weights_version for r in rollouts])),
+        "quality": quality,
+    }
 
 
 def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> dict[Phase, float]:
@@ -103,10 +111,12 @@ def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> di
     seconds = dict.fromkeys(Phase, 0.0)
     for name, phase in TRAINER_PHASES.items():
         seconds[phase] += timeline.seconds.get(name, 0.0)
-    slowest = max(costs, key=lambda c: sum(c.seconds.get(name, 0.0) for name in INFERENCE_PHASES))
+    slowest = max(
+        (c.seconds for c in costs), key=lambda s: sum(s.get(name, 0.0) for name in INFERENCE_PHASES), default={}
+    )
     left = timeline.seconds.get("waiting", 0.0)
     for name in ("generation", "loading", "grading"):
-        explained = min(left, slowest.seconds.get(name, 0.0))
+        explained = min(left, slowest.get(name, 0.0))
         seconds[INFERENCE_PHASES[name]] += explained
         left -= explained
     seconds[Phase.WAITING] = left

@@ -15,6 +15,7 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
+from mrt_hpc.world.task import Habits
 from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
 
 if TYPE_CHECKING:
@@ -88,9 +89,11 @@ def copy_model(source: Path, directory: Path) -> None:
 
 
 def _warm_start(task: Task, directory: Path) -> None:
-    steps = task.recipe.model.warm_start_steps if isinstance(task.recipe.model, SmallWorldModel) else None
-    settings = WarmStartSettings(seed=derive_seed(task.recipe.seed, "warm_start"))
-    if steps is not None:
-        settings = replace(settings, steps=steps)
+    model = task.recipe.model
+    assert isinstance(model, SmallWorldModel)  # the caller saw to that
+    habits = Habits(answer_forms=model.answer_forms)
+    settings = WarmStartSettings(seed=derive_seed(task.recipe.seed, "warm_start"), habits=habits)
+    if model.warm_start_steps is not None:
+        settings = replace(settings, steps=model.warm_start_steps)
     report = warm_start(settings, directory, log.info)
     log.info("warm start: %s", report)

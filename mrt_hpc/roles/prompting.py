@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer
 
-from mrt_hpc.inference.sampler import PromptedProblem
 from mrt_hpc.recipe.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerFast
 
     from mrt_hpc.recipe.schema import Prompt
@@ -38,6 +35,8 @@ class Prompter:
             UserError: the model names no token that ends a completion.
         """
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        if prompt.chat_template is not None:
+            tokenizer.chat_template = Path(prompt.chat_template).read_text()
         stops = stop_tokens(directory, tokenizer)
         if not stops:
             raise UserError(
@@ -58,23 +57,32 @@ class Prompter:
         opened = text.endswith(self.prompt.thought_start) or text.endswith(self.prompt.thought_start.rstrip("\n"))
         return text if opened else text + self.prompt.thought_start
 
-    def prompted(self, problems: Sequence[Problem], *, max_tokens: int) -> list[PromptedProblem]:
-        """Problems with their prompt ids.
+    def prompt_ids(self, problem: Problem, max_tokens: int) -> list[int]:
+        """Token ids of a problem's prompt.
 
         Raises:
-            UserError: a prompt is longer than ``max_tokens``.
+            UserError: they are more than ``max_tokens``.
         """
+        ids = self.encoded(problem.problem)
+        if len(ids) > max_tokens:
+            raise UserError(
+                f"the prompt of problem {problem.id} has {len(ids)} tokens",
+                expected=f"at most {max_tokens} (sampling.max_prompt_tokens)",
+                advice="raise sampling.max_prompt_tokens, or take the problem out of the data",
+            )
+        return ids
+
+    def encoded(self, problem: str) -> list[int]:
+        """Token ids of the prompt of a problem, however long."""
         # A chat template writes the start-of-sequence token itself.
         special = self.tokenizer.chat_template is None
-        prompts = [self.tokenizer.encode(self.text(p.problem), add_special_tokens=special) for p in problems]
-        for problem, ids in zip(problems, prompts, strict=True):
-            if len(ids) > max_tokens:
-                raise UserError(
-                    f"the prompt of problem {problem.id} has {len(ids)} tokens",
-                    expected=f"at most {max_tokens} (sampling.max_prompt_tokens)",
-                    advice="raise sampling.max_prompt_tokens, or take the problem out of the data",
-                )
-        return [PromptedProblem(p, ids) for p, ids in zip(problems, prompts, strict=True)]
+        return list(self.tokenizer.encode(self.text(problem), add_special_tokens=special))
+
+    @property
+    def end_token_id(self) -> int:
+        """What ends a completion that is learnt: the tokenizer's own token, or the model's first."""
+        own = self.tokenizer.eos_token_id
+        return int(own) if own is not None else self.stop_token_ids[0]
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a text that goes on within a sequence."""

@@ -10,11 +10,15 @@ from mrt_hpc.analysis.model import Cost, RunFile, RunSummary
 from mrt_hpc.analysis.report import write_report as write_summary
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.model import Plan, read_plan
+from mrt_hpc.recipe.algorithms import SupervisedAlgorithm
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.groups import complete_groups
+from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +78,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
         files=(
             RunFile(what="resolved recipe", path="recipe.lock.yaml"),
             RunFile(what="last weights version", path=f"weights/v{recipe.schedule.iterations:06d}"),
-            RunFile(what="rollouts and branches", path="iterations/"),
+            *sampled_files(recipe),
             RunFile(what="evaluation samples", path="evals/"),
             RunFile(what="events of all attempts", path="events/"),
         ),
@@ -82,20 +86,32 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
     )
 
 
+def sampled_files(recipe: Recipe) -> list[RunFile]:
+    """Where the run's samples are."""
+    algorithm = recipe.algorithm
+    collected = [RunFile(what="what version 0 sampled", path="collection/")] if algorithm.collects else []
+    sampled = [RunFile(what="rollouts, branches and values", path="iterations/")] if algorithm.samples_rollouts else []
+    return [*collected, *sampled]
+
+
 def settings_table(recipe: Recipe) -> dict[str, str]:
     """What a reader wants to know of the recipe without opening it."""
     sampling, training = recipe.sampling, recipe.training
-    table = {
-        "seed": str(recipe.seed),
-        "problems an iteration": str(sampling.problems_per_iteration),
-        "group size": str(sampling.rollouts_per_problem),
-        "sampling temperature": f"{sampling.temperature:g}",
-        "token limit": f"{sampling.max_tokens:,}",
-        "learning rate": f"{training.learning_rate:g} ({training.schedule})",
-        "staleness limit": str(recipe.schedule.max_staleness),
-    }
-    if recipe.prover is not None:
-        table["branches a boundary"] = str(recipe.prover.branches)
+    algorithm = recipe.algorithm
+    table = {"seed": str(recipe.seed), "learning rate": f"{training.learning_rate:g} ({training.schedule})"}
+    if isinstance(algorithm, SupervisedAlgorithm):
+        table["sequences an iteration"] = str(algorithm.sequences_per_iteration)
+    else:
+        table["problems an iteration"] = str(sampling.problems_per_iteration)
+        table["staleness limit"] = str(recipe.schedule.max_staleness)
+    if algorithm.samples_rollouts or algorithm.collects:
+        table["group size"] = str(sampling.rollouts_per_problem)
+        table["sampling temperature"] = f"{sampling.temperature:g}"
+        table["token limit"] = f"{sampling.max_tokens:,}"
+    if (branches := getattr(recipe.prover, "branches", None)) is not None:
+        table["branches a boundary"] = str(branches)
+    if (regret := recipe.evaluation.prover) is not None:
+        table["prover of regret"] = f"{regret.type}, temperature {regret.temperature:g}"
     if (alpha := getattr(recipe.algorithm, "alpha", None)) is not None:
         table["alpha"] = f"{alpha:g}"
     return table
@@ -111,10 +127,17 @@ def cost(layout: RunLayout, plan: Plan, iterations: Sequence[IterationMetrics]) 
     resources = {job.name: job.resources for job in plan.jobs}
     return Cost(
         wall_seconds=max(end for _, _, end in spans) - min(start for _, start, _ in spans),
-        generated_tokens=sum(m.generated_tokens or 0 for m in iterations),
+        generated_tokens=sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout),
         gpu_hours=sum((end - start) * resources[job].gpus for job, start, end in spans) / 3600,
         cpu_hours=sum((end - start) * resources[job].cpus for job, start, end in spans) / 3600,
     )
+
+
+def collected_tokens(layout: RunLayout) -> int:
+    """What version 0 sampled before the first iteration, by the manifests of its groups."""
+    groups = layout.groups(COLLECTION)
+    costs = [read_manifest(layout.group(COLLECTION, p)).about["statistics"] for p in complete_groups(groups)]
+    return sum(cost["rollout_tokens"] + cost["branch_tokens"] for cost in costs)
 
 
 def attempt_spans(layout: RunLayout) -> list[tuple[str, float, float]]:

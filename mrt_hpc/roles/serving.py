@@ -1,4 +1,4 @@
-"""What inference and evaluation share: a server, a grader pool and the grading of traces as they come."""
+"""What inference and evaluation share: verified weights, a server, and a grader pool."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import asyncio
 import logging
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.grading.answers import extract_answer
-from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
+from mrt_hpc.grading.pool import GraderPool
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import DamagedError, verify
-from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.weights import Weights
 
 if TYPE_CHECKING:
@@ -25,10 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.inference.client import GenerationClient
-    from mrt_hpc.inference.sampler import SampledTrace
     from mrt_hpc.plan.model import Plan
     from mrt_hpc.roles.task import Task
-    from mrt_hpc.run.records import Branch, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +73,27 @@ def last_trainer(plan: Plan) -> list[tuple[str, int]]:
 
 
 @contextmanager
-def running_server(task: Task, weights: Weights, max_model_len: int) -> Iterator[VllmServer]:
-    """This task's own vLLM server, with the key of the run."""
+def running_server(
+    task: Task,
+    weights: Weights,
+    max_model_len: int,
+    *,
+    name: str = "vllm",
+    memory_share: float = 1.0,
+    common_seeds: bool = False,
+    while_starting: Callable[[], None] | None = None,
+) -> Iterator[VllmServer]:
+    """This task's own vLLM server, with the key of the run.
+
+    Args:
+        task: whose.
+        weights: what it starts with.
+        max_model_len: tokens of the longest sequence.
+        name: of its log.
+        memory_share: of the memory for serving, what this server takes.
+        common_seeds: whether samples of equal seeds have to share their random numbers.
+        while_starting: called again and again until it answers; raises when nobody needs it any more.
+    """
     serving = task.recipe.serving
     settings = ServerSettings(
         model_dir=weights.directory,
@@ -87,15 +101,17 @@ def running_server(task: Task, weights: Weights, max_model_len: int) -> Iterator
         dtype=serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
         tensor_parallel=max(1, task.job.resources.gpus_per_rank),
-        gpu_memory_utilization=serving.gpu_memory_utilization,
-        kv_cache_gib=serving.kv_cache_gib,
+        gpu_memory_utilization=serving.gpu_memory_utilization * memory_share,
+        kv_cache_gib=serving.kv_cache_gib * memory_share,
         seed=task.recipe.seed,
         start_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
+        noise_by_request=common_seeds,
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
     key = (task.layout.secrets / "server_key").read_text()
-    with VllmServer(settings, log=task.log("vllm"), weights_version=weights.version, key=key) as server:
+    log_file, version = task.log(name), weights.version
+    with VllmServer(settings, log_file, weights_version=version, key=key, while_starting=while_starting) as server:
         task.events.emit(EventKind.SERVER_STARTED, version=weights.version, pid=server.pid)
         yield server
 
@@ -160,41 +176,3 @@ def grader_pool(task: Task) -> Iterator[GraderPool]:
     grading = task.recipe.grading
     with GraderPool(grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib) as pool:
         yield pool
-
-
-@dataclass(frozen=True)
-class GradedTrace:
-    """A rollout with its branches, graded."""
-
-    rollout: Rollout
-    branches: list[Branch]
-    troubles: int
-    """Answers that hung or could not be read."""
-
-
-@dataclass(frozen=True)
-class TraceGrader:
-    """Grades a trace and its branches."""
-
-    pool: GraderPool
-    thought_end: str
-
-    async def grade(self, trace: SampledTrace) -> GradedTrace:
-        """Grade a trace and its branches together; a trace that the token limit cut has reward 0."""
-        gold = trace.prompted.problem.answer
-        whole = trace.completion.finish_reason is FinishReason.STOP
-        answer = extract_answer(trace.text, thinking=True, thought_end=self.thought_end)
-        answers = [answer if whole else None, *(extract_answer(b.text) for b in trace.branches)]
-        verdicts = await self.pool.grade([(a, gold) for a in answers])
-        rollout = trace.graded(answer, verdicts[0].reward)
-        forked = zip(trace.branches, answers[1:], verdicts[1:], strict=True)
-        branches = [branch.graded(found, verdict.reward) for branch, found, verdict in forked]
-        return GradedTrace(rollout, branches, sum(map(_is_trouble, verdicts)))
-
-    def start(self, trace: SampledTrace) -> asyncio.Task[GradedTrace]:
-        """Grade in the background, while others are sampled."""
-        return asyncio.create_task(self.grade(trace))
-
-
-def _is_trouble(verdict: Verdict) -> bool:
-    return verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)

@@ -14,8 +14,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.roles.advantages import Batch, batch_of, training_sequences
-from mrt_hpc.roles.intake import Intake
+from mrt_hpc.recipe.schema import SmallWorldProblems
+from mrt_hpc.roles.intake import Intake, Lesson, intakes
 from mrt_hpc.roles.keeper import Keeper, newest_good_checkpoint
 from mrt_hpc.roles.metrics import Timeline, iteration_metrics
 from mrt_hpc.roles.notice import GaveBack, Stopped
@@ -26,9 +26,11 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.training import checkpoint, rendezvous
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks
-from mrt_hpc.training.settings import TrainerSettings
+from mrt_hpc.training.settings import Objective, TrainerSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mrt_hpc.analysis.model import IterationMetrics
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.peers import Vigil
@@ -82,10 +84,13 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
     """The engine's settings: the recipe's training section and what it needs of the others."""
     role_only = {"checkpoint_every", "keep_checkpoints", "keep_weights", "weights_dtype"}
     fields = recipe.training.model_dump(exclude=role_only)
+    learns_rollouts = recipe.algorithm.samples_rollouts
     return TrainerSettings(
         **fields,
         total_steps=recipe.schedule.iterations * recipe.training.optimizer_steps_per_iteration,
-        temperature=recipe.sampling.temperature,
+        # Given samples were not drawn from the policy, so no temperature was applied to them.
+        temperature=recipe.sampling.temperature if learns_rollouts else 1.0,
+        objective=Objective.POLICY_GRADIENT if learns_rollouts else Objective.LIKELIHOOD,
         seed=recipe.seed,
     )
 
@@ -100,10 +105,12 @@ class Trainer:
     engine: TrainerEngine
     tracker: Tracker
     keeper: Keeper
+    intakes: Callable[[int], Intake]
+    """Makes that of each iteration."""
     intake: Intake
     """Of the iteration under way."""
     statements: dict[str, str]
-    """Texts of the training problems by id."""
+    """Texts of the training problems by id; none where given samples are learnt."""
     _longest_step_s: float = 0.0
 
     @property
@@ -116,16 +123,17 @@ class Trainer:
         """The trainer as of the newest good checkpoint, or of weights version 0."""
         layout, recipe = task.layout, task.recipe
         newest = rendezvous.on_rank_zero(lambda: newest_good_checkpoint(task))
+        lessons = intakes(task)  # before anything that takes long: given samples may be missing
         reference = layout.weights_version(0) if recipe.training.kl_coefficient > 0 else None
         engine = build(trainer_settings(recipe), layout.weights_version(0), ranks, reference)
-        statements = {p.id: p.problem for p in read_problems(layout.train_data)}
+        problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
         iteration = 0
         if newest is not None:
             iteration = int(checkpoint.load(engine, newest)["iteration"])
             task.events.emit(EventKind.RESUMED, iteration=iteration, checkpoint=newest.name, rank=task.rank)
         keeper = Keeper(task, engine, saved=iteration)
         keeper.mend(iteration)
-        return Trainer(task, engine, tracker, keeper, Intake(task, iteration), statements)
+        return Trainer(task, engine, tracker, keeper, lessons, lessons(iteration), {p.id: p.problem for p in problems})
 
     def go_on(self) -> None:
         """Wait for what can be done next, and do it.
@@ -176,7 +184,7 @@ class Trainer:
             return Next.LEAVE
         if not self.keeper.is_published(self.iteration):
             return Next.PUBLISH
-        return Next.TRAIN if self.intake.read_new() else None
+        return Next.TRAIN if self.intake.is_complete() else None
 
     def _refuse_to_be_late(self) -> None:
         """Give notice to itself where the next step and its checkpoint would not end before the time limit."""
@@ -198,25 +206,24 @@ class Trainer:
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, checkpoint, publish."""
         with timeline.phase("loading"):
-            batch = batch_of(self.intake.whole())
-        with timeline.phase("advantages"):
-            sequences = training_sequences(batch, self.task.recipe)
+            lesson = self.intake.lesson()
         with timeline.phase("optimisation"):
-            stats = self.engine.update(sequences)
+            stats = self.engine.update(lesson.sequences)
         self._longest_step_s = max(self._longest_step_s, timeline.working)
-        done, self.intake = self.iteration, Intake(self.task, self.iteration + 1)
+        done, self.intake = self.iteration, self.intakes(self.iteration + 1)
         self.keeper.emit(EventKind.STEP, iteration=done)
         if self._checkpoint_due():
             # The metrics come first: a checkpoint says that its iteration is wholly accounted for.
-            self.keeper.write_metrics(self._metrics(done, batch, stats, timeline))
+            self.keeper.write_metrics(self._metrics(done, lesson, stats, timeline))
             with timeline.phase("checkpoint"):
                 self.keeper.save(self.iteration)
         with timeline.phase("publishing"):
             self.keeper.publish(self.iteration)
-        metrics = self._metrics(done, batch, stats, timeline)
+        metrics = self._metrics(done, lesson, stats, timeline)
         self.keeper.write_metrics(metrics)
         self.tracker.log(metrics)
-        log.info("iteration %d: reward %.3f, loss %.4f, %.1f s", done, batch.reward_mean, stats.loss, timeline.total)
+        reward = "" if metrics.reward_mean is None else f"reward {metrics.reward_mean:.3f}, "
+        log.info("iteration %d: %sloss %.4f, %.1f s", done, reward, stats.loss, timeline.total)
 
     def _checkpoint_due(self) -> bool:
         """At the recipe's interval, and at the end of a segment, where another job takes over."""
@@ -225,7 +232,8 @@ class Trainer:
             or self.iteration == self.task.job.end_iteration
         )
 
-    def _metrics(self, iteration: int, batch: Batch, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
-        traces = [(self.statements[r.problem_id], r.text) for r in batch.rollouts]
-        quality = trace_quality(self.task.recipe.data, traces)
-        return iteration_metrics(iteration, batch, stats, timeline, quality)
+    def _metrics(self, iteration: int, lesson: Lesson, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
+        rollouts, source = lesson.batch.rollouts if lesson.batch is not None else [], self.task.recipe.data
+        traces = [(self.statements[r.problem_id], r.text) for r in rollouts if not r.forced]
+        quality = trace_quality(source, traces) if traces and isinstance(source, SmallWorldProblems) else {}
+        return iteration_metrics(iteration, lesson, stats, timeline, quality)

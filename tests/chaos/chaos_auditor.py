@@ -30,15 +30,13 @@ from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
-from mrt_hpc.run.records import Rollout
-from mrt_hpc.run.shards import read_shard
 from mrt_hpc.run.tasks import TaskState, read_task
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mrt_hpc.run.records import Problem
+    from mrt_hpc.run.records import Problem, Rollout
 
 T = TypeVar("T")
 
@@ -154,7 +152,8 @@ def check_evaluations(found: Audit, layout: RunLayout) -> None:
             weights = found.readable(partial(read_manifest, layout.weights_version(version)))
             for number in range(shards):
                 path = layout.evaluation_shard(version, benchmark.name, number)
-                rollouts = found.readable(partial(read_shard, path, Rollout)) or []
+                sampled = found.readable(partial(read_group, path))
+                rollouts = [] if sampled is None else sampled.rollouts
                 check_samples(found, str(path), rollouts, share(problems, number, shards), benchmark.samples)
                 shard = found.readable(partial(read_manifest, path))
                 same = shard is not None and weights is not None and shard.about["weights"] == weights.digest

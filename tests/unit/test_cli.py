@@ -127,6 +127,12 @@ def test_status_tells_jobs_progress_and_failures(run: RunLayout) -> None:
         assert word in result.output
 
 
+def test_status_tells_how_far_the_collection_is(tmp_path: Path) -> None:
+    recipe = load_recipe(ROOT / "recipes" / "small_world" / "star.yaml")
+    run = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    assert "0 groups collected; iteration 0/" in invoke("status", str(run.root)).output
+
+
 def test_status_of_what_is_no_run(tmp_path: Path) -> None:
     result = invoke("status", str(tmp_path))
     assert result.exit_code == 2

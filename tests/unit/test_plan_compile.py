@@ -61,6 +61,29 @@ def test_sequential_trainers_wait_for_their_inference() -> None:
     assert after(plan.job("segment-001.trainer")) == ["afterok:segment-001.inference"]
 
 
+def test_what_a_run_starts_from_is_collected_before_its_first_segment() -> None:
+    plan = build_plan(recipe("schedule.iterations_per_job=10", name="small_world/mrt"), max_array_size=None)
+    assert [job.name for job in plan.jobs][:4] == [
+        "prepare", "collection.inference", "segment-000.inference", "segment-000.trainer",
+    ]  # fmt: skip
+    assert after(plan.job("collection.inference")) == ["afterok:prepare"]
+    assert after(plan.job("segment-000.inference")) == ["afterok:collection.inference"]
+    assert after(plan.job("segment-000.trainer")) == ["afterok:collection.inference"]
+    again = ["afterok:segment-000.trainer", "afterok:collection.inference"]
+    assert after(plan.job("segment-001.inference")) == again, "in case a part of it was damaged"
+
+
+def test_a_supervised_run_samples_nothing_while_it_trains() -> None:
+    plan = build_plan(recipe(name="small_world/sft_suffix"), max_array_size=None)
+    assert [job.name for job in plan.jobs] == ["prepare", "segment-000.trainer", "segment-000.evaluation", "report"]
+    plan = build_plan(recipe("resources.inference.tasks=4", name="small_world/star"), max_array_size=3)
+    assert names(plan, Role.INFERENCE) == ["collection.inference-0", "collection.inference-1"]
+    assert after(plan.job("segment-000.trainer")) == [
+        "afterok:collection.inference-0",
+        "afterok:collection.inference-1",
+    ]
+
+
 def test_a_large_array_is_split_and_keeps_its_numbers() -> None:
     plan = build_plan(recipe("resources.inference.tasks=7"), max_array_size=3)
     parts = [job for job in plan.jobs if job.role is Role.INFERENCE]

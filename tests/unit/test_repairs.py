@@ -16,18 +16,20 @@ from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.model import Role
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation
-from mrt_hpc.roles.intake import Intake
+from mrt_hpc.roles.intake import RolloutIntake
 from mrt_hpc.roles.keeper import Keeper
 from mrt_hpc.roles.serving import verified_weights
+from mrt_hpc.roles.starts import StalePrefixes
 from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.lineage import evaluated_with_others
 from mrt_hpc.run.manifest import DamagedError, commit_whole, read_manifest
-from mrt_hpc.run.records import Rollout
-from mrt_hpc.run.shards import commit_shard
+from mrt_hpc.run.records import GroupStatistics, Problem
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 
@@ -41,8 +43,11 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
     """A run of two segments, with evaluations in two parts, all of whose tasks are done."""
-    segments = ("schedule.iterations=4", "schedule.iterations_per_job=2")
-    recipe = load_recipe(QUICKSTART, ("evaluation.problem_shards=2", *segments))
+    return done_run(tmp_path, QUICKSTART, "evaluation.problem_shards=2")
+
+
+def done_run(tmp_path: Path, recipe_file: Path, *changes: str) -> RunLayout:
+    recipe = load_recipe(recipe_file, ("schedule.iterations=4", "schedule.iterations_per_job=2", *changes))
     plan = compile_plan(recipe, LocalSite())
     layout = create_or_open(tmp_path / "run", recipe, plan)
     for job in plan.jobs:
@@ -94,13 +99,16 @@ def test_a_version_published_again_while_the_damaged_one_was_read_stays(
     assert (path / "model.safetensors").read_bytes() == b"weights"
 
 
+NOTHING = Sampled(rollouts=[], statistics=GroupStatistics(0, 0, 0, 0, 0, 0, {}))
+
+
 def evaluations(layout: RunLayout) -> list[UnitEvaluation]:
     """The two parts of the first evaluation, sampled; nobody looks at what they hold."""
     tasks = [task_of(layout, Role.EVALUATION, index) for index in (0, 1)]
     found = [UnitEvaluation(task, task.job.evaluations[task.index]) for task in tasks]
     assert found[0].unit == found[1].unit.model_copy(update={"shard": 0})
     for evaluation in found:
-        commit_shard(evaluation.shard, [], Rollout, weights="digest")
+        commit_group(evaluation.shard, NOTHING, weights="digest")
         assert evaluation.is_sampled()
     return found
 
@@ -133,7 +141,7 @@ def test_what_other_weights_sampled_is_sampled_again(layout: RunLayout) -> None:
     publish(layout, first.unit.version, fill)
     assert not first.is_sampled()
     assert "other weights" in next(layout.set_aside.rglob("REASON")).read_text()
-    commit_shard(first.shard, [], Rollout, weights=read_manifest(layout.weights_version(first.unit.version)).digest)
+    commit_group(first.shard, NOTHING, weights=read_manifest(layout.weights_version(first.unit.version)).digest)
     assert first.is_sampled()
     first.summarise_if_complete()
     assert not second.shard.exists(), "its own weights' samples are not mixed with others'"
@@ -145,7 +153,7 @@ def test_a_version_that_is_another_now_has_its_evaluations_made_again(layout: Ru
     publish(layout, version, fill)
     digest = read_manifest(layout.weights_version(version)).digest
     second.task.set_aside([second.shard], "sampled again in the meantime")
-    commit_shard(second.shard, [], Rollout, weights=digest)
+    commit_group(second.shard, NOTHING, weights=digest)
     summary = layout.evaluation_summary(version, first.unit.benchmark)
     write_text(summary, "{}")
     Keeper(task_of(layout, Role.TRAINER), cast("Any", None), saved=version).set_aside_evaluations_of_another(version)
@@ -173,8 +181,23 @@ def test_groups_of_an_earlier_segment_are_asked_of_those_who_sampled_them(layout
     segments = [job for job in task_of(layout, Role.TRAINER).plan.jobs if job.role is Role.INFERENCE]
     for job in segments:
         write_task(layout, job.name, 0, TaskRecord(TaskState.DONE))
-    Intake(task_of(layout, Role.TRAINER), segments[0].first_iteration).reopen_samplers()
+    RolloutIntake(task_of(layout, Role.TRAINER), segments[0].first_iteration).reopen_samplers()
     assert [read_task(layout, job.name, 0).state for job in segments] == [TaskState.FAILED, TaskState.DONE]
+
+
+def test_a_damaged_stale_trace_reopens_those_who_collected_it(tmp_path: Path) -> None:
+    layout = done_run(tmp_path, QUICKSTART.parent / "small_world" / "mrt.yaml")
+    path = layout.group(COLLECTION, 0)
+    commit_group(path, NOTHING)
+    (path / "rollouts.parquet").write_bytes(b"")
+    task = task_of(layout, Role.INFERENCE)
+    assert task.job.name == "segment-001.inference"
+    starts = StalePrefixes(task, cast("Any", None), cast("Any", None), {"p": 0}, iteration=2)
+    with pytest.raises(UserError, match="the trace is sampled anew") as refusal:
+        starts.group(Problem("p", "1+1", "2"))
+    assert refusal.value.exit_code is ExitCode.RETRYABLE
+    assert not path.exists()
+    assert read_task(layout, "collection.inference", 0).state is TaskState.FAILED
 
 
 def test_a_task_that_is_not_done_is_not_reopened(layout: RunLayout) -> None:

@@ -14,9 +14,9 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
-from mrt_hpc.roles.inference import Round, Rounds
+from mrt_hpc.roles.inference import NeedWatch, NotNeededError, Round, Rounds
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.tasks import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish
@@ -60,11 +60,11 @@ def say(layout: RunLayout, job: str, index: int, state: TaskState) -> None:
 
 def complete(layout: RunLayout, iteration: int, *positions: int) -> None:
     for position in positions:
-        commit_group(layout.group(iteration, position), [], [], NOTHING)
+        commit_group(layout.group(iteration, position), Sampled(rollouts=[], statistics=NOTHING))
 
 
 def rounds(layout: RunLayout, index: int) -> Rounds:
-    return Rounds(load_task(layout, INFERENCE, index, Placement(0, 1, 0, f"a{index}")))
+    return Rounds(load_task(layout, INFERENCE, index, Placement(0, 1, 0, f"a{index}")), problems=1000)
 
 
 def found(layout: RunLayout, index: int) -> Round:
@@ -108,6 +108,17 @@ def test_inference_ends_when_the_segment_is_trained(layout: RunLayout) -> None:
     publish_version(layout, ITERATIONS)
     assert rounds(layout, 0)._look() == (None,), "at once, though the trainer still runs"
     assert rounds(layout, 0).awaited() is None
+
+
+def test_a_server_that_is_starting_is_given_up_when_the_segment_is_trained(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrt_hpc.roles.inference.LOOK_WHILE_STARTING_S", 0.0)
+    watch = NeedWatch(rounds(layout, 0))
+    watch.look()
+    publish_version(layout, ITERATIONS)
+    with pytest.raises(NotNeededError):
+        watch.look()
 
 
 def test_inference_ends_when_all_is_sampled_and_the_trainer_does_not_run(layout: RunLayout) -> None:

@@ -1,0 +1,161 @@
+"""Traces as they are graded, with their branches and the values of their prefixes; and what a group of them holds."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.grading.answers import extract_answer
+from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
+from mrt_hpc.inference.branches import look_ahead_of
+from mrt_hpc.inference.provers import Looked
+from mrt_hpc.roles.proving import every_boundary
+from mrt_hpc.run.groups import Sampled
+from mrt_hpc.run.records import FinishReason, GroupStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mrt_hpc.inference.experience import Experience
+    from mrt_hpc.inference.provers import Prover
+    from mrt_hpc.inference.sampler import Generator, ValuedTrace
+    from mrt_hpc.inference.traces import BoundaryPlan, SampledBranch, SampledTrace, ScoringCost, Valuation
+    from mrt_hpc.roles.proving import ProverMaker
+    from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Rollout
+
+
+@dataclass(frozen=True)
+class GradedTrace:
+    """A rollout with its branches and values, graded."""
+
+    rollout: Rollout
+    branches: list[Branch]
+    answers: list[AnswerProbability]
+    values: list[PrefixValue]
+    scoring: ScoringCost
+    troubles: int
+    """Answers that hung or could not be read."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Who asks about the prefixes of traces, and what it learns from the answers."""
+
+    prover: Prover
+    experience: Experience
+    branches_think: bool
+    """Whether branches go on thinking, so that they answer only after their thought has ended."""
+
+    @staticmethod
+    def of(
+        maker: ProverMaker, mu: Generator, boundaries: Callable[[SampledTrace], Sequence[int]] = every_boundary
+    ) -> Asking:
+        """Asks where mu is served about these boundaries of each trace."""
+        return Asking(maker.prover(mu, boundaries), maker.experience, maker.branches_think)
+
+
+@dataclass(frozen=True)
+class TraceGrader:
+    """Grades traces with their branches, and estimates the values of their boundaries."""
+
+    pool: GraderPool
+    thought_end: str
+    asking: Asking | None = None
+    """None where no values are asked for."""
+
+    async def grade(self, valued: ValuedTrace) -> GradedTrace:
+        """Grade a trace, its branches and known answers together; a trace that the token limit cut has reward 0."""
+        trace, valuation = valued.trace, valued.valuation
+        gold = trace.group.problem.answer
+        # A thought that the limit cut has no answer; an answer that was forced counts once its box is closed.
+        whole = trace.completion.finish_reason is FinishReason.STOP or trace.start.forced > 0
+        answer = extract_answer(trace.text, thinking=True, thought_end=self.thought_end)
+        found = [self._answer(b) for b in valuation.branches]
+        first, *of_branches = await self.pool.grade([(a, gold) for a in [answer if whole else None, *found]])
+        rewards = await self._rewards(valuation.all_answers, gold)
+        branches = [
+            trace.branch(branch, text, verdict.reward, look_ahead_of(branch, rewards, valuation.trust))
+            for branch, text, verdict in zip(valuation.branches, found, of_branches, strict=True)
+        ]
+        answers = [trace.known_answer(a, rewards[a.answer]) for a in valuation.answers]
+        self._learn(trace.group.problem.id, answer, branches)
+        self._learn_steps(valuation, branches, rewards)
+        return GradedTrace(
+            rollout=trace.graded(answer, first.reward),
+            branches=branches,
+            answers=answers,
+            values=[self._value(trace, plan, branches, answers) for plan in valuation.plans],
+            scoring=valuation.scoring,
+            troubles=sum(map(_is_trouble, [first, *of_branches])),
+        )
+
+    async def _rewards(self, answers: set[str], gold: str) -> dict[str, float]:
+        """Of answers that nobody gave: half-written ones are no trouble worth telling."""
+        given = sorted(answers)
+        verdicts = await self.pool.grade([(answer, gold) for answer in given], tell=False)
+        return {answer: verdict.reward for answer, verdict in zip(given, verdicts, strict=True)}
+
+    def _answer(self, branch: SampledBranch) -> str | None:
+        """What a branch answers; one that thinks is read as a trace is."""
+        if self.asking is None or not self.asking.branches_think:
+            return extract_answer(branch.text)
+        if branch.finish_reason is not FinishReason.STOP:
+            return None
+        return extract_answer(branch.text, thinking=True, thought_end=self.thought_end)
+
+    def _learn(self, problem_id: str, answer: str | None, branches: list[Branch]) -> None:
+        if self.asking is None:
+            return
+        experience = self.asking.experience
+        experience.see(problem_id, answer)
+        for branch in branches:
+            experience.see(problem_id, branch.answer)
+            if not branch.known:
+                experience.learn_unknown(branch.reward)
+
+    def _learn_steps(self, valuation: Valuation, branches: list[Branch], rewards: dict[str, float]) -> None:
+        """How branches ended that were right on the way."""
+        if self.asking is None:
+            return
+        for sampled, branch in zip(valuation.branches, branches, strict=True):
+            for look in sampled.looks:
+                if look.taken is not None and not look.taken[1] and rewards[look.taken[0]] == 1.0:
+                    self.asking.experience.learn_step(look.step, branch.reward)
+
+    def _value(
+        self, trace: SampledTrace, plan: BoundaryPlan, branches: list[Branch], answers: list[AnswerProbability]
+    ) -> PrefixValue:
+        assert self.asking is not None  # nothing else makes plans
+        here = [b for b in branches if b.boundary == plan.boundary]
+        known = [a for a in answers if a.boundary == plan.boundary]
+        return trace.value(plan, self.asking.prover.estimate(Looked(plan, here, known)))
+
+    def start(self, valued: ValuedTrace) -> asyncio.Task[GradedTrace]:
+        """Grade in the background, while others are sampled."""
+        return asyncio.create_task(self.grade(valued))
+
+
+def _is_trouble(verdict: Verdict) -> bool:
+    return verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)
+
+
+def sampled_group(traces: list[GradedTrace], seconds: dict[str, float]) -> Sampled:
+    """The records of a group, and what they cost."""
+    rollouts, branches = [t.rollout for t in traces], [b for t in traces for b in t.branches]
+    scoring = [t.scoring for t in traces]
+    return Sampled(
+        rollouts=rollouts,
+        branches=branches,
+        answers=[a for t in traces for a in t.answers],
+        values=[v for t in traces for v in t.values],
+        statistics=GroupStatistics(
+            rollouts=len(rollouts),
+            branches=len(branches),
+            rollout_tokens=sum(len(r.token_ids) for r in rollouts),
+            branch_tokens=sum(len(b.token_ids) for b in branches) + sum(c.tokens for c in scoring),
+            prompt_tokens=sum(b.prompt_tokens for b in branches) + sum(c.prompt_tokens for c in scoring),
+            cached_tokens=sum(b.cached_tokens or 0 for b in branches) + sum(c.cached_tokens for c in scoring),
+            seconds=dict(seconds),
+        ),
+    )
