@@ -1,15 +1,40 @@
-"""What the training tests share."""
+"""What the integration tests share: a finished quickstart, and one rank of a trainer."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mrt_hpc.training.rendezvous import Ranks
+
+ROOT = Path(__file__).parents[2]
+
+
+def submit(recipe: Path, run: Path, *options: str) -> str:
+    """What ``mrt-hpc submit`` prints for a recipe that is run on this machine to its end."""
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", str(recipe), "--run", str(run), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2400, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    """A finished run of the quickstart."""
+    run = tmp_path_factory.mktemp("quickstart") / "run"
+    assert str(run / "report.md") in submit(ROOT / "recipes/quickstart.yaml", run)
+    return RunLayout(run)
 
 
 @pytest.fixture(scope="session")

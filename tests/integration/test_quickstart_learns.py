@@ -5,37 +5,16 @@ How long it takes and how it does over several seeds is for `tests/benchmarks/be
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mrt_hpc.analysis.model import EvaluationSummary
 from mrt_hpc.analysis.statistics import paired_difference
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.run.layout import RunLayout
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    """A finished run of the quickstart."""
-    run = tmp_path_factory.mktemp("quickstart") / "run"
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", str(ROOT / "recipes/quickstart.yaml")]
-    result = subprocess.run(
-        [*command, "--run", str(run)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=2400,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert str(run / "report.md") in result.stdout
-    return RunLayout(run)
+if TYPE_CHECKING:
+    from mrt_hpc.run.layout import RunLayout
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
-from mrt_hpc.roles.intake import Intake
+from mrt_hpc.roles.intake import RolloutIntake, intakes
 from mrt_hpc.roles.keeper import Keeper
 from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, trainer_settings
-from mrt_hpc.run.groups import commit_group
+from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
@@ -68,7 +68,7 @@ def trainer(engine: TrainerEngine, tmp_path: Path) -> Trainer:
 def trainer_of(task: Task, engine: TrainerEngine) -> Trainer:
     keeper = Keeper(task, engine, saved=0)
     keeper.mend(3)
-    return Trainer(task, engine, Tracker(), keeper, Intake(task, 3), statements={})
+    return Trainer(task, engine, Tracker(), keeper, intakes(task), RolloutIntake(task, 3), statements={})
 
 
 def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> BaseException:
@@ -110,7 +110,7 @@ def test_a_weights_version_that_was_set_aside_is_published_again(trainer: Traine
 
 def damaged_group(layout: RunLayout) -> Path:
     path = layout.group(3, 0)
-    commit_group(path, [], [], NOTHING)
+    commit_group(path, Sampled(rollouts=[], statistics=NOTHING))
     (path / "rollouts.parquet").write_bytes(b"no parquet")
     return path
 

@@ -1,0 +1,217 @@
+"""Every recipe of the small world, shrunk, from its plan to its report; and what is particular to each algorithm.
+
+Most leave out their evaluations, which other tests run. They start from the quickstart's warm-started model, so that
+traces are right often enough to select from.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from conftest import ROOT, submit
+
+from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.roles.prompting import Prompter
+from mrt_hpc.run.groups import Group, complete_groups, read_group
+from mrt_hpc.run.layout import COLLECTION, RunLayout
+from mrt_hpc.training.supervised import read_suffixes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RECIPES = sorted((ROOT / "recipes" / "small_world").glob("*.yaml"))
+ITERATIONS = 3
+SHRUNK = {
+    "schedule.iterations": ITERATIONS,
+    "schedule.iterations_per_job": ITERATIONS,
+    "evaluation.benchmarks": "[]",
+    "serving.kv_cache_gib": 0.25,
+    "model": "",
+}
+SAMPLING = {"sampling.problems_per_iteration": 8, "sampling.rollouts_per_problem": 4}
+FORCED = 'forced_text: "Time is up.\\n\\n</think>\\n\\n\\\\boxed{", temperature: 1.0'
+EVALUATED = {
+    "evaluation.benchmarks": "[{name: held-out, problems: {type: small_world, split: held_out, problems: 16}}]",
+    "evaluation.prover": f"{{type: gold_likelihood, {FORCED}}}",
+    "evaluation.regret_budgets": "[32, 256]",
+}
+COLLECTING = {"data.problems": 24}
+LEARNING = {"algorithm.sequences_per_iteration": 16}
+SAMPLES = {"data.samples": 32}
+PARTICULAR = {
+    "grpo": {**SAMPLING, **EVALUATED},
+    "length_curriculum": {
+        **SAMPLING,
+        "schedule.length_curriculum": "[{first_iteration: 0, max_tokens: 24}, {first_iteration: 1, max_tokens: 48}]",
+    },
+    "mrt": {**SAMPLING, **COLLECTING},
+    "mrt_next_episode": {**SAMPLING, **COLLECTING},
+    "star": {**COLLECTING, **LEARNING},
+    "mrt_star": {**COLLECTING, **LEARNING},
+    "backtracking": {**COLLECTING, **LEARNING, "prover.branches": 8},
+    "sft_conversations": {**SAMPLES, **LEARNING},
+    "sft_suffix": {**SAMPLES, **LEARNING},
+}
+PROVERS = {
+    "boxed_answer": f"{{type: boxed_answer, max_tokens: 4, branches: 2, {FORCED}}}",
+    "gold_likelihood": f"{{type: gold_likelihood, {FORCED}}}",
+    "majority": f"{{type: majority, max_tokens: 4, branches: 3, {FORCED}}}",
+    "continuation": "{type: continuation, max_tokens: 64, branches: 2, temperature: 1.0}",
+    "another model": f"{{type: boxed_answer, max_tokens: 4, branches: 2, model: MODEL, {FORCED}}}",
+}
+"""Of mrt_online, beside those that have a recipe."""
+
+
+@pytest.fixture(scope="module")
+def run(quickstart: RunLayout, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunLayout]:
+    """Finished runs of recipes by their names, each made once."""
+    finished: dict[str, RunLayout] = {}
+
+    def of(name: str) -> RunLayout:
+        if name not in finished:
+            recipe, _, prover = name.partition(" with ")
+            model = f"{{type: hugging_face, path: {quickstart.weights_version(0)}}}"
+            changes = {**SHRUNK, "model": model, **PARTICULAR.get(recipe, SAMPLING)}
+            if prover:
+                changes["prover"] = PROVERS[prover].replace("MODEL", str(quickstart.weights_version(0)))
+            options = [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
+            directory = tmp_path_factory.mktemp(recipe) / "run"
+            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *options)
+            finished[name] = RunLayout(directory)
+        return finished[name]
+
+    return of
+
+
+def groups(layout: RunLayout, iteration: int) -> list[Group]:
+    return [read_group(layout.group(iteration, p)) for p in sorted(complete_groups(layout.groups(iteration)))]
+
+
+def metrics(layout: RunLayout) -> list[IterationMetrics]:
+    return [IterationMetrics.read(layout.metrics(i)) for i in range(ITERATIONS)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_runs_to_its_report(run: Callable[[str], RunLayout], recipe: Path) -> None:
+    layout = run(recipe.stem)
+    assert f"{ITERATIONS} of {ITERATIONS} iterations done" in layout.report.read_text()
+    assert layout.weights_version(ITERATIONS).is_dir()
+    assert all(np.isfinite(m.loss) and m.grad_norm > 0 for m in metrics(layout) if m.loss is not None and m.grad_norm)
+
+
+@pytest.mark.parametrize("prover", PROVERS)
+def test_every_prover_values_every_prefix(run: Callable[[str], RunLayout], prover: str) -> None:
+    layout = run(f"mrt_online with {prover}")
+    for group in (g for i in range(ITERATIONS) for g in groups(layout, i)):
+        prefixes = {(r.sample, j) for r in group.rollouts for j in range(len(r.boundaries))}
+        assert {(v.sample, v.boundary) for v in group.values} == prefixes
+        assert all(0.0 <= v.value <= 1.0 + 1e-6 for v in group.values)
+        assert group.statistics.branch_tokens > 0
+
+
+def test_another_model_has_a_server_of_its_own(run: Callable[[str], RunLayout]) -> None:
+    assert list(run("mrt_online with another model").logs.glob("*vllm-mu.log"))
+
+
+def test_looking_ahead_spends_its_branches_where_answers_are_open(run: Callable[[str], RunLayout]) -> None:
+    values = [v for i in range(ITERATIONS) for g in groups(run("mrt_online_look_ahead"), i) for v in g.values]
+    assert len({v.branches for v in values}) > 1
+    assert min(v.branches for v in values) == 1
+    branches = [b for i in range(ITERATIONS) for g in groups(run("mrt_online_look_ahead"), i) for b in g.branches]
+    assert any(b.look_ahead != 0.0 for b in branches)
+
+
+def test_a_length_curriculum_limits_each_iteration(run: Callable[[str], RunLayout]) -> None:
+    layout = run("length_curriculum")
+    longest = [max(len(r.token_ids) for g in groups(layout, i) for r in g.rollouts) for i in range(ITERATIONS)]
+    assert longest[0] <= 24 < longest[1] <= 48
+    assert longest[2] <= 48
+
+
+@pytest.mark.parametrize("name", ["mrt", "mrt_next_episode"])
+def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Callable[[str], RunLayout], name: str) -> None:
+    layout = run(name)
+    stale = {g.rollouts[0].problem_id: g.rollouts[0] for g in groups(layout, COLLECTION)}
+    assert len(stale) == 24
+    for group in (g for i in range(ITERATIONS) for g in groups(layout, i)):
+        going_on = [r for r in group.rollouts if not r.forced]
+        stopped = [r for r in group.rollouts if r.forced]
+        assert len(going_on) == len(stopped) == 2
+        trace = stale[group.rollouts[0].problem_id]
+        prefixes = [[*trace.prompt_ids, *trace.token_ids[:cut]] for cut in trace.boundaries[:-1] or [0]]
+        assert going_on[0].prompt_ids in prefixes
+        assert stopped[0].prompt_ids[: -stopped[0].forced] == going_on[0].prompt_ids
+
+
+def test_the_next_episode_is_valued_where_one_was_thought(run: Callable[[str], RunLayout]) -> None:
+    for group in (g for i in range(ITERATIONS) for g in groups(run("mrt_next_episode"), i)):
+        valued = {v.sample for v in group.values}
+        assert valued == {r.sample for r in group.rollouts if not r.forced and len(r.boundaries) > 1}
+        assert {b.boundary for b in group.branches} <= {1}
+
+
+def test_branches_of_a_trace_share_their_seeds_and_the_known_answers_hold_most_of_the_mass(
+    run: Callable[[str], RunLayout],
+) -> None:
+    everything = [g for i in range(ITERATIONS) for g in groups(run("mrt_online_rao_blackwell"), i)]
+    for branches in ([b for b in g.branches if b.sample == 0] for g in everything):
+        assert len({b.seed for b in branches}) == len({b.branch for b in branches})
+    for group in everything:
+        for rollout in group.rollouts:
+            for boundary in range(len(rollout.boundaries)):
+                here = [a for a in group.answers if (a.sample, a.boundary) == (rollout.sample, boundary)]
+                assert 0.0 <= sum(a.probability for a in here) <= 1.0 + 1e-6
+    assert any(b.known for g in everything for b in g.branches)
+
+
+@pytest.mark.parametrize("name", ["star", "mrt_star", "backtracking", "sft_conversations", "sft_suffix"])
+def test_what_is_learnt_becomes_likelier(run: Callable[[str], RunLayout], name: str) -> None:
+    losses = [m.trainer["nll"] for m in metrics(run(name))]
+    assert all(m.reward_mean is None for m in metrics(run(name)))
+    assert losses[-1] < losses[0]
+
+
+def test_backtracking_writes_down_what_it_selected(run: Callable[[str], RunLayout]) -> None:
+    layout = run("backtracking")
+    selected = {s.id: s for s in read_suffixes(layout.selected_samples)}
+    wrong = {g.rollouts[0].problem_id: g for g in groups(layout, COLLECTION) if g.rollouts[0].reward == 0.0}
+    assert selected
+    assert selected.keys() <= wrong.keys()
+    for name, sample in selected.items():
+        rollout = wrong[name].rollouts[0]
+        assert sample.prefix.startswith(rollout.text[:20])
+        assert all(a < b for a, b in pairwise(rollout.boundaries))
+
+
+def test_an_evaluation_with_a_prover_measures_regret(run: Callable[[str], RunLayout]) -> None:
+    layout = run("grpo")
+    for version in (0, ITERATIONS):
+        summary = EvaluationSummary.read(layout.evaluation_summary(version, "held-out"))
+        assert [*summary.regret] == [32, 256]
+        assert all(regret.keys() == summary.per_problem.keys() for regret in summary.regret.values())
+        assert all(0.0 <= regret <= 1.0 for regret in summary.regret[256].values())
+    sampled = read_group(layout.evaluation_shard(ITERATIONS, "held-out", 0))
+    assert len(sampled.values) == sum(len(r.boundaries) for r in sampled.rollouts)
+    assert "normalised regret" in layout.report.read_text()
+
+
+def test_episodes_of_real_traces_lie_on_their_tokens(run: Callable[[str], RunLayout]) -> None:
+    layout = run("mrt_online")
+    tokens = TokenBytes(Prompter.of(layout.weights_version(0), read_recipe_lock(layout.recipe_lock).prompt).tokenizer)
+    for rollout in (r for i in range(ITERATIONS) for g in groups(layout, i) for r in g.rollouts):
+        episodes = [tokens.pieces(rollout.token_ids[a:b]) for a, b in pairwise(rollout.boundaries)]
+        thought = rollout.text.partition("</think>")[0]
+        assert b"".join(piece for episode in episodes for piece in episode).decode() == thought
+        assert all(b"".join(episode).startswith(b"Wait") for episode in episodes[1:])
+
+
+def test_the_plan_collects_before_it_trains(run: Callable[[str], RunLayout]) -> None:
+    plan = json.loads(run("star").plan.read_text())
+    assert [job["name"] for job in plan["jobs"]][:3] == ["prepare", "collection.inference", "segment-000.trainer"]
