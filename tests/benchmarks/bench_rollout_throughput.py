@@ -30,9 +30,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mrt_hpc.inference.client import connect
-from mrt_hpc.inference.sampler import PromptedProblem, RolloutPlan, RolloutSampler
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.server import ServerSettings, VllmServer, on_cpu
 from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.inference.wire import Settings
 from mrt_hpc.run.records import Problem
 from mrt_hpc.world.model import ModelSize, fresh_model
@@ -189,13 +190,16 @@ class Pipeline:
 
     async def _sample(self, load: Load) -> float:
         settings = Settings(load.tokens, load.temperature, ignore_stop=True)
-        plan = RolloutPlan(run_seed=0, iteration=0, group_size=load.group, settings=settings)
-        problems = [PromptedProblem(Problem(str(i), "", ""), load.prompt(i)) for i in range(load.prompts)]
+        plan = RolloutPlan(run_seed=0, iteration=0, group_size=load.group)
+        groups = [
+            PromptedGroup(Problem(str(i), "", ""), load.prompt(i), (Start(load.prompt(i), load.group, settings),))
+            for i in range(load.prompts)
+        ]
         tokens = TokenBytes(build_tokenizer())
         async with connect(self.server.socket, self.server.key) as client:
             sampler = RolloutSampler(client, tokens, plan, concurrency=2 * load.max_num_seqs)
             start = time.perf_counter()
-            generated = sum([len(trace.completion.token_ids) async for trace in sampler.sample(problems)])
+            generated = sum([len(valued.trace.completion.token_ids) async for valued in sampler.sample(groups)])
             seconds = time.perf_counter() - start
         assert generated == load.generated
         return seconds

@@ -1,0 +1,208 @@
+"""What does a progress value cost: tokens, prompt tokens from the prefix cache, and seconds?
+
+    python tests/benchmarks/bench_branch_cost.py --into results/branch-cost
+
+The traces of one iteration of `recipes/small_world/mrt_online.yaml` are sampled alone, and with each prover. *Hot*:
+the prover is asked the moment a trace is finished, as a run does. *Cold*: all traces are sampled first, the server then
+forgets every prefix, and the prover is asked about all traces. Both with the prefix cache and without one. Seconds are
+those beyond the sampling and grading of the same traces alone, the median of several repeats in turn; the share is that
+of the whole of it. `--run` tells from the wall times of a finished run what share of an iteration that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench_progress_variance import RECIPE, SMALL_WORLD, THOUGHT_END, contenders
+
+from mrt_hpc.analysis.model import IterationMetrics, Phase
+from mrt_hpc.grading.pool import GraderPool
+from mrt_hpc.inference.client import GenerationClient, connect
+from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
+from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.graded import Asking, TraceGrader, sampled_group
+from mrt_hpc.roles.inference import rollout_plan
+from mrt_hpc.roles.prompting import Prompter
+from mrt_hpc.roles.proving import Mu, ProverMaker
+from mrt_hpc.roles.starts import WholeTraces, trace_settings
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.world.task import Split, problems
+from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.inference.traces import PromptedGroup
+    from mrt_hpc.roles.graded import GradedTrace
+
+PROVERS = (
+    "forced_answer, G = 4",
+    "boxed_answer, G = 4",
+    "look_ahead common, G = 2",
+    "gold_likelihood",
+    "rao_blackwell, G = 2",
+)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one way of asking spent beyond the traces."""
+
+    seconds: float
+    """Of traces and values together."""
+    values: int
+    """Progress values: episodes of all traces."""
+    generated: int
+    prompt: int
+    cached: int
+
+
+@dataclass
+class Bench:
+    """One server, and the groups of an iteration."""
+
+    server: VllmServer
+    client: GenerationClient
+    pool: GraderPool
+    mu: Mu
+    groups: list[PromptedGroup]
+    group_size: int
+
+    async def hot(self, asking: Asking | None) -> tuple[float, list[GradedTrace]]:
+        """Seconds, and graded traces whose prover was asked as soon as they were finished; or no prover at all."""
+        await asyncio.to_thread(self.server.reset_prefix_cache)
+        plan, valuer = rollout_plan(load_recipe(RECIPE), 0, self.group_size), None if asking is None else asking.prover
+        grader = TraceGrader(self.pool, THOUGHT_END, asking)
+        started = time.perf_counter()
+        sampler = RolloutSampler(self.client, self.mu.tokens, plan, valuer)
+        grading = [grader.start(valued) async for valued in sampler.sample(self.groups)]
+        graded = await asyncio.gather(*grading)
+        return time.perf_counter() - started, graded
+
+    async def cold(self, asking: Asking) -> tuple[float, list[GradedTrace]]:
+        """The same, when all traces were sampled before and every prefix has been forgotten."""
+        sampler = RolloutSampler(self.client, self.mu.tokens, rollout_plan(load_recipe(RECIPE), 0, self.group_size))
+        grader = TraceGrader(self.pool, THOUGHT_END, asking)
+        await asyncio.to_thread(self.server.reset_prefix_cache)
+        started = time.perf_counter()
+        traces = [valued.trace async for valued in sampler.sample(self.groups)]
+        sampled = time.perf_counter() - started
+        await asyncio.to_thread(self.server.reset_prefix_cache)
+        started = time.perf_counter()
+        valuations = await asyncio.gather(*(asking.prover.value(trace) for trace in traces))
+        graded = [grader.start(ValuedTrace(t, v)) for t, v in zip(traces, valuations, strict=True)]
+        found = await asyncio.gather(*graded)
+        return sampled + time.perf_counter() - started, found
+
+    def asking(self, wanted: str) -> Asking:
+        """By the recipe's section."""
+        recipe = load_recipe(RECIPE, (f"prover={wanted}",))
+        assert recipe.prover is not None
+        return Asking.of(ProverMaker.of(recipe.prover, self.mu, 0), self.client)
+
+
+def spent(seconds: float, graded: Sequence[GradedTrace]) -> Spent:
+    """Sum up."""
+    cost = sampled_group(list(graded), {}).statistics
+    values = sum(len(g.rollout.boundaries) - 1 for g in graded)
+    return Spent(seconds, values, cost.branch_tokens, cost.prompt_tokens, cost.cached_tokens)
+
+
+async def measured(server: VllmServer, model: Path, caching: bool, arguments: argparse.Namespace) -> list[str]:
+    """Lines of the table."""
+    recipe = load_recipe(RECIPE)
+    prompter, size = Prompter.of(model, recipe.prompt), recipe.sampling.rollouts_per_problem
+    starts = WholeTraces(prompter, size, trace_settings(recipe, prompter, 0), recipe.sampling.max_prompt_tokens)
+    sections = {c.name: c.prover for c in contenders(SMALL_WORLD)}
+    lines = []
+    async with connect(server.socket, server.key) as client:
+        groups = [starts.group(p) for p in problems(Split.TRAIN, arguments.problems)]
+        with GraderPool(1) as pool:
+            bench = Bench(server, client, pool, Mu.of(prompter), groups, size)
+            await bench.hot(None)  # the first requests find a server that is not warm yet
+            for name in PROVERS:
+                lines += await rows_of(bench, name, sections[name], caching, arguments.repeats)
+    return lines
+
+
+async def rows_of(bench: Bench, name: str, section: str, caching: bool, repeats: int) -> list[str]:
+    """Of one prover, hot and cold."""
+    asking = bench.asking(section)
+    await bench.hot(asking)  # from here on it knows what is answered
+    alone, hot, cold = [], [], []
+    for _ in range(repeats):
+        alone.append((await bench.hot(None))[0])
+        hot.append(spent(*await bench.hot(asking)))
+        cold.append(spent(*await bench.cold(asking)))
+    lines = [
+        line(name, caching, order, runs, statistics.median(alone)) for order, runs in (("hot", hot), ("cold", cold))
+    ]
+    print(*lines, sep="\n", flush=True)
+    return lines
+
+
+def line(name: str, caching: bool, order: str, runs: Sequence[Spent], alone: float) -> str:
+    """One row of the table; tokens and seconds are of one progress value."""
+    one, seconds = runs[-1], statistics.median(r.seconds for r in runs)
+    branching = seconds - alone
+    return (
+        f"| {name} | {'on' if caching else 'off'} | {order} | {one.generated / one.values:.1f} "
+        f"| {(one.prompt - one.cached) / one.values:.1f} | {one.cached / one.values:.1f} "
+        f"| {1000 * branching / one.values:.1f} | {100 * branching / seconds:.0f} % |"
+    )
+
+
+def generation_share(layout: RunLayout) -> float:
+    """What sampling and branching together take of the wall time of a run's iterations."""
+    metrics = [IterationMetrics.read(p) for p in sorted(layout.root.glob("iterations/*/metrics.json"))]
+    generation = sum(m.seconds.get(Phase.GENERATION, 0.0) for m in metrics)
+    return generation / sum(m.wall_seconds or 0.0 for m in metrics)
+
+
+HEAD = (
+    "| prover | cache | branches | generated | prefilled | cached | ms | share of sampling |\n"
+    "|---|---|---|---:|---:|---:|---:|---:|"
+)
+
+
+def main() -> None:
+    """Measure with the prefix cache and without."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--into", type=Path, default=Path("results/branch-cost"))
+    parser.add_argument("--run", type=Path, help="a finished run: tells what share of an iteration generation is")
+    parser.add_argument("--model", type=Path, help="a warm-started model, instead of making one")
+    arguments = parser.parse_args()
+    model = arguments.model or arguments.into / "model"
+    if not (model / "config.json").exists():
+        warm_start(WarmStartSettings(seed=0), model, print)
+    arguments.into.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for caching in (True, False):
+        switch = () if caching else ("--no-enable-prefix-caching",)
+        settings = ServerSettings(
+            model, max_model_len=512, dtype="float32", kv_cache_gib=1.0, noise_by_request=True,
+            extra_args=("--enforce-eager", *switch),
+        )  # fmt: skip
+        with VllmServer(settings, arguments.into / f"vllm-{caching}.log") as server:
+            lines += asyncio.run(measured(server, model, caching, arguments))
+    table = "\n".join([HEAD, *lines]) + "\n"
+    if arguments.run is not None:
+        table += (
+            f"\nSampling and branching together are {100 * generation_share(RunLayout(arguments.run)):.0f} % of an "
+        )
+        table += "iteration's wall time.\n"
+    (arguments.into / "table.md").write_text(table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
