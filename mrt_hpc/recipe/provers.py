@@ -98,6 +98,8 @@ class GoldLikelihood(_Prover):
     type: Literal["gold_likelihood"] = "gold_likelihood"
     box: str = BOX
     """Written after forced_text, unless that ends with it."""
+    max_tokens: Positive = 64
+    """Tokens of the gold answer, at most; the value of prefixes counts as 0 where it is longer."""
 
 
 class RaoBlackwell(_BoxedProver):

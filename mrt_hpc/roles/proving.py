@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 BOXING = (BoxedAnswer, GoldLikelihood, LookAhead, RaoBlackwell)
 """Provers whose answers begin inside a box."""
-LONGEST_GOLD = 256
-"""Tokens of a gold answer whose likelihood is looked up; the value of one that is longer counts as 0."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +78,7 @@ def forced_text(wanted: AnyProver | None) -> str:
 
 def longest_question(wanted: AnyProver | None, mu: Mu) -> int:
     """Tokens, at most, that asking the prover adds to a trace: forced text and answer."""
-    return 0 if wanted is None else len(mu.prompter.ids(forced_text(wanted))) + answer_tokens(wanted)
-
-
-def answer_tokens(wanted: AnyProver) -> int:
-    """Tokens of an answer, at most; longer ones are not looked up."""
-    return getattr(wanted, "max_tokens", LONGEST_GOLD)
+    return 0 if wanted is None else len(mu.prompter.ids(forced_text(wanted))) + wanted.max_tokens
 
 
 def shares_seeds(wanted: AnyProver | None) -> bool:
@@ -159,7 +152,7 @@ class ProverMaker:
             self.closing.writing(answer, self.mu.prompter.ids(answer))
             for answer in self.experience.answers(problem.id, problem.answer)
         ]
-        return [w for w in found if 0 < w.longest <= answer_tokens(self.wanted)]
+        return [w for w in found if 0 < w.longest <= self.wanted.max_tokens]
 
     def _fork(self, generator: Generator, boundaries: Callable[[SampledTrace], Sequence[int]]) -> Fork:
         wanted, prompter, text = self.wanted, self.mu.prompter, forced_text(self.wanted)
@@ -169,7 +162,7 @@ class ProverMaker:
             context=self.mu.context,
             forced_ids=prompter.ids(text),
             answer_start=text.rpartition(prompter.prompt.thought_end)[2],
-            settings=Settings(answer_tokens(wanted), wanted.temperature, stop_token_ids=prompter.stop_token_ids),
+            settings=Settings(wanted.max_tokens, wanted.temperature, stop_token_ids=prompter.stop_token_ids),
             run_seed=self.run_seed,
             boundaries=boundaries,
             common_seeds=shares_seeds(wanted),

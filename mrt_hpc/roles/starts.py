@@ -97,9 +97,7 @@ class StalePrefixes:
     def _answer_settings(self) -> Settings:
         prover = self.task.recipe.prover
         assert prover is not None  # the recipe sees to that
-        return Settings(
-            getattr(prover, "max_tokens", 1), prover.temperature, stop_token_ids=self.prompter.stop_token_ids
-        )
+        return Settings(prover.max_tokens, prover.temperature, stop_token_ids=self.prompter.stop_token_ids)
 
     def _stale_trace(self, problem: Problem) -> Rollout:
         path = self.task.layout.group(COLLECTION, self.positions[problem.id])
