@@ -208,8 +208,8 @@ def test_episodes_of_real_traces_lie_on_their_tokens(run: Callable[[str], RunLay
     for rollout in (r for i in range(ITERATIONS) for g in groups(layout, i) for r in g.rollouts):
         episodes = [tokens.pieces(rollout.token_ids[a:b]) for a, b in pairwise(rollout.boundaries)]
         thought = rollout.text.partition("</think>")[0]
-        assert b"".join(piece for episode in episodes for piece in episode).decode() == thought
-        assert all(b"".join(episode).startswith(b"Wait") for episode in episodes[1:])
+        assert b"".join(piece for episode in episodes for piece in episode).decode(errors="replace") == thought
+        assert all(b"".join(episode).lstrip().startswith(b"Wait") for episode in episodes[1:])
 
 
 def test_the_plan_collects_before_it_trains(run: Callable[[str], RunLayout]) -> None:
