@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|end|>"
 PADDING = "<|pad|>"
-_MESSAGE = "{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n"
+# No newline right after a block: templates are rendered with those trimmed.
+_MESSAGE = "{{ message['content'] }}{{ eos_token if message['role'] == 'assistant' else '' }}\n"
 _MESSAGES = "{% for message in messages %}" + _MESSAGE + "{% endfor %}"
 CHAT_TEMPLATE = _MESSAGES + "{% if add_generation_prompt %}<think>\n{% endif %}"
 """The thought is opened in the prompt, as R1-style models have it; a turn of the assistant ends the text."""

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, submit
+from transformers import AutoModelForCausalLM
 
 from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
 from mrt_hpc.inference.tokens import TokenBytes
@@ -25,6 +27,8 @@ from mrt_hpc.training.supervised import read_suffixes
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from mrt_hpc.run.records import Rollout
 
 RECIPES = sorted((ROOT / "recipes" / "small_world").glob("*.yaml"))
 ITERATIONS = 3
@@ -172,10 +176,30 @@ def test_branches_of_a_trace_share_their_seeds_and_the_known_answers_hold_most_o
 
 
 @pytest.mark.parametrize("name", ["star", "mrt_star", "backtracking", "sft_conversations", "sft_suffix"])
-def test_what_is_learnt_becomes_likelier(run: Callable[[str], RunLayout], name: str) -> None:
-    losses = [m.trainer["nll"] for m in metrics(run(name))]
-    assert all(m.reward_mean is None for m in metrics(run(name)))
-    assert losses[-1] < losses[0]
+def test_supervised_algorithms_learn_given_sequences(run: Callable[[str], RunLayout], name: str) -> None:
+    learnt = metrics(run(name))
+    assert all(m.reward_mean is None for m in learnt)
+    assert all(np.isfinite(m.trainer["nll"]) and m.trainer["sequences"] == 16 for m in learnt)
+
+
+def test_right_traces_that_were_learnt_become_likelier(run: Callable[[str], RunLayout]) -> None:
+    layout = run("star")
+    right = [r for g in groups(layout, COLLECTION) for r in g.rollouts if r.reward == 1.0]
+    before, after = (mean_nll(layout.weights_version(version), right) for version in (0, ITERATIONS))
+    assert after < before
+
+
+def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
+    """Of the sampled tokens, by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    total = count = 0.0
+    for rollout in rollouts:
+        ids = torch.tensor([[*rollout.prompt_ids, *rollout.token_ids]])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        total -= logprobs[-len(rollout.token_ids) :].sum().item()
+        count += len(rollout.token_ids)
+    return total / count
 
 
 def test_backtracking_writes_down_what_it_selected(run: Callable[[str], RunLayout]) -> None:
