@@ -136,9 +136,7 @@ def progress_by_episode(path: Path, stages: Sequence[Series]) -> None:
         axes.axhline(0, color="#4D4D4D", lw=1)
         for index, (series, _, marker) in enumerate(_styled(stages)):
             colour = TIME_SCALE(index / max(1, len(stages) - 1)) if len(stages) > 1 else COLOURS[0]
-            axes.plot(series.x, series.y, color=colour, marker=marker, label=series.label)
-            if series.low is not None and series.high is not None:
-                axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, lw=0)
+            _line(axes, series, colour, marker)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _legend(axes, len(stages))
 
@@ -176,9 +174,7 @@ def compared(
     """Several ways of doing the same, a line each with its interval: the figure of a study."""
     with _figure(path, title, x_label, y_label) as axes:
         for series, colour, marker in _styled(lines):
-            axes.plot(series.x, series.y, color=colour, marker=marker, label=series.label)
-            if series.low is not None and series.high is not None:
-                axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, lw=0)
+            _line(axes, series, colour, marker)
         if logarithmic:
             axes.set(xscale="log", yscale="log")
         _legend(axes, len(lines))
@@ -194,6 +190,13 @@ def _figure(path: Path, title: str, x_label: str, y_label: str) -> Iterator[Axes
         yield axes
         with replacing(path) as temporary:
             figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+def _line(axes: Axes, series: Series, colour: Any, marker: str) -> None:
+    """The values, and their interval as a band where they have one."""
+    axes.plot(series.x, series.y, color=colour, marker=marker, label=series.label)
+    if series.low is not None and series.high is not None:
+        axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, lw=0)
 
 
 def _trend(axes: Axes, series: Series, colour: str, label: str | None = None) -> None:

@@ -34,11 +34,10 @@ from mrt_hpc.mrt.star import select_correct
 from mrt_hpc.recipe.algorithms import Backtracking, MrtStar, SftConversations, SftSuffix, Star, SupervisedAlgorithm
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.starts import reopen_collection
+from mrt_hpc.roles.starts import collected_group, reopen_collection
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.groups import complete_groups, read_group
+from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import COLLECTION
-from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.training.batch import TrainingSequence
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
@@ -145,16 +144,7 @@ class SampleMaker:
                 advice="the same submit command again: they are sampled anew",
                 exit_code=ExitCode.RETRYABLE,
             )
-        return map(self._group, range(len(problems)))
-
-    def _group(self, position: int) -> Group:
-        path = self.task.layout.group(COLLECTION, position)
-        try:
-            return self.task.patiently(partial(read_group, path), f"reading {path}")
-        except DamagedError as damage:
-            reopen_collection(self.task, f"{path} was found damaged: {damage.what}")
-            self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
-            raise
+        return map(partial(collected_group, self.task), range(len(problems)))
 
     # -- selected traces
     def _star(self, group: Group, algorithm: Star) -> list[MaskedTokens]:

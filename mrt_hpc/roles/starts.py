@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.prompting import Prompter
     from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.groups import Group
     from mrt_hpc.run.records import Problem, Rollout
 
 
@@ -100,18 +101,30 @@ class StalePrefixes:
         return Settings(prover.max_tokens, prover.temperature, stop_token_ids=self.prompter.stop_token_ids)
 
     def _stale_trace(self, problem: Problem) -> Rollout:
-        path = self.task.layout.group(COLLECTION, self.positions[problem.id])
         try:
-            return self.task.patiently(partial(read_group, path), f"reading {path}").rollouts[0]
+            return collected_group(self.task, self.positions[problem.id]).rollouts[0]
         except DamagedError as damage:
-            reopen_collection(self.task, f"{path} was found damaged: {damage.what}")
-            self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
             raise UserError(
                 f"a stale trace was damaged: {damage.what}",
                 where=damage.where,
                 advice="the same submit command again: the trace is sampled anew",
                 exit_code=ExitCode.RETRYABLE,
             ) from damage
+
+
+def collected_group(task: Task, position: int) -> Group:
+    """What version 0 sampled for a problem; where it is damaged it is set aside, and who collects has to do so again.
+
+    Raises:
+        DamagedError: it was damaged.
+    """
+    path = task.layout.group(COLLECTION, position)
+    try:
+        return task.patiently(partial(read_group, path), f"reading {path}")
+    except DamagedError as damage:
+        reopen_collection(task, f"{path} was found damaged: {damage.what}")
+        task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
+        raise
 
 
 def reopen_collection(task: Task, why: str) -> None:
