@@ -182,8 +182,15 @@ def test_supervised_algorithms_learn_given_sequences(run: Callable[[str], RunLay
     assert all(np.isfinite(m.trainer["nll"]) and m.trainer["sequences"] == 16 for m in learnt)
 
 
-def test_right_traces_that_were_learnt_become_likelier(run: Callable[[str], RunLayout]) -> None:
-    layout = run("star")
+@pytest.mark.parametrize("name", ["backtracking", "sft_conversations", "sft_suffix"])
+def test_samples_that_the_policy_did_not_write_become_likelier(run: Callable[[str], RunLayout], name: str) -> None:
+    losses = [m.trainer["nll"] for m in metrics(run(name))]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ["star", "mrt_star"])
+def test_right_traces_that_were_learnt_become_likelier(run: Callable[[str], RunLayout], name: str) -> None:
+    layout = run(name)
     right = [r for g in groups(layout, COLLECTION) for r in g.rollouts if r.reward == 1.0]
     before, after = (mean_nll(layout.weights_version(version), right) for version in (0, ITERATIONS))
     assert after < before
