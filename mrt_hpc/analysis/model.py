@@ -119,6 +119,9 @@ class IterationMetrics(Record):
     """Sampled in this iteration, branches included."""
     progress_by_episode: tuple[float, ...] = ()
     """Mean progress V_{j+1} - V_j of episode j over the traces that have one."""
+    progress_error: float | None = None
+    """Standard error of one progress value, as its branches tell: the root of the mean variance that the prover and
+    its planner reached. Over the values that have it; a boundary with a single branch has none."""
     episodes_per_rollout: float | None = None
     signal_share: float | None = None
     """Share of the groups whose rewards differ, so that the outcome gives a gradient."""

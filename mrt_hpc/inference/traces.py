@@ -235,7 +235,7 @@ class SampledTrace:
             reward=reward,
         )
 
-    def value(self, plan: BoundaryPlan, estimate: Estimate) -> PrefixValue:
+    def value(self, plan: BoundaryPlan, estimate: Estimate, progress_variance: float) -> PrefixValue:
         """The record of the value of one of its prefixes."""
         return PrefixValue(
             iteration=self.iteration,
@@ -244,6 +244,7 @@ class SampledTrace:
             boundary=plan.boundary,
             value=estimate.value,
             variance=estimate.variance,
+            progress_variance=progress_variance,
             branches=plan.branches,
             baseline=plan.baseline,
         )

@@ -1,5 +1,5 @@
-"""Data for backtracking: a first attempt, back to its most promising step, and a right continuation from there (paper,
-Section 5.2, the open-ended parametrisation without thinking tags).
+"""Data for backtracking: a first attempt, back to its most promising step, and a right continuation from there (the
+paper's open-ended parametrisation, without thinking tags).
 
 The value of each prefix of the attempt is the share of right ones among some 20 rollouts from it. The four variants
 differ in what the model is shown of it all:
@@ -96,18 +96,27 @@ class Revision:
 
 
 def best_boundary(values: NDArray[np.float64]) -> int:
-    """j of the greatest value; of several the last, which keeps most of the attempt."""
+    """j of the greatest value; of several the last, which keeps most of the attempt.
+
+    Source: paper, Section 6, and its experiments with backtracking.
+    """
     return int(len(values) - 1 - np.argmax(values[::-1]))
 
 
 def first_loss(values: NDArray[np.float64]) -> int:
-    """The boundary after the first step that lost value; k when none did."""
+    """The boundary after the first step that lost value; k when none did.
+
+    Source: the authors' code.
+    """
     falls = np.flatnonzero(np.diff(values) < 0)
     return int(falls[0]) + 1 if falls.size else len(values) - 1
 
 
 def revise(attempt: Attempt, variant: Variant) -> Revision | None:
-    """The revision of an attempt; None where it needs none, being right, or where no rollout shows a right one."""
+    """The revision of an attempt; None where it needs none, being right, or where no rollout shows a right one.
+
+    Source: paper, experiments with backtracking.
+    """
     if attempt.reward == 1.0:
         return None
     values = attempt.values()
@@ -135,6 +144,8 @@ def as_conversation(revision: Revision, backtrack: str, *, instruction: str, ope
         backtrack: the sentence between them; ``{step}`` stands for the number of steps kept.
         instruction: follows the problem, as in the prompts that the attempt was sampled from.
         opening: begins each turn of the assistant, where those prompts had it already.
+
+    Source: the authors' code.
     """
     return Conversation(
         revision.problem_id,
@@ -150,6 +161,8 @@ def as_conversation(revision: Revision, backtrack: str, *, instruction: str, ope
 def as_suffix(revision: Revision, backtrack: str) -> Suffix:
     """The revision alone to be learnt, given problem, attempt and, in a paragraph of its own, the sentence between
     them.
+
+    Source: the authors' code.
     """
     between = f"\n\n{backtrack.format(step=revision.boundary)}\n\n"
     return Suffix(revision.problem_id, revision.problem, revision.attempt + between, revision.revised)

@@ -1,4 +1,4 @@
-r"""Cutting a trace into episodes (paper, Section 4.1 and Appendix on segmentation).
+r"""Cutting a trace into episodes (paper, Section 5 and its appendix).
 
 The rule: the thought is cut at blank lines into paragraphs; a new episode starts at a paragraph that begins with a
 reconsideration marker ("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after the last
@@ -49,6 +49,8 @@ def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
     Returns:
         [k + 1] token offsets, strictly ascending from 0 to T, with 1 <= k <= ``rule.max_episodes``; ``[0]`` for an
         empty thought.
+
+    Source: paper, Section 5.
     """
     if not pieces:
         return [0]
@@ -64,6 +66,8 @@ def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
     Args:
         text: the thought.
         rule: ``markers``, ``min_paragraphs`` and ``max_cuts`` are obeyed here.
+
+    Source: paper, Section 5, and its appendix on segmentation.
     """
     markers = tuple(m.encode() for m in rule.markers)
     starts: list[int] = []
@@ -79,10 +83,16 @@ def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
 
 
 def paragraph_starts(text: bytes) -> list[int]:
-    """Byte offsets of the paragraphs after the first: where text goes on after blank lines."""
+    """Byte offsets of the paragraphs after the first: where text goes on after blank lines.
+
+    Source: paper, Section 5.
+    """
     return [m.end() for m in _BLANK_LINES.finditer(text) if m.end() < len(text)]
 
 
 def merge_steps(starts: list[int], group_size: int) -> list[int]:
-    """Keep every ``group_size``-th start, so that as many consecutive steps become one episode."""
+    """Keep every ``group_size``-th start, so that as many consecutive steps become one episode.
+
+    Source: paper, Section 5, and its appendix on segmentation.
+    """
     return starts[group_size - 1 :: group_size]

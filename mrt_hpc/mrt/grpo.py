@@ -31,6 +31,8 @@ def outcome_advantages(
 
     Returns:
         [B] one advantage a rollout, for all of its tokens.
+
+    Source: Shao et al. (2024); Liu et al. (2025) for Dr. GRPO.
     """
     advantages = np.zeros_like(rewards, dtype=np.float64)
     for members in group_members(groups):
@@ -42,7 +44,10 @@ def outcome_advantages(
 
 
 def group_members(groups: Sequence[Hashable]) -> list[list[int]]:
-    """The indices of each group, groups in order of first appearance."""
+    """The indices of each group, groups in order of first appearance.
+
+    Source: Shao et al. (2024), who compare within groups.
+    """
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)

@@ -1,4 +1,4 @@
-"""A length penalty on the outcome reward: the baseline that wants traces short, not steady (paper, Section 6).
+"""A length penalty on the outcome reward: the baseline that wants traces short, not steady (a baseline in the paper).
 
 In the form of Arora and Zanette ("Training Language Models to Reason Efficiently"): only right answers are penalised,
 and a length is compared with those of the problem's other right answers, so that hard problems may take longer:
@@ -33,6 +33,8 @@ def penalised_rewards(
 
     Returns:
         [B] in [0, 1]. A problem with one right answer, or right answers of one length, loses coefficient / 2.
+
+    Source: Arora and Zanette (2025); a baseline in the paper's experiments.
     """
     penalised = rewards.astype(np.float64)
     for members in group_members(groups):

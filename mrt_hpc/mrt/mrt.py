@@ -1,4 +1,4 @@
-"""MRT in the paper's offline form: rollouts from a prefix of a stale trace, paid for what they add to it (Section 5).
+"""MRT in the paper's offline form: rollouts from a prefix of a stale trace, paid for what they add to it (Section 6).
 
 For each problem one boundary j of a trace of the starting policy is drawn. From c_j the current policy samples: half of
 the rollouts go on thinking, the others are forced to stop and answer, which gives V(c_j). Every token sampled after c_j
@@ -71,6 +71,8 @@ def draw_boundary(episodes: int, run_seed: int, problem_id: str, iteration: int)
         run_seed: of the run.
         problem_id: whose trace.
         iteration: a problem that comes again gets another prefix.
+
+    Source: paper, Section 6, Figure 6 (right).
     """
     return derive_seed(run_seed, "boundary", iteration, problem_id) % max(1, episodes)
 
@@ -82,6 +84,8 @@ def continued_advantages(
 
     Raises:
         ValueError: the bonus of the next episode without its values.
+
+    Source: paper, Section 6; the authors' code for the bonus at the end of the trace.
     """
     rewards = group.continued
     if baseline is Baseline.TERMINATION:
@@ -105,6 +109,8 @@ def answer_advantages(group: PrefixGroup) -> NDArray[np.float64]:
 
     V(c_j) is that half's own mean, so a rollout is left out of its own baseline. A half of one has nothing to compare
     with, and gives 0.
+
+    Source: the authors' code; left out of its own baseline here.
     """
     n = len(group.terminated)
     if n < 2:
@@ -119,5 +125,7 @@ def stop_advantages(group: PrefixGroup) -> NDArray[np.float64]:
     The gradient of the choice between stopping, of probability p at c_j, and going on is p (Q_stop - Q_on) grad log p.
     The tag was forced, that is sampled with probability one: told so, the trainer's importance weight is p. Those that
     were left alone stop with probability p as well, so this comes out smaller by 1 - p.
+
+    Source: not in the paper.
     """
     return group.terminated - group.continued.mean()

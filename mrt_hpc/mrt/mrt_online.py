@@ -1,4 +1,4 @@
-"""MRT-online: on-policy traces, the outcome advantage plus alpha times the progress of each episode (paper, Section 5).
+"""MRT-online: on-policy traces, the outcome advantage plus alpha times the progress of each episode (paper, Section 6).
 
 Every token of episode z_j gets A_outcome + alpha (V_{j+1} - V_j); the answer after the thought gets A_outcome only. A
 trace that the token limit cut has reward 0 and its last boundary is the cut; it needs no special case here. Left out:
@@ -48,6 +48,8 @@ def token_advantages(
 
     Returns:
         B arrays [T_i].
+
+    Source: paper, Section 6 (outcome reward and dense bonus).
     """
     rewards = np.array([t.reward for t in traces], dtype=np.float64)
     outcome = outcome_advantages(rewards, [t.group for t in traces], divide_by_std=divide_by_std)
@@ -60,7 +62,10 @@ def token_advantages(
 
 
 def outcome_token_advantages(traces: Sequence[ScoredTrace], *, divide_by_std: bool) -> list[NDArray[np.float64]]:
-    """GRPO's advantages in the same form: B arrays [T_i], each constant over its trace."""
+    """GRPO's advantages in the same form: B arrays [T_i], each constant over its trace.
+
+    Source: Shao et al. (2024).
+    """
     rewards = np.array([t.reward for t in traces], dtype=np.float64)
     outcome = outcome_advantages(rewards, [t.group for t in traces], divide_by_std=divide_by_std)
     return [np.full(t.tokens, a) for a, t in zip(outcome, traces, strict=True)]

@@ -1,4 +1,4 @@
-"""MRT by filtered likelihood: of the right traces, learn those whose episodes make progress (paper, Section 5.1).
+"""MRT by filtered likelihood: of the right traces, learn those whose episodes make progress (paper, Section 6).
 
 Per problem the right traces are ranked by their total positive progress; one with an episode below a threshold is
 dropped; and each is cut after the episode at which its value is first highest, since what it thought afterwards brought
@@ -45,6 +45,8 @@ def select_progressing(
 
     Returns:
         The selected traces, greatest total positive progress first; ties in order of index.
+
+    Source: paper, Section 6, Figure 6 (left).
     """
     candidates = [Selected(i, first_peak(values[i])) for i in select_correct(rewards)]
     gains = {c: progress(values[c.index][: c.boundary + 1]) for c in candidates}
@@ -53,10 +55,16 @@ def select_progressing(
 
 
 def first_peak(values: NDArray[np.float64]) -> int:
-    """The boundary at which a trace's value first reaches its maximum."""
+    """The boundary at which a trace's value first reaches its maximum.
+
+    Source: paper, Section 6, Figure 6 (left).
+    """
     return int(np.argmax(values))
 
 
 def positive(gains: NDArray[np.float64]) -> float:
-    """Total positive progress."""
+    """Total positive progress.
+
+    Source: paper, Section 6.
+    """
     return float(gains[gains > 0].sum())

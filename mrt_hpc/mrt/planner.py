@@ -27,6 +27,8 @@ def expected_branches(
 
     Returns:
         [J] real numbers from 0 to ``most``.
+
+    Source: Neyman (1934); not in the paper.
     """
     if mean_spread <= 0.0:
         return np.zeros_like(spreads)
@@ -42,6 +44,8 @@ def draw_counts(expected: NDArray[np.float64], uniforms: NDArray[np.float64]) ->
 
     Returns:
         [J] each the integer below or above.
+
+    Source: not in the paper.
     """
     whole = np.floor(expected)
     return (whole + (uniforms < expected - whole)).astype(np.int64)

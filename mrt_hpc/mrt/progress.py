@@ -1,4 +1,4 @@
-"""Progress: what each episode adds to the probability of success (paper, Definition of progress, Section 5)."""
+"""Progress: what each episode adds to the probability of success (paper, Definition 6.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def progress(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Progress of each episode: [k] V_{j+1} - V_j from the [k + 1] values of the boundaries."""
+    """Progress of each episode: [k] V_{j+1} - V_j from the [k + 1] values of the boundaries.
+
+    Source: paper, Definition 6.1.
+    """
     return np.diff(values)
 
 
@@ -25,6 +28,8 @@ def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArra
 
     Returns:
         The same shapes. A batch without spread gives zeros: it tells nothing.
+
+    Source: not in the paper.
     """
     everything = np.concatenate(progress_by_rollout) if progress_by_rollout else np.zeros(0)
     if everything.size == 0:
@@ -48,6 +53,8 @@ def per_token(episode_values: NDArray[np.float64], boundaries: Sequence[int], to
 
     Raises:
         ValueError: the lengths do not fit.
+
+    Source: paper, Section 6 (progress is the reward of its episode).
     """
     if len(boundaries) != len(episode_values) + 1 or boundaries[-1] > tokens:
         raise ValueError(f"{len(episode_values)} episodes and boundaries {list(boundaries)} do not fit {tokens} tokens")

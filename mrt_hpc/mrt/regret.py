@@ -1,4 +1,4 @@
-"""Normalised regret: how far a trace stays behind an oracle that is right from its first token (paper, Section 3).
+"""Normalised regret: how far a trace stays behind an oracle that is right from the start (paper, Sections 4 and 5).
 
 For one trace, the area under its values against its tokens from (0, 0) to a budget C, by trapezoids, with linear
 interpolation at C, or the last value held to C where the trace ends earlier; divided by C. Regret is 1 less the mean of
@@ -32,6 +32,8 @@ def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], 
 
     Raises:
         ValueError: lengths that differ, or a budget that is not positive.
+
+    Source: paper, Section 5 (normalised regret).
     """
     if len(tokens) != len(values) or not len(tokens):
         raise ValueError(f"{len(tokens)} boundaries and {len(values)} values")
@@ -63,6 +65,8 @@ def regret_by_problem(traces: Mapping[str, Sequence[ValuedTrace]], budget: float
 
     Raises:
         ValueError: a problem without a trace.
+
+    Source: paper, Section 4 (cumulative regret) and Section 5.
     """
     if not all(traces.values()):
         raise ValueError("regret needs at least one trace of every problem")

@@ -1,4 +1,4 @@
-"""Supervised samples: whole conversations, or a suffix given a prefix that somebody else wrote (paper, Section 5.2).
+"""Supervised samples: whole conversations, or a suffix given a prefix that somebody else wrote (paper, backtracking).
 
 What is learnt is told by position, never by tokens added to the vocabulary: a sample becomes token ids and one truth
 value a token. Left out: chat template and tokenizer, which are handed in.
@@ -84,6 +84,8 @@ def mask_conversation(conversation: Conversation, form: ChatFormat) -> MaskedTok
     Raises:
         ValueError: the template writes earlier turns in another way once later ones follow, so that positions tell
             nothing; or there is no turn of the assistant.
+
+    Source: the authors' code.
     """
     ids: list[int] = []
     learnt: list[bool] = []
@@ -127,6 +129,8 @@ def mask_suffix(sample_id: str, prompt: Sequence[int], prefix: Sequence[int], su
 
     Raises:
         ValueError: nothing to learn.
+
+    Source: the authors' code, which masks by added tokens instead.
     """
     if not suffix:
         raise ValueError(f"sample {sample_id} has no suffix to learn")

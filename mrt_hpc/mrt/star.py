@@ -1,4 +1,4 @@
-"""STaR: of the traces sampled by the base policy, learn those that are right (Zelikman et al.; paper, Section 5.1).
+"""STaR: of the traces sampled by the base policy, learn those that are right (Zelikman et al.; paper, Section 6).
 
 Left out: the likelihood objective, which lives with the trainer.
 """
@@ -20,5 +20,7 @@ def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list
 
     Returns:
         Their indices, ascending.
+
+    Source: Zelikman et al. (2022); paper, Section 6.
     """
     return [index for index, reward in enumerate(rewards) if reward == 1.0][:keep]

@@ -1,4 +1,4 @@
-"""The value of a prefix: the probability that the prover mu answers correctly from it (paper, Section 4.2).
+"""The value of a prefix: the probability that the prover mu answers correctly from it (paper, Section 4).
 
 V_j = J_r(mu(. | x, c_j)). The authors take the mean reward of G branches; its standard error is sqrt(V (1 - V) / G), up
 to 0.25 at G = 4, hence up to 0.35 for the difference of two values, where true progress is of the order of 0.1. The
@@ -33,6 +33,8 @@ class Estimate:
     value: float
     variance: float
     """Of the estimate over repeated draws of its branches; NaN where one branch tells nothing of its spread."""
+    terms: tuple[float, ...] = ()
+    """[G] the part of each branch, in their order: the value is their mean beside what is exact."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,20 @@ def monte_carlo(rewards: Sequence[float]) -> Estimate:
 
     Raises:
         ValueError: there is no branch.
+
+    Source: paper, Section 4 (J_r of the meta-prover), with the G branches of the authors' code.
     """
     if not rewards:
         raise ValueError("a value needs at least one branch")
-    return Estimate(float(np.mean(rewards)), _variance_of_mean(rewards))
+    return _of_terms(rewards)
 
 
 def likelihood(known: Iterable[KnownAnswer]) -> Estimate:
     """V as the probability that mu gives to the right ones among the answers known beforehand.
 
     A lower bound of mu's success: right answers written in other ways are left out.
+
+    Source: not in the paper.
     """
     return Estimate(sum(a.probability * a.reward for a in known), 0.0)
 
@@ -92,6 +98,8 @@ def rao_blackwell(known: Sequence[KnownAnswer], unknown_rewards: Sequence[float 
 
     Raises:
         ValueError: there is no branch, and S leaves mass over.
+
+    Source: not in the paper (Rao-Blackwell with a control variate).
     """
     mass = min(1.0, sum(a.probability for a in known))
     exact = likelihood(known).value + baseline * (1.0 - mass)
@@ -100,7 +108,7 @@ def rao_blackwell(known: Sequence[KnownAnswer], unknown_rewards: Sequence[float 
             raise ValueError(f"{1 - mass:.3g} of the mass is unknown, and there is no branch to look at it")
         return Estimate(exact, 0.0)
     terms = [0.0 if r is None else r - baseline for r in unknown_rewards]
-    return Estimate(exact + float(np.mean(terms)), _variance_of_mean(terms))
+    return _of_terms(terms, exact)
 
 
 NEGLIGIBLE_MASS = 1e-3
@@ -125,6 +133,8 @@ def look_ahead(steps: Sequence[Step]) -> float:
     Each term has mean zero given what came before, whatever h is, so the mean of r + this over branches is an unbiased
     V. The better h foretells the reward, the less is left of its spread: with the right forecast at the token that
     decides, the drawn reward is replaced by its exact expectation there (a control variate along the branch).
+
+    Source: not in the paper (a control variate along the branch).
     """
     return float(sum(s.probabilities @ s.forecasts - (0.0 if s.taken is None else s.forecasts[s.taken]) for s in steps))
 
@@ -139,6 +149,8 @@ def majority(votes: Sequence[Vote]) -> Estimate:
 
     Raises:
         ValueError: there is no branch.
+
+    Source: paper, Section 5 (maj@p at a prefix).
     """
     if not votes:
         raise ValueError("a majority needs at least one branch")
@@ -155,5 +167,28 @@ def majority(votes: Sequence[Vote]) -> Estimate:
     return Estimate(winners.pop() if len(winners) == 1 else 0.5, float("nan"))
 
 
-def _variance_of_mean(sample: Sequence[float]) -> float:
-    return float(np.var(sample, ddof=1) / len(sample)) if len(sample) > 1 else float("nan")
+def variance_of_progress(before: Estimate, after: Estimate) -> float:
+    """Of the difference of two values, ``after`` less ``before``, over repeated draws of their branches.
+
+    Branches of the same place in both may share their random numbers; what their noise has in common cancels. So this
+    is what a planner or common random numbers have reached, where the variances of the two values alone would add up.
+
+    Returns:
+        Unbiased, so of one pair of values it may be negative; NaN where one of them cannot tell its own.
+
+    Source: not in the paper.
+    """
+    sizes = len(before.terms), len(after.terms)
+    pairs = min(sizes)
+    shared = 0.0
+    if pairs > 1:
+        covariance = float(np.cov(before.terms[:pairs], after.terms[:pairs])[0, 1])
+        shared = covariance * pairs / (sizes[0] * sizes[1])
+    return before.variance + after.variance - 2.0 * shared
+
+
+def _of_terms(terms: Sequence[float], exact: float = 0.0) -> Estimate:
+    """The mean of what branches tell, beside what is exact."""
+    count = len(terms)
+    variance = float(np.var(terms, ddof=1) / count) if count > 1 else float("nan")
+    return Estimate(exact + float(np.mean(terms)), variance, tuple(terms))

@@ -42,6 +42,8 @@ class Batch:
     costs: list[GroupStatistics]
     digest: str
     """Identity of what is trained on: SHA-256 over the digests of the groups."""
+    progress_variances: NDArray[np.float64]
+    """Of the progress values whose branches tell of it."""
 
     @property
     def reward_mean(self) -> float:
@@ -64,7 +66,9 @@ def batch_of(groups: Sequence[Group]) -> Batch:
     for value in (v for g in groups for v in g.values):
         values[value.problem_id, value.sample][value.boundary] = value.value
     ours = [values[r.problem_id, r.sample] for r in rollouts]
-    return Batch(rollouts, ours, [g.statistics for g in groups], batch_digest(g.digest for g in groups))
+    noise = np.array([v.progress_variance for g in groups for v in g.values])
+    digest = batch_digest(g.digest for g in groups)
+    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise[np.isfinite(noise)])
 
 
 def batch_digest(digests: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from mrt_hpc.grading.answers import extract_answer
 from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
 from mrt_hpc.inference.branches import look_ahead_of
 from mrt_hpc.inference.provers import Looked
+from mrt_hpc.mrt.values import variance_of_progress
 from mrt_hpc.roles.proving import every_boundary
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import FinishReason, GroupStatistics
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.provers import Prover
     from mrt_hpc.inference.sampler import Generator, ValuedTrace
     from mrt_hpc.inference.traces import BoundaryPlan, SampledBranch, SampledTrace, ScoringCost, Valuation
+    from mrt_hpc.mrt.values import Estimate
     from mrt_hpc.roles.proving import ProverMaker
     from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Rollout
 
@@ -85,7 +87,7 @@ class TraceGrader:
             rollout=trace.graded(answer, first.reward),
             branches=branches,
             answers=answers,
-            values=[self._value(trace, plan, branches, answers) for plan in valuation.plans],
+            values=self._values(trace, valuation.plans, branches, answers),
             scoring=valuation.scoring,
             troubles=sum(map(_is_trouble, [first, *of_branches])),
         )
@@ -123,13 +125,25 @@ class TraceGrader:
                 if look.taken is not None and not look.taken[1] and rewards[look.taken[0]] == 1.0:
                     self.asking.experience.learn_step(look.step, branch.reward)
 
-    def _value(
-        self, trace: SampledTrace, plan: BoundaryPlan, branches: list[Branch], answers: list[AnswerProbability]
-    ) -> PrefixValue:
-        assert self.asking is not None  # nothing else makes plans
-        here = [b for b in branches if b.boundary == plan.boundary]
-        known = [a for a in answers if a.boundary == plan.boundary]
-        return trace.value(plan, self.asking.prover.estimate(Looked(plan, here, known)))
+    def _values(
+        self,
+        trace: SampledTrace,
+        plans: Sequence[BoundaryPlan],
+        branches: list[Branch],
+        answers: list[AnswerProbability],
+    ) -> list[PrefixValue]:
+        """Of all boundaries that were asked about, in their order."""
+        values: list[PrefixValue] = []
+        before: Estimate | None = None
+        for plan in plans:
+            here = [b for b in branches if b.boundary == plan.boundary]
+            known = [a for a in answers if a.boundary == plan.boundary]
+            assert self.asking is not None  # nothing else makes plans
+            estimate = self.asking.prover.estimate(Looked(plan, here, known))
+            noise = float("nan") if before is None else variance_of_progress(before, estimate)
+            values.append(trace.value(plan, estimate, noise))
+            before = estimate
+        return values
 
     def start(self, valued: ValuedTrace) -> asyncio.Task[GradedTrace]:
         """Grade in the background, while others are sampled."""

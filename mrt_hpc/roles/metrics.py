@@ -93,6 +93,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
         "branches": sum(c.branches for c in batch.costs),
         "generated_tokens": sum(c.rollout_tokens + c.branch_tokens for c in batch.costs),
         "progress_by_episode": progress_by_episode(batch.value_arrays),
+        "progress_error": standard_error(batch.progress_variances),
         "episodes_per_rollout": float(np.mean([len(r.boundaries) - 1 for r in rollouts])),
         "signal_share": signal_share(rollouts),
         "truncated_share": float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
@@ -128,6 +129,11 @@ def progress_by_episode(values: Sequence[NDArray[np.float64]]) -> tuple[float, .
     gains = [progress(v) for v in values if v.size]
     longest = max((g.size for g in gains), default=0)
     return tuple(float(np.mean([g[j] for g in gains if g.size > j])) for j in range(longest))
+
+
+def standard_error(variances: NDArray[np.float64]) -> float | None:
+    """Of one of them on average; None where nothing was measured. Each is unbiased, so some may be negative."""
+    return float(np.sqrt(max(0.0, variances.mean()))) if variances.size else None
 
 
 def signal_share(rollouts: Sequence[Rollout]) -> float:

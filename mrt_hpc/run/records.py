@@ -118,6 +118,8 @@ class PrefixValue:
     value: float
     variance: float
     """Of the estimate over its branches; NaN where a single branch tells nothing."""
+    progress_variance: float
+    """Of its difference to the value of the boundary asked about before it; NaN where that is not known."""
     branches: int
     """How many were drawn."""
     baseline: float

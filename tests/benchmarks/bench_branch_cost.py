@@ -1,6 +1,6 @@
 """What does a progress value cost: tokens, prompt tokens from the prefix cache, and seconds?
 
-    python tests/benchmarks/bench_branch_cost.py --into results/branch-cost
+    python tests/benchmarks/bench_branch_cost.py --run FINISHED_RUN
 
 The traces of one iteration of `recipes/small_world/mrt_online.yaml` are sampled alone, and with each prover. *Hot*:
 the prover is asked the moment a trace is finished, as a run does. *Cold*: all traces are sampled first, the server then
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_progress_variance import RECIPE, SMALL_WORLD, THOUGHT_END, contenders
+from bench_progress_variance import RECIPE, RESULTS, ROOT, SMALL_WORLD, THOUGHT_END, contenders
 
 from mrt_hpc.analysis.model import IterationMetrics, Phase
 from mrt_hpc.grading.pool import GraderPool
@@ -32,6 +32,7 @@ from mrt_hpc.roles.inference import rollout_plan
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import Mu, ProverMaker
 from mrt_hpc.roles.starts import WholeTraces, trace_settings
+from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.world.task import Split, problems
 from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
@@ -177,14 +178,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--into", type=Path, default=Path("results/branch-cost"))
+    parser.add_argument("--into", type=Path, default=RESULTS / "branch-cost", help="where the table goes")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "branch-cost", help="where the model goes")
     parser.add_argument("--run", type=Path, help="a finished run: tells what share of an iteration generation is")
     parser.add_argument("--model", type=Path, help="a warm-started model, instead of making one")
     arguments = parser.parse_args()
-    model = arguments.model or arguments.into / "model"
+    model = arguments.model or arguments.work / "model"
+    arguments.work.mkdir(parents=True, exist_ok=True)
     if not (model / "config.json").exists():
         warm_start(WarmStartSettings(seed=0), model, print)
-    arguments.into.mkdir(parents=True, exist_ok=True)
     lines = []
     for caching in (True, False):
         switch = () if caching else ("--no-enable-prefix-caching",)
@@ -192,7 +194,7 @@ def main() -> None:
             model, max_model_len=512, dtype="float32", kv_cache_gib=1.0, noise_by_request=True,
             extra_args=("--enforce-eager", *switch),
         )  # fmt: skip
-        with VllmServer(settings, arguments.into / f"vllm-{caching}.log") as server:
+        with VllmServer(settings, arguments.work / f"vllm-{caching}.log") as server:
             lines += asyncio.run(measured(server, model, caching, arguments))
     table = "\n".join([HEAD, *lines]) + "\n"
     if arguments.run is not None:
@@ -200,7 +202,7 @@ def main() -> None:
             f"\nSampling and branching together are {100 * generation_share(RunLayout(arguments.run)):.0f} % of an "
         )
         table += "iteration's wall time.\n"
-    (arguments.into / "table.md").write_text(table)
+    write_text(arguments.into / "table.md", table)
     print(table)
 
 

@@ -1,6 +1,6 @@
 """Which algorithm learns most: at equal optimiser steps, and at equal tokens with all branches counted?
 
-    python tests/benchmarks/bench_learning.py --seeds 0 1 2 3 4 --into results/learning
+    python tests/benchmarks/bench_learning.py --seeds 0 1 2 3 4
 
 Fixed before anything was compared: the task is the small world as every recipe has it; each seed has one warm-started
 model, from which all arms start; the recipes are those of ``recipes/small_world``, with as many iterations and a
@@ -15,8 +15,8 @@ The first question is the accuracy of `mrt_online` with the best prover against 
 
 Intervals are 95 %, by a bootstrap that draws seeds and problems, paired with GRPO's; beside it a t interval over the
 seeds alone. What is equal in "equal steps" is the optimiser's; of a group of 8, `mrt` lets 4 think on and stops 4.
-Regret's prover asks as that of `mrt_online` does, which is therefore paid for what is measured. A run that is there
-already is read, not repeated; `--read` makes no run.
+Regret's prover asks as that of `mrt_online` does, which is therefore paid for what is measured. What is kept of each
+run lies beside the tables (`runs/*.parquet`): such a run is not repeated, and one that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -27,22 +27,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+from learnt import Learnt
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
 from mrt_hpc.analysis.plots import Series, compared
 from mrt_hpc.analysis.statistics import Estimate, t_quantile
-from mrt_hpc.plan.compile import evaluated_versions
-from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.report import collected_tokens
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
 
 ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
 BENCHMARK = "held-out"
 REFERENCE = "grpo"
 BUDGETS = (32, 64, 128, 256)
@@ -70,60 +67,6 @@ ARMS = (
 )
 
 
-@dataclass(frozen=True)
-class Learnt:
-    """One run, as the study sees it: P problems, E evaluations."""
-
-    layout: RunLayout
-
-    @cached_property
-    def versions(self) -> list[int]:
-        """[E] evaluated weights versions."""
-        return evaluated_versions(read_recipe_lock(self.layout.recipe_lock))
-
-    @cached_property
-    def evaluations(self) -> list[EvaluationSummary]:
-        """[E]"""
-        return [EvaluationSummary.read(self.layout.evaluation_summary(v, BENCHMARK)) for v in self.versions]
-
-    @cached_property
-    def tokens(self) -> NDArray[np.float64]:
-        """[E] generated before each evaluated version, branches and collection counted."""
-        iterations = [IterationMetrics.read(self.layout.metrics(i)) for i in range(self.versions[-1])]
-        each = [float(m.generated_tokens or 0) for m in iterations]
-        return collected_tokens(self.layout) + np.concatenate([[0.0], np.cumsum(each)])[self.versions]
-
-    def accuracies(self) -> NDArray[np.float64]:
-        """[E, P]"""
-        return np.array([[e.per_problem[p] for p in sorted(e.per_problem)] for e in self.evaluations])
-
-    def regrets(self, budget: int) -> NDArray[np.float64]:
-        """[E, P]"""
-        return np.array([[e.regret[budget][p] for p in sorted(e.regret[budget])] for e in self.evaluations])
-
-    def at(self, measures_EP: NDArray[np.float64], tokens: float) -> NDArray[np.float64]:
-        """[P] a measure after so many tokens, linearly between evaluations."""
-        place = np.interp(tokens, self.tokens, np.arange(len(self.tokens)))
-        below = min(int(place), len(self.tokens) - 2)
-        share = place - below
-        return (1 - share) * measures_EP[below] + share * measures_EP[below + 1]
-
-
-def tokens_to(accuracy: float, accuracies_E: NDArray[np.float64], tokens_E: NDArray[np.float64]) -> float:
-    """Tokens until the accuracy is reached, linearly between evaluations of which the best so far counts.
-
-    Infinite where it never is.
-    """
-    best = np.maximum.accumulate(accuracies_E)
-    if best[-1] < accuracy:
-        return float("inf")
-    at = int(np.argmax(best >= accuracy))
-    if at == 0:
-        return float(tokens_E[0])
-    share = (accuracy - best[at - 1]) / (best[at] - best[at - 1])
-    return float(tokens_E[at - 1] + share * (tokens_E[at] - tokens_E[at - 1]))
-
-
 def difference(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -> Estimate:
     """Mean gain of S seeds on the same P problems, with an interval that draws both: the problems are every seed's."""
     rng, gains = np.random.default_rng(0), arm_SP - reference_SP
@@ -149,29 +92,37 @@ def over_seeds(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-def learn(arm: Arm, seed: int, into: Path, arguments: argparse.Namespace) -> Learnt:
-    """Run an arm with one seed, or go on with it."""
-    model, layout = into / "models" / str(seed), RunLayout(into / "runs" / f"{arm.recipe}-{seed}")
-    if not arguments.read:
-        if not (model / "config.json").exists():
-            warm_start(WarmStartSettings(seed=seed), model, print)
-        changes = [
-            f"seed={seed}",
-            f"model={{type: hugging_face, path: {model}}}",
-            f"schedule.iterations={arguments.iterations}",
-            f"schedule.iterations_per_job={arguments.iterations}",
-            "training.schedule=constant",
-            f"evaluation.every={arguments.every}",
-            f"evaluation.episodes={EPISODES}",
-            f"evaluation.benchmarks.0.problems.problems={arguments.problems}",
-            f"evaluation.prover={REGRET_PROVER}",
-            f"evaluation.regret_budgets={list(BUDGETS)}",
-        ]
-        sets = [word for change in changes for word in ("--set", change)]
-        recipe = str(ROOT / "recipes" / "small_world" / f"{arm.recipe}.yaml")
-        command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", recipe, "--run", str(layout.root), *sets]
-        subprocess.run(command, check=True)
-    return Learnt(layout)
+def learn(arm: Arm, seed: int, arguments: argparse.Namespace) -> Learnt:
+    """What an arm learns with one seed: read, or run to its end."""
+    kept = arguments.into / "runs" / f"{arm.recipe}-{seed}.parquet"
+    if not kept.exists():
+        Learnt.of_run(run(arm, seed, arguments), BENCHMARK).write(kept)
+    return Learnt.read(kept)
+
+
+def run(arm: Arm, seed: int, arguments: argparse.Namespace) -> RunLayout:
+    """Submit it on this machine; one that is there already goes on."""
+    work: Path = arguments.work.absolute()
+    model, layout = work / "models" / str(seed), RunLayout(work / "runs" / f"{arm.recipe}-{seed}")
+    if not (model / "config.json").exists():
+        warm_start(WarmStartSettings(seed=seed), model, print)
+    changes = [
+        f"seed={seed}",
+        f"model={{type: hugging_face, path: {model}}}",
+        f"schedule.iterations={arguments.iterations}",
+        f"schedule.iterations_per_job={arguments.iterations}",
+        "training.schedule=constant",
+        f"evaluation.every={arguments.every}",
+        f"evaluation.episodes={EPISODES}",
+        f"evaluation.benchmarks.0.problems.problems={arguments.problems}",
+        f"evaluation.prover={REGRET_PROVER}",
+        f"evaluation.regret_budgets={list(BUDGETS)}",
+    ]
+    sets = [word for change in changes for word in ("--set", change)]
+    recipe = str(ROOT / "recipes" / "small_world" / f"{arm.recipe}.yaml")
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", recipe, "--run", str(layout.root), *sets]
+    subprocess.run(command, check=True)
+    return layout
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -179,6 +130,17 @@ def learn(arm: Arm, seed: int, into: Path, arguments: argparse.Namespace) -> Lea
 
 Measure = Callable[[Learnt], NDArray[np.float64]]
 """[E, P] of a run."""
+
+
+def regret(budget: int) -> Measure:
+    """Up to so many tokens."""
+    return lambda run: run.regrets_EP[budget]
+
+
+MEASURES: dict[str, Measure] = {
+    "accuracy": lambda run: run.accuracies_EP,
+    **{f"normalised regret at {budget} tokens": regret(budget) for budget in BUDGETS},
+}
 
 
 @dataclass(frozen=True)
@@ -193,7 +155,7 @@ class Study:
     @property
     def budgets(self) -> list[float]:
         """[S] for each seed, what its thriftiest run has used in all."""
-        return [min(run.tokens[-1] for run in of_seed) for of_seed in zip(*self.runs.values(), strict=True)]
+        return [min(run.tokens_E[-1] for run in of_seed) for of_seed in zip(*self.runs.values(), strict=True)]
 
     def measured(self, measure: Measure, *, equal_tokens: bool) -> dict[str, NDArray[np.float64]]:
         """[arm][S, P] the measure of each problem, at equal tokens or after the last iteration."""
@@ -221,10 +183,7 @@ class Study:
 
     def ratios(self, accuracy: float) -> list[str]:
         """Tokens to an accuracy, against the reference's."""
-        of = {
-            arm: np.array([tokens_to(accuracy, run.accuracies().mean(axis=1), run.tokens) for run in runs])
-            for arm, runs in self.runs.items()
-        }
+        of = {arm: np.array([run.tokens_to(accuracy) for run in runs]) for arm, runs in self.runs.items()}
         lines = []
         for arm, tokens_S in of.items():
             pairs = zip(tokens_S, of[REFERENCE], strict=True)
@@ -241,10 +200,8 @@ class Study:
             "|---|---|---|---:|---:|---:|",
         ]
         for equal_tokens in (False, True):
-            lines += self.lines("accuracy", Learnt.accuracies, equal_tokens=equal_tokens)
-            for budget in BUDGETS:
-                measure = partial(Learnt.regrets, budget=budget)
-                lines += self.lines(f"normalised regret at {budget} tokens", measure, equal_tokens=equal_tokens)
+            for name, measure in MEASURES.items():
+                lines += self.lines(name, measure, equal_tokens=equal_tokens)
         lines += ["", "| accuracy | arm | reached by | tokens, median | ratio to GRPO, median (range) |"]
         lines += ["|---:|---|---:|---:|---:|"]
         for accuracy in ACCURACIES:
@@ -254,18 +211,20 @@ class Study:
     def rows(self) -> list[tuple[str, int, int, float, float, float]]:
         """One for each evaluation: arm, seed, version, tokens, accuracy, trace length."""
         return [
-            (arm, seed, version, float(tokens), evaluation.accuracy, evaluation.tokens_per_rollout or 0.0)
+            (arm, seed, version, float(tokens), float(accuracy), float(length))
             for arm, runs in self.runs.items()
             for seed, run in zip(self.seeds, runs, strict=True)
-            for version, tokens, evaluation in zip(run.versions, run.tokens, run.evaluations, strict=True)
+            for version, tokens, accuracy, length in zip(
+                run.versions_E, run.tokens_E, run.accuracies_EP.mean(axis=1), run.trace_tokens_E, strict=True
+            )
         ]
 
     def curves(self) -> list[Series]:
         """Mean accuracy over seeds by mean tokens, with the range over seeds."""
         lines = []
         for arm, runs in self.runs.items():
-            accuracy = np.array([run.accuracies().mean(axis=1) for run in runs])
-            tokens = np.mean([run.tokens for run in runs], axis=0) / 1e6
+            accuracy = np.array([run.accuracies_EP.mean(axis=1) for run in runs])
+            tokens = np.mean([run.tokens_E for run in runs], axis=0) / 1e6
             mean, low, high = accuracy.mean(axis=0), accuracy.min(axis=0), accuracy.max(axis=0)
             lines.append(Series(arm, tuple(tokens), tuple(mean), tuple(low), tuple(high)))
         return lines
@@ -284,12 +243,12 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--every", type=int, default=6, help="iterations between evaluations")
     parser.add_argument("--problems", type=int, default=250, help="held-out problems")
-    parser.add_argument("--into", type=Path, default=Path("results/learning"))
-    parser.add_argument("--read", action="store_true", help="make no run, read those that are there")
+    parser.add_argument("--into", type=Path, default=RESULTS / "learning", help="where the tables go")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "learning", help="where the runs go")
     arguments = parser.parse_args()
-    into, arms = arguments.into.absolute(), [arm for arm in ARMS if arm.recipe in {REFERENCE, *arguments.arms}]
+    into, arms = arguments.into, [arm for arm in ARMS if arm.recipe in {REFERENCE, *arguments.arms}]
     # Seed by seed, so that what is there is whole when it is cut short.
-    found = [[learn(arm, seed, into, arguments) for arm in arms] for seed in arguments.seeds]
+    found = [[learn(arm, seed, arguments) for arm in arms] for seed in arguments.seeds]
     study = Study(arguments.seeds, {arm.name: [of_seed[i] for of_seed in found] for i, arm in enumerate(arms)})
     (into / "table.md").write_text(study.markdown())
     with (into / "evaluations.csv").open("w", newline="") as stream:

@@ -72,3 +72,13 @@ def assert_light(code: str) -> None:
         [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, cwd=root, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "mrt").glob("[!_]*.py")), ids=lambda p: p.stem)
+def test_every_function_of_the_method_tells_its_source_and_its_errors(path: Path) -> None:
+    functions = [f for f in ast.parse(path.read_text()).body if isinstance(f, ast.FunctionDef)]
+    for function in (f for f in functions if not f.name.startswith("_")):
+        told = ast.get_docstring(function) or ""
+        assert "\nSource: " in told, f"{function.name} does not say where it is from"
+        raises = any(isinstance(node, ast.Raise) for node in ast.walk(function))
+        assert not raises or "\nRaises:" in told, f"{function.name} does not tell of its errors"

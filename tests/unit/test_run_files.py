@@ -49,8 +49,8 @@ def branch() -> Branch:
 
 COST = GroupStatistics(1, 1, 2, 1, 8, 0, {"generation": 1.5})
 VALUE = PrefixValue(
-    iteration=3, problem_id="p", sample=0, boundary=1, value=0.5, variance=0.0625, branches=1,
-    baseline=0.25,
+    iteration=3, problem_id="p", sample=0, boundary=1, value=0.5, variance=0.0625, progress_variance=0.03125,
+    branches=1, baseline=0.25,
 )  # fmt: skip
 ANSWER = AnswerProbability(iteration=3, problem_id="p", sample=0, boundary=1, answer="7", probability=0.75, reward=1.0)
 

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from mrt_hpc.mrt.planner import draw_counts, expected_branches
-from mrt_hpc.mrt.values import KnownAnswer, Step, Vote, likelihood, look_ahead, majority, monte_carlo, rao_blackwell
+from mrt_hpc.mrt.values import (
+    KnownAnswer,
+    Step,
+    Vote,
+    likelihood,
+    look_ahead,
+    majority,
+    monte_carlo,
+    rao_blackwell,
+    variance_of_progress,
+)
 
 
 def test_monte_carlo_is_the_mean_reward_with_the_variance_of_a_mean() -> None:
@@ -146,3 +156,37 @@ def test_who_answers_nothing_votes_for_nothing() -> None:
     assert majority(votes((None, 0.0, 0.9))).value == 0.0
     with pytest.raises(ValueError, match="at least one branch"):
         majority([])
+
+
+def test_the_variance_of_progress_by_hand() -> None:
+    # both values have variance (3 * 0.25) / 3 / 4 = 0.0625; one branch of four is right in both, another in one alone
+    before, after = monte_carlo([1, 0, 0, 0]), monte_carlo([1, 1, 0, 0])
+    assert after.variance == pytest.approx(1 / 12)
+    # covariance of the pairs: (1 - 4 * 0.25 * 0.5) / 3 = 1 / 6, of their means a quarter of that
+    assert variance_of_progress(before, after) == pytest.approx(0.0625 + 1 / 12 - 2 / 24)
+    assert variance_of_progress(before, before) == pytest.approx(0.0)
+
+
+def test_the_variance_of_progress_where_one_value_is_exact_or_cannot_tell() -> None:
+    exact, one = likelihood([KnownAnswer(0.3, 1.0)]), monte_carlo([1.0])
+    assert variance_of_progress(exact, monte_carlo([1, 0, 0, 0])) == pytest.approx(0.0625)
+    assert math.isnan(variance_of_progress(one, exact))
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (3, 6), (5, 2)])
+@pytest.mark.parametrize("common", [True, False])
+def test_the_variance_of_progress_is_that_over_repeated_draws(sizes: tuple[int, int], common: bool) -> None:
+    rng = np.random.default_rng(17)
+    gains, told = [], []
+    for _ in range(20_000):
+        first, second = rng.random(sizes[0]), rng.random(sizes[1])
+        if common:
+            second[: min(sizes)] = first[: min(sizes)]
+        before, after = monte_carlo(list((first < 0.4) * 1.0)), monte_carlo(list((second < 0.6) * 1.0))
+        gains.append(after.value - before.value)
+        told.append(variance_of_progress(before, after))
+    # 0.4 * 0.6 for either branch, and 0.4 * (1 - 0.6) in common where the random numbers are
+    shared = 0.16 * min(sizes) / (sizes[0] * sizes[1]) if common else 0.0
+    truth = 0.24 / sizes[0] + 0.24 / sizes[1] - 2 * shared
+    assert abs(np.mean(told) - truth) < 4 * np.std(told) / math.sqrt(len(told))
+    assert np.var(gains) == pytest.approx(truth, rel=0.05)

@@ -1,0 +1,262 @@
+"""How wrong estimates of progress are: tables and the figure of the variance study.
+
+An estimate is of all boundaries of all traces; it is repeated R times, with other seeds. N episodes in all.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.plots import Series, compared
+from mrt_hpc.analysis.statistics import Estimate
+from mrt_hpc.mrt.progress import progress
+from mrt_hpc.run.atomic import replacing, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SMALLEST_SHOWN = 1e-5
+"""Of an error, in the figure; what is exact has none."""
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Valued:
+    """One trace with the values of its prefixes."""
+
+    problem: str
+    values: NDArray[np.float64]
+    """[k + 1]"""
+    told: NDArray[np.float64]
+    """[k] the variance of progress, as the prover's branches tell it; NaN where they do not."""
+    generated: int
+    prefilled: int
+    """Prompt tokens that were not in the cache."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One estimate of all traces."""
+
+    traces: list[Valued]
+
+    @property
+    def generated(self) -> float:
+        """Tokens a boundary."""
+        return sum(t.generated for t in self.traces) / self.boundaries
+
+    @property
+    def prefilled(self) -> float:
+        """Tokens a boundary."""
+        return sum(t.prefilled for t in self.traces) / self.boundaries
+
+    @property
+    def boundaries(self) -> int:
+        """Of all traces."""
+        return len(self.values)
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """Of all boundaries."""
+        return np.concatenate([t.values for t in self.traces])
+
+    @property
+    def gains(self) -> NDArray[np.float64]:
+        """[N] progress."""
+        return np.concatenate([progress(t.values) for t in self.traces])
+
+    @property
+    def problems(self) -> list[str]:
+        """[N] whose episodes they are."""
+        return [t.problem for t in self.traces for _ in range(len(t.values) - 1)]
+
+    @property
+    def told(self) -> NDArray[np.float64]:
+        """[N] variances of progress."""
+        return np.concatenate([t.told for t in self.traces])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    generated: float
+    """Tokens a boundary."""
+    prefilled: float
+    """Tokens a boundary."""
+    error: Estimate
+    """Mean squared error of progress against `forced_answer`'s true values, over episodes and repeats."""
+    own: Estimate
+    """The same against the prover's own: what is left when repeats agree in what they are wrong about."""
+    told: float
+    """The variance that branches told of, mean over those progress values that have one; NaN where none has."""
+    bias: float
+    """Mean error of a value."""
+    correlation: float
+    """Of estimated with true progress."""
+    ranks: float
+    """Spearman's, of estimated with true progress."""
+    ratio: Estimate
+    """The error against the reference's, both times all tokens."""
+    ratio_generated: Estimate
+    """The same with the tokens that were generated alone."""
+
+    @property
+    def tokens(self) -> float:
+        """Generated and prefilled, a boundary."""
+        return self.generated + self.prefilled
+
+
+Squares = dict[str, tuple[float, int]]
+"""Of each problem the sum of squared errors of progress, and their number."""
+
+
+def by_problem(problems: Sequence[str], squares_N: NDArray[np.float64]) -> Squares:
+    """Summed up: the traces of a problem are alike, so it is problems that are drawn for an interval."""
+    found: Squares = {}
+    for problem, square in zip(problems, squares_N, strict=True):
+        total, count = found.get(problem, (0.0, 0))
+        found[problem] = (total + float(square), count + 1)
+    return found
+
+
+def against_truth(runs: Sequence[Measured], truth: Measured, samples: int) -> Squares:
+    """Errors against the truth, less what that is uncertain by: each of its values is the mean of so many branches."""
+    gains_RN = np.array([run.gains for run in runs])
+    uncertain = np.concatenate([progress_noise(t.values, samples) for t in truth.traces])
+    return by_problem(truth.problems, ((gains_RN - truth.gains) ** 2).mean(axis=0) - uncertain)
+
+
+def against_own(runs: Sequence[Measured]) -> Squares:
+    """Errors against the mean over repeats, unbiased."""
+    gains_RN = np.array([run.gains for run in runs])
+    return by_problem(runs[0].problems, gains_RN.var(axis=0, ddof=1))
+
+
+def progress_noise(truth: NDArray[np.float64], samples: int) -> NDArray[np.float64]:
+    """Variance of the true progress, each value of which is the mean of so many independent branches."""
+    variance = truth * (1 - truth) / samples
+    return variance[1:] + variance[:-1]
+
+
+def measure(name: str, runs: Sequence[Measured], reference: Sequence[Measured], truth: Measured, samples: int) -> Row:
+    """The error of a contender against the truth, and against the reference's at equal tokens."""
+    mine, its, own = against_truth(runs, truth, samples), against_truth(reference, truth, samples), against_own(runs)
+    gains_RN, true = np.array([run.gains for run in runs]), np.tile(truth.gains, len(runs))
+    told = np.concatenate([run.told for run in runs])
+    generated, prefilled = mean(run.generated for run in runs), mean(run.prefilled for run in runs)
+    of_reference = mean(run.generated for run in reference), mean(run.prefilled for run in reference)
+
+    def ratio(tokens: float) -> Estimate:
+        """An error falls as one over the tokens, as the rows of one prover show."""
+        return resampled(mine, lambda drawn: error_of(mine, drawn) * tokens / error_of(its, drawn))
+
+    return Row(
+        name,
+        generated,
+        prefilled,
+        error=resampled(mine, lambda drawn: error_of(mine, drawn)),
+        own=resampled(own, lambda drawn: error_of(own, drawn)),
+        told=float(np.nanmean(told)) if np.isfinite(told).any() else float("nan"),
+        bias=float(np.mean([run.values for run in runs]) - truth.values.mean()),
+        correlation=float(np.corrcoef(gains_RN.ravel(), true)[0, 1]),
+        ranks=float(np.corrcoef(ranks(gains_RN.ravel()), ranks(true))[0, 1]),
+        ratio=ratio((generated + prefilled) / sum(of_reference)),
+        ratio_generated=ratio(generated / of_reference[0]),
+    )
+
+
+def ranks(numbers_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[N] their places in ascending order; equal ones share the mean of theirs."""
+    _, place, counts = np.unique(numbers_N, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def error_of(parts: Squares, problems: Sequence[str]) -> float:
+    """Mean squared error over the episodes of some problems."""
+    return sum(parts[p][0] for p in problems) / sum(parts[p][1] for p in problems)
+
+
+def mean(numbers: Iterable[float]) -> float:
+    """Of at least one."""
+    return float(np.mean(list(numbers)))
+
+
+def resampled(parts: Squares, measure: Callable[[Sequence[str]], float]) -> Estimate:
+    """A measure of all problems, with a 95 % interval by drawing problems."""
+    rng, problems = np.random.default_rng(0), sorted(parts)
+    drawn = [measure([problems[i] for i in rng.integers(len(problems), size=len(problems))]) for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Estimate(measure(problems), float(low), float(high))
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Row]) -> str:
+    """As Markdown."""
+    lines = [
+        "| prover | generated | prefilled | squared error of progress (95 %) | against its own values | as told "
+        "| bias of V | correlation | of ranks | error at equal tokens (95 %) | at equal generated tokens |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---:|---|---|",
+    ]
+    lines += [
+        f"| {r.name} | {r.generated:.1f} | {r.prefilled:.1f} | {told(r.error, 4)} | {r.own.mean:.4f} | {r.told:.4f} "
+        f"| {r.bias:+.3f} | {r.correlation:.2f} | {r.ranks:.2f} | {told(r.ratio, 3)} | {told(r.ratio_generated, 3)} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def told(estimate: Estimate, digits: int) -> str:
+    """With its interval."""
+    return f"{estimate.mean:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
+
+
+def write(rows: Sequence[Row], heading: str, into: Path) -> None:
+    """The table as Markdown and CSV, and the figure."""
+    write_text(into / "table.md", f"{heading}\n\n{table(rows)}\n")
+    with replacing(into / "table.csv") as path, path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        names = ("error", "own", "ratio", "ratio_generated")
+        plain = ("name", "generated", "prefilled", "told", "bias", "correlation", "ranks")
+        writer.writerow([*plain, *(f"{n}{end}" for n in names for end in ("", "_low", "_high"))])
+        for row in rows:
+            estimates = [getattr(row, n) for n in names]
+            writer.writerow(
+                [*(getattr(row, n) for n in plain), *(x for e in estimates for x in (e.mean, e.low, e.high))]
+            )
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(row.name.partition(", G")[0], []).append(row)
+    compared(
+        into / "error.png",
+        "Error of progress by what it costs",
+        "tokens a boundary, generated and prefilled",
+        "mean squared error",
+        [series(name, of) for name, of in lines.items()],
+        logarithmic=True,
+    )
+
+
+def series(name: str, rows: Sequence[Row]) -> Series:
+    """One prover with several numbers of branches."""
+
+    def shown(errors: Iterable[float]) -> tuple[float, ...]:
+        return tuple(max(error, SMALLEST_SHOWN) for error in errors)
+
+    return Series(
+        name,
+        tuple(r.tokens for r in rows),
+        shown(r.error.mean for r in rows),
+        shown(r.error.low for r in rows),
+        shown(r.error.high for r in rows),
+    )
