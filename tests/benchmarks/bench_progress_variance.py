@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from small_language_model import convert, word_problems
-from variance_tables import Measured, Row, Valued, measure, table, write
+from variance_tables import TRUTH, Measured, Row, Valued, measure, table, write, write_truth
 
 from mrt_hpc.grading.pool import GraderPool
 from mrt_hpc.inference.client import GenerationClient, connect
@@ -165,6 +165,7 @@ class Bench:
         cost = sampled_group([graded], {}).statistics
         return Valued(
             trace.group.problem.id,
+            graded.rollout.reward,
             np.array([v.value for v in graded.values]),
             np.array([v.progress_variance for v in graded.values[1:]]),
             cost.branch_tokens,
@@ -200,6 +201,7 @@ async def rows_of(bench: Bench, arguments: argparse.Namespace) -> tuple[str, lis
     """What was measured on, and how every contender did, the reference first."""
     truth = await bench.estimate(contenders(bench.setting, arguments.truth)[0], TRUTH_SEED)
     print(heading(truth), flush=True)
+    write_truth(truth, arguments.into / TRUTH)
     rows: list[Row] = []
     reference: list[Measured] = []
     for contender in contenders(bench.setting):
@@ -237,7 +239,8 @@ def main() -> None:
     setting, name = SMALL_WORLD, f"forms-{arguments.forms}"
     if arguments.gguf:
         setting, name = LANGUAGE_MODEL, "language-model"
-    into, work = arguments.into or RESULTS / "variance" / name, ROOT / "runs" / "variance" / name
+    arguments.into = arguments.into or RESULTS / "variance" / name
+    work = ROOT / "runs" / "variance" / name
     work.mkdir(parents=True, exist_ok=True)
     model = arguments.model or made_model(work / "model", arguments)
     settings = ServerSettings(
@@ -250,7 +253,7 @@ def main() -> None:
     )
     with VllmServer(settings, work / "vllm.log") as server:
         told, rows = asyncio.run(run(server, model, setting, arguments))
-    write(rows, told, into)
+    write(rows, told, arguments.into)
     print(told, table(rows), sep="\n\n")
 
 

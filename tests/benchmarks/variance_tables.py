@@ -6,6 +6,7 @@ An estimate is of all boundaries of all traces; it is repeated R times, with oth
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SMALLEST_SHOWN = 1e-5
 """Of an error, in the figure; what is exact has none."""
 RESAMPLES = 2000
+TRUTH = "truth.json"
+"""The name of the file of true values."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Valued:
     """One trace with the values of its prefixes."""
 
     problem: str
+    reward: float
+    """Of the trace itself, with its own ending."""
     values: NDArray[np.float64]
     """[k + 1]"""
     told: NDArray[np.float64]
@@ -39,6 +44,16 @@ class Valued:
     generated: int
     prefilled: int
     """Prompt tokens that were not in the cache."""
+
+
+@dataclass(frozen=True)
+class TrueTrace:
+    """One trace with the true values of its prefixes."""
+
+    problem: str
+    values: NDArray[np.float64]
+    """[k + 1]"""
+    reward: float
 
 
 @dataclass(frozen=True)
@@ -245,6 +260,17 @@ def write(rows: Sequence[Row], heading: str, into: Path) -> None:
         [series(name, of) for name, of in lines.items()],
         logarithmic=True,
     )
+
+
+def write_truth(truth: Measured, path: Path) -> None:
+    """The true values, for whoever has an idea of how to estimate them."""
+    rows = [{"problem": t.problem, "reward": t.reward, "values": t.values.round(5).tolist()} for t in truth.traces]
+    write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+
+
+def read_truth(path: Path) -> list[TrueTrace]:
+    """What ``write_truth`` wrote."""
+    return [TrueTrace(r["problem"], np.array(r["values"]), r["reward"]) for r in json.loads(path.read_text())]
 
 
 def series(name: str, rows: Sequence[Row]) -> Series:
