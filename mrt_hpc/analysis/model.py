@@ -117,11 +117,16 @@ class IterationMetrics(Record):
     branches: int | None = None
     generated_tokens: int | None = None
     """Sampled in this iteration, branches included."""
+    prefilled_tokens: int | None = None
+    """Prompt tokens of its rollouts, branches and looks that were in no prefix cache."""
     progress_by_episode: tuple[float, ...] = ()
     """Mean progress V_{j+1} - V_j of episode j over the traces that have one."""
     progress_error: float | None = None
     """Standard error of one progress value, as its branches tell: the root of the mean variance that the prover and
-    its planner reached. Over the values that have it; a boundary with a single branch has none."""
+    its planner reached, over the values that have it."""
+    progress_error_share: float | None = None
+    """The share of them. A boundary with a single branch has none: where a planner draws one because little is open,
+    the standard error of all lies below that of the share."""
     episodes_per_rollout: float | None = None
     signal_share: float | None = None
     """Share of the groups whose rewards differ, so that the outcome gives a gradient."""

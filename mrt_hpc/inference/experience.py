@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mrt_hpc.inference.traces import Trust
 from mrt_hpc.mrt.planner import draw_counts, expected_branches
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -74,12 +75,16 @@ class Planner:
     """Branches a boundary beside the first, on average, but for those that ``most`` cuts off."""
     most: float = 8.0
     """At no boundary more than so many."""
+    least_spread: float = 0.25
+    """Of the usual one, at least: where the first token is certain, the answer may hang on a later one."""
+    memory: float = 2000.0
+    """Boundaries after which one counts half: answers become more certain while the policy learns."""
     _spread: float = field(default=0.0, init=False)
-    _boundaries: int = field(default=0, init=False)
+    _boundaries: float = field(default=0.0, init=False)
 
     @property
     def usual(self) -> float | None:
-        """Mean spread of the boundaries seen so far."""
+        """Mean spread of the boundaries seen lately."""
         return self._spread / self._boundaries if self._boundaries else None
 
     def counts(
@@ -92,7 +97,9 @@ class Planner:
             uniforms: [J] random numbers.
             usual: ``usual``, as it was before the first branches; None for the first trace, which is its own measure.
         """
-        self._spread += float(spreads.sum())
-        self._boundaries += len(spreads)
         mean = float(spreads.mean()) if usual is None and len(spreads) else usual or 0.0
+        spreads = np.maximum(spreads, self.least_spread * mean)
+        kept = 0.5 ** (len(spreads) / self.memory)
+        self._spread = kept * self._spread + float(spreads.sum())
+        self._boundaries = kept * self._boundaries + len(spreads)
         return draw_counts(expected_branches(spreads, budget=self.extra, mean_spread=mean, most=self.most), uniforms)

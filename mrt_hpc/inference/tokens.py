@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE_MARK = "\u2581"  # SentencePiece's visible space
+SPACE_MARK = "\u2581"
+"""SentencePiece's visible space."""
 
 
 class TokenBytes:
@@ -97,4 +98,4 @@ def _from_byte_level(token: str) -> bytes:
 def _from_sentencepiece(token: str) -> bytes:
     if match := _BYTE_TOKEN.fullmatch(token):
         return bytes([int(match[1], 16)])
-    return token.replace(_SPACE_MARK, " ").encode()
+    return token.replace(SPACE_MARK, " ").encode()

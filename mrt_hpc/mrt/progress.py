@@ -20,6 +20,10 @@ def progress(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.diff(values)
 
 
+ROUNDING = 1e-9
+"""Of equal numbers, the standard deviation may come out so far from 0, times their size."""
+
+
 def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     """Centre and scale progress over all episodes of a batch to mean 0 and standard deviation 1.
 
@@ -35,7 +39,7 @@ def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArra
     if everything.size == 0:
         return [p.copy() for p in progress_by_rollout]
     spread = everything.std()
-    if spread == 0.0:
+    if spread <= ROUNDING * np.abs(everything).max():
         return [np.zeros_like(p) for p in progress_by_rollout]
     return [(p - everything.mean()) / spread for p in progress_by_rollout]
 

@@ -43,7 +43,7 @@ class Batch:
     digest: str
     """Identity of what is trained on: SHA-256 over the digests of the groups."""
     progress_variances: NDArray[np.float64]
-    """Of the progress values whose branches tell of it."""
+    """Of all progress values; NaN where branches do not tell of it."""
 
     @property
     def reward_mean(self) -> float:
@@ -66,9 +66,9 @@ def batch_of(groups: Sequence[Group]) -> Batch:
     for value in (v for g in groups for v in g.values):
         values[value.problem_id, value.sample][value.boundary] = value.value
     ours = [values[r.problem_id, r.sample] for r in rollouts]
-    noise = np.array([v.progress_variance for g in groups for v in g.values])
+    noise = np.array([v.progress_variance for g in groups for v in g.values if v.boundary > 0])
     digest = batch_digest(g.digest for g in groups)
-    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise[np.isfinite(noise)])
+    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise)
 
 
 def batch_digest(digests: Iterable[str]) -> str:

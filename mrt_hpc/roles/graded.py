@@ -36,6 +36,8 @@ class GradedTrace:
     answers: list[AnswerProbability]
     values: list[PrefixValue]
     scoring: ScoringCost
+    prefilled: int
+    """Prompt tokens of the rollout that were in no prefix cache."""
     troubles: int
     """Answers that hung or could not be read."""
 
@@ -89,6 +91,7 @@ class TraceGrader:
             answers=answers,
             values=self._values(trace, valuation.plans, branches, answers),
             scoring=valuation.scoring,
+            prefilled=trace.completion.prompt_tokens - (trace.completion.cached_tokens or 0),
             troubles=sum(map(_is_trouble, [first, *of_branches])),
         )
 
@@ -158,6 +161,8 @@ def sampled_group(traces: list[GradedTrace], seconds: dict[str, float]) -> Sampl
     """The records of a group, and what they cost."""
     rollouts, branches = [t.rollout for t in traces], [b for t in traces for b in t.branches]
     scoring = [t.scoring for t in traces]
+    prompt_tokens = sum(b.prompt_tokens for b in branches) + sum(c.prompt_tokens for c in scoring)
+    cached_tokens = sum(b.cached_tokens or 0 for b in branches) + sum(c.cached_tokens for c in scoring)
     return Sampled(
         rollouts=rollouts,
         branches=branches,
@@ -168,8 +173,9 @@ def sampled_group(traces: list[GradedTrace], seconds: dict[str, float]) -> Sampl
             branches=len(branches),
             rollout_tokens=sum(len(r.token_ids) for r in rollouts),
             branch_tokens=sum(len(b.token_ids) for b in branches) + sum(c.tokens for c in scoring),
-            prompt_tokens=sum(b.prompt_tokens for b in branches) + sum(c.prompt_tokens for c in scoring),
-            cached_tokens=sum(b.cached_tokens or 0 for b in branches) + sum(c.cached_tokens for c in scoring),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            prefilled_tokens=prompt_tokens - cached_tokens + sum(t.prefilled for t in traces),
             seconds=dict(seconds),
         ),
     )

@@ -92,8 +92,9 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
         "rollouts": len(rollouts),
         "branches": sum(c.branches for c in batch.costs),
         "generated_tokens": sum(c.rollout_tokens + c.branch_tokens for c in batch.costs),
+        "prefilled_tokens": sum(c.prefilled_tokens for c in batch.costs),
         "progress_by_episode": progress_by_episode(batch.value_arrays),
-        "progress_error": standard_error(batch.progress_variances),
+        **progress_error(batch.progress_variances),
         "episodes_per_rollout": float(np.mean([len(r.boundaries) - 1 for r in rollouts])),
         "signal_share": signal_share(rollouts),
         "truncated_share": float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
@@ -131,9 +132,15 @@ def progress_by_episode(values: Sequence[NDArray[np.float64]]) -> tuple[float, .
     return tuple(float(np.mean([g[j] for g in gains if g.size > j])) for j in range(longest))
 
 
-def standard_error(variances: NDArray[np.float64]) -> float | None:
-    """Of one of them on average; None where nothing was measured. Each is unbiased, so some may be negative."""
-    return float(np.sqrt(max(0.0, variances.mean()))) if variances.size else None
+def progress_error(variances: NDArray[np.float64]) -> dict[str, float]:
+    """Standard error of one progress value, and of which share it is known; nothing where it is of none.
+
+    Each variance is unbiased, so some may be negative.
+    """
+    known = variances[np.isfinite(variances)]
+    if not known.size:
+        return {}
+    return {"progress_error": max(0.0, float(known.mean())) ** 0.5, "progress_error_share": known.size / variances.size}
 
 
 def signal_share(rollouts: Sequence[Rollout]) -> float:

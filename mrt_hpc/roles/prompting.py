@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer
 
+from mrt_hpc.inference.tokens import SPACE_MARK
 from mrt_hpc.recipe.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.recipe.schema import Prompt
     from mrt_hpc.run.records import Problem
+
+NEW_LINE = "\n"
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,24 @@ class Prompter:
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a text that goes on within a sequence."""
+        if not self._begins_with_a_space:
+            return self._plain_ids(text)
+        before, whole = self._plain_ids(NEW_LINE), self._plain_ids(NEW_LINE + text)
+        if whole[: len(before)] != before:
+            raise UserError(
+                "this tokenizer writes a text in another way after a new line",
+                value=text,
+                where=self.tokenizer.name_or_path or None,
+                expected="one whose tokens do not join a new line with what follows",
+            )
+        return whole[len(before) :]
+
+    @cached_property
+    def _begins_with_a_space(self) -> bool:
+        """Whether the tokenizer puts a space before each text, as SentencePiece's do: a text goes on without one."""
+        return bool(self.tokenizer.convert_ids_to_tokens(self._plain_ids("7"))[0].startswith(SPACE_MARK))
+
+    def _plain_ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 

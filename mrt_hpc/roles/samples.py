@@ -12,7 +12,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -153,11 +153,11 @@ class SampleMaker:
 
     def _mrt_star(self, group: Group, algorithm: MrtStar) -> list[MaskedTokens]:
         values = [_values(group, r) for r in group.rollouts]
-        selected = select_progressing(
-            [r.reward for r in group.rollouts], values, keep=algorithm.keep, threshold=algorithm.threshold
-        )
-        found = [self._cut(group, group.rollouts[s.index], s.boundary) for s in selected]
-        return [m for m in found if m is not None]
+        rewards = [r.reward for r in group.rollouts]
+        ranked = select_progressing(rewards, values, keep=None, threshold=algorithm.threshold)
+        found = (self._cut(group, group.rollouts[s.index], s.boundary) for s in ranked)
+        # One that no branch can close makes room for the next.
+        return list(islice((m for m in found if m is not None), algorithm.keep))
 
     def _trace(self, rollout: Rollout) -> MaskedTokens:
         return mask_suffix(_name(rollout), rollout.prompt_ids, [], rollout.token_ids)

@@ -140,6 +140,8 @@ class GroupStatistics:
     """Prompt tokens of branches and looks: problem, prefix and forced text."""
     cached_tokens: int
     """How many of these came from the server's prefix cache."""
+    prefilled_tokens: int
+    """Prompt tokens that were in no prefix cache: of the rollouts, the branches and the looks."""
     seconds: dict[str, float]
     """Wall time of the task that sampled it, from its last look at the previous iteration to the moment this group was
     finished, by phase: waiting, loading, generation (branching included), grading.

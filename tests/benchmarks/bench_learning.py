@@ -10,7 +10,7 @@ The first question is the accuracy of `mrt_online` with the best prover against 
 
 - accuracy and normalised regret after the last iteration, against GRPO's;
 - the same at the tokens (traces, branches, collection) that the thriftiest run of a seed has used in all, linearly
-  between evaluations;
+  between evaluations: those generated alone, and with those prefilled that were in no prefix cache;
 - tokens until an accuracy is reached, as a ratio to GRPO's; a run that never reaches it counts as infinite.
 
 Intervals are 95 %, by a bootstrap that draws seeds and problems, paired with GRPO's; beside it a t interval over the
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from learnt import Learnt
+from learnt import Learnt, Spending
 from numpy.typing import NDArray
 
 from mrt_hpc.analysis.plots import Series, compared
@@ -47,6 +47,7 @@ ACCURACIES = (0.6, 0.7, 0.8)
 REGRET_PROVER = r'{type: gold_likelihood, temperature: 1.0, forced_text: "Time is up.\n\n</think>\n\n\\boxed{"}'
 EPISODES = "{markers: [Wait], min_paragraphs: 1, max_episodes: 99}"
 RESAMPLES = 2000
+COLUMNS = ("arm", "seed", "version", "generated", "prefilled", "accuracy", "tokens_per_rollout")
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,27 @@ def over_seeds(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -
 
 def learn(arm: Arm, seed: int, arguments: argparse.Namespace) -> Learnt:
     """What an arm learns with one seed: read, or run to its end."""
-    kept = arguments.into / "runs" / f"{arm.recipe}-{seed}.parquet"
+    kept, made = arguments.into / "runs" / f"{arm.recipe}-{seed}.parquet", settings(arguments)
     if not kept.exists():
-        Learnt.of_run(run(arm, seed, arguments), BENCHMARK).write(kept)
-    return Learnt.read(kept)
+        Learnt.of_run(run(arm, seed, arguments), BENCHMARK, made).write(kept)
+    learnt = Learnt.read(kept)
+    if learnt.made != made:
+        raise SystemExit(f"{kept} was made with {learnt.made}, not with {made}: take another --into")
+    return learnt
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, str]:
+    """What all runs of the study have in common, by the name of the recipe's field."""
+    return {
+        "schedule.iterations": str(arguments.iterations),
+        "schedule.iterations_per_job": str(arguments.iterations),
+        "training.schedule": "constant",
+        "evaluation.every": str(arguments.every),
+        "evaluation.episodes": EPISODES,
+        "evaluation.benchmarks.0.problems.problems": str(arguments.problems),
+        "evaluation.prover": REGRET_PROVER,
+        "evaluation.regret_budgets": str(list(BUDGETS)),
+    }
 
 
 def run(arm: Arm, seed: int, arguments: argparse.Namespace) -> RunLayout:
@@ -109,14 +127,7 @@ def run(arm: Arm, seed: int, arguments: argparse.Namespace) -> RunLayout:
     changes = [
         f"seed={seed}",
         f"model={{type: hugging_face, path: {model}}}",
-        f"schedule.iterations={arguments.iterations}",
-        f"schedule.iterations_per_job={arguments.iterations}",
-        "training.schedule=constant",
-        f"evaluation.every={arguments.every}",
-        f"evaluation.episodes={EPISODES}",
-        f"evaluation.benchmarks.0.problems.problems={arguments.problems}",
-        f"evaluation.prover={REGRET_PROVER}",
-        f"evaluation.regret_budgets={list(BUDGETS)}",
+        *(f"{field}={value}" for field, value in settings(arguments).items()),
     ]
     sets = [word for change in changes for word in ("--set", change)]
     recipe = str(ROOT / "recipes" / "small_world" / f"{arm.recipe}.yaml")
@@ -152,26 +163,21 @@ class Study:
     runs: dict[str, list[Learnt]]
     """[arm][S]"""
 
-    @property
-    def budgets(self) -> list[float]:
-        """[S] for each seed, what its thriftiest run has used in all."""
-        return [min(run.tokens_E[-1] for run in of_seed) for of_seed in zip(*self.runs.values(), strict=True)]
+    def budgets(self, of: Spending) -> list[float]:
+        """[S] for each seed, what its thriftiest run has spent in all."""
+        return [min(run.spent(of)[-1] for run in of_seed) for of_seed in zip(*self.runs.values(), strict=True)]
 
-    def measured(self, measure: Measure, *, equal_tokens: bool) -> dict[str, NDArray[np.float64]]:
-        """[arm][S, P] the measure of each problem, at equal tokens or after the last iteration."""
+    def measured(self, measure: Measure, equal: Spending) -> dict[str, NDArray[np.float64]]:
+        """[arm][S, P] the measure of each problem, when every run of a seed has spent as much."""
+        budgets = self.budgets(equal)
         return {
-            arm: np.array(
-                [
-                    run.at(measure(run), budget) if equal_tokens else measure(run)[-1]
-                    for run, budget in zip(runs, self.budgets, strict=True)
-                ]
-            )
+            arm: np.array([run.at(measure(run), budget, equal) for run, budget in zip(runs, budgets, strict=True)])
             for arm, runs in self.runs.items()
         }
 
-    def lines(self, name: str, measure: Measure, *, equal_tokens: bool) -> list[str]:
+    def lines(self, name: str, measure: Measure, equal: Spending) -> list[str]:
         """Of the Markdown table of one measure."""
-        found, equal = self.measured(measure, equal_tokens=equal_tokens), "tokens" if equal_tokens else "steps"
+        found = self.measured(measure, equal)
         lines = []
         for arm, values_SP in found.items():
             gain, seeds = difference(found[REFERENCE], values_SP), over_seeds(found[REFERENCE], values_SP)
@@ -181,16 +187,17 @@ class Study:
             lines.append(f"| {name} | {equal} | {arm} | {100 * values_SP.mean():.1f} | {told} |")
         return lines
 
-    def ratios(self, accuracy: float) -> list[str]:
+    def ratios(self, accuracy: float, spending: Spending) -> list[str]:
         """Tokens to an accuracy, against the reference's."""
-        of = {arm: np.array([run.tokens_to(accuracy) for run in runs]) for arm, runs in self.runs.items()}
+        of = {arm: np.array([run.spent_to(accuracy, spending) for run in runs]) for arm, runs in self.runs.items()}
         lines = []
         for arm, tokens_S in of.items():
             pairs = zip(tokens_S, of[REFERENCE], strict=True)
             ratios = [t / r if r > 0 else float("nan") for t, r in pairs if np.isfinite(t) or np.isfinite(r)]
             told = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "–"
             reached = f"{np.isfinite(tokens_S).sum()} of {len(tokens_S)}"
-            lines.append(f"| {100 * accuracy:.0f} % | {arm} | {reached} | {np.median(tokens_S):,.0f} | {told} |")
+            median = f"{np.median(tokens_S):,.0f}"
+            lines.append(f"| {100 * accuracy:.0f} % | {spending} | {arm} | {reached} | {median} | {told} |")
         return lines
 
     def markdown(self) -> str:
@@ -199,24 +206,24 @@ class Study:
             "| measure | equal | arm | %, mean | against GRPO, points (95 %) | over seeds (95 %) |",
             "|---|---|---|---:|---:|---:|",
         ]
-        for equal_tokens in (False, True):
+        for equal in Spending:
             for name, measure in MEASURES.items():
-                lines += self.lines(name, measure, equal_tokens=equal_tokens)
-        lines += ["", "| accuracy | arm | reached by | tokens, median | ratio to GRPO, median (range) |"]
-        lines += ["|---:|---|---:|---:|---:|"]
-        for accuracy in ACCURACIES:
-            lines += self.ratios(accuracy)
+                lines += self.lines(name, measure, equal)
+        lines += ["", "| accuracy | counted | arm | reached by | tokens, median | ratio to GRPO, median (range) |"]
+        lines += ["|---:|---|---|---:|---:|---:|"]
+        for spending in (Spending.GENERATED, Spending.ALL):
+            for accuracy in ACCURACIES:
+                lines += self.ratios(accuracy, spending)
         return "\n".join(lines) + "\n"
 
-    def rows(self) -> list[tuple[str, int, int, float, float, float]]:
-        """One for each evaluation: arm, seed, version, tokens, accuracy, trace length."""
+    def rows(self) -> list[tuple[object, ...]]:
+        """One for each evaluation, as named in ``COLUMNS``."""
         return [
-            (arm, seed, version, float(tokens), float(accuracy), float(length))
+            (arm, seed, run.versions_E[e], *(float(measure[e]) for measure in measures))
             for arm, runs in self.runs.items()
             for seed, run in zip(self.seeds, runs, strict=True)
-            for version, tokens, accuracy, length in zip(
-                run.versions_E, run.tokens_E, run.accuracies_EP.mean(axis=1), run.trace_tokens_E, strict=True
-            )
+            for measures in [(run.generated_E, run.prefilled_E, run.accuracies_EP.mean(axis=1), run.trace_tokens_E)]
+            for e in range(len(run.versions_E))
         ]
 
     def curves(self) -> list[Series]:
@@ -224,7 +231,7 @@ class Study:
         lines = []
         for arm, runs in self.runs.items():
             accuracy = np.array([run.accuracies_EP.mean(axis=1) for run in runs])
-            tokens = np.mean([run.tokens_E for run in runs], axis=0) / 1e6
+            tokens = np.mean([run.spent(Spending.ALL) for run in runs], axis=0) / 1e6
             mean, low, high = accuracy.mean(axis=0), accuracy.min(axis=0), accuracy.max(axis=0)
             lines.append(Series(arm, tuple(tokens), tuple(mean), tuple(low), tuple(high)))
         return lines
@@ -253,9 +260,15 @@ def main() -> None:
     (into / "table.md").write_text(study.markdown())
     with (into / "evaluations.csv").open("w", newline="") as stream:
         writer = csv.writer(stream)
-        writer.writerow(["arm", "seed", "version", "tokens", "accuracy", "tokens_per_rollout"])
+        writer.writerow(COLUMNS)
         writer.writerows(study.rows())
-    compared(into / "accuracy.png", "Accuracy by tokens", "generated tokens, millions", "pass@1", study.curves())
+    compared(
+        into / "accuracy.png",
+        "Accuracy by tokens",
+        "tokens generated and prefilled, millions",
+        "pass@1",
+        study.curves(),
+    )
     print(study.markdown())
 
 

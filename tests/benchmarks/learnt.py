@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +14,10 @@ import pyarrow.parquet as pq
 from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.report import collected_tokens
 from mrt_hpc.run.atomic import replacing
+from mrt_hpc.run.groups import complete_groups
+from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,14 +30,24 @@ FACTS = b"learnt"
 """The key of what is not of one problem, in the metadata of the file."""
 
 
+class Spending(StrEnum):
+    """What is counted, where runs are compared that have spent as much."""
+
+    STEPS = "optimiser steps"
+    GENERATED = "generated tokens"
+    ALL = "generated and prefilled tokens"
+
+
 @dataclass(frozen=True)
 class Learnt:
     """One run with E evaluations on P problems."""
 
     versions_E: list[int]
     """Evaluated weights versions."""
-    tokens_E: NDArray[np.float64]
-    """Generated before each of them, branches and collection counted."""
+    generated_E: NDArray[np.float64]
+    """Tokens sampled before each of them, branches and collection counted."""
+    prefilled_E: NDArray[np.float64]
+    """Prompt tokens before each of them that were in no prefix cache: of rollouts, branches and looks."""
     trace_tokens_E: NDArray[np.float64]
     """Mean length of an evaluated trace with its answer."""
     problems_P: list[str]
@@ -42,31 +55,39 @@ class Learnt:
     regrets_EP: dict[int, NDArray[np.float64]]
     """Normalised, by budget in tokens."""
 
+    made: dict[str, str]
+    """How the run was made, by setting: what is compared was made alike."""
+
     @classmethod
-    def of_run(cls, layout: RunLayout, benchmark: str) -> Learnt:
+    def of_run(cls, layout: RunLayout, benchmark: str, made: dict[str, str]) -> Learnt:
         """Of a finished run.
 
         Raises:
             FileNotFoundError: it is not finished.
         """
         versions = evaluated_versions(read_recipe_lock(layout.recipe_lock))
+        generated, prefilled = spent_before(layout, versions)
         found = [EvaluationSummary.read(layout.evaluation_summary(v, benchmark)) for v in versions]
         problems = sorted(found[0].per_problem)
         return cls(
             versions,
-            collected_tokens(layout) + tokens_before(layout, versions),
+            generated,
+            prefilled,
             np.array([e.tokens_per_rollout for e in found], dtype=np.float64),
             problems,
             np.array([[e.per_problem[p] for p in problems] for e in found]),
             {budget: np.array([[e.regret[budget][p] for p in problems] for e in found]) for budget in found[0].regret},
+            made,
         )
 
     def write(self, path: Path) -> None:
         """One column a measure, one row a problem: lists over evaluations."""
         facts = {
             "versions": self.versions_E,
-            "tokens": self.tokens_E.tolist(),
+            "generated": self.generated_E.tolist(),
+            "prefilled": self.prefilled_E.tolist(),
             "trace_tokens": self.trace_tokens_E.tolist(),
+            "made": self.made,
         }
         columns: dict[str, object] = {"problem": self.problems_P, "accuracy": rows(self.accuracies_EP)}
         columns |= {f"regret_{budget}": rows(regrets) for budget, regrets in self.regrets_EP.items()}
@@ -86,40 +107,57 @@ class Learnt:
 
         return cls(
             facts["versions"],
-            np.array(facts["tokens"]),
+            np.array(facts["generated"]),
+            np.array(facts["prefilled"]),
             np.array(facts["trace_tokens"]),
             table.column("problem").to_pylist(),
             measure("accuracy"),
             {budget: measure(f"regret_{budget}") for budget in budgets},
+            facts["made"],
         )
 
-    def at(self, measures_EP: NDArray[np.float64], tokens: float) -> NDArray[np.float64]:
-        """[P] a measure after so many tokens, linearly between evaluations."""
-        place = np.interp(tokens, self.tokens_E, np.arange(len(self.tokens_E)))
-        below = min(int(place), len(self.tokens_E) - 2)
+    def spent(self, of: Spending) -> NDArray[np.float64]:
+        """[E] what each evaluated version had cost."""
+        if of is Spending.STEPS:
+            return np.array(self.versions_E, dtype=np.float64)
+        return self.generated_E if of is Spending.GENERATED else self.generated_E + self.prefilled_E
+
+    def at(self, measures_EP: NDArray[np.float64], budget: float, of: Spending) -> NDArray[np.float64]:
+        """[P] a measure when so much was spent, linearly between evaluations."""
+        spent_E = self.spent(of)
+        place = np.interp(budget, spent_E, np.arange(len(spent_E)))
+        below = min(int(place), len(spent_E) - 2)
         share = place - below
         return (1 - share) * measures_EP[below] + share * measures_EP[below + 1]
 
-    def tokens_to(self, accuracy: float) -> float:
-        """Tokens until the accuracy is reached, linearly between evaluations of which the best so far counts.
+    def spent_to(self, accuracy: float, of: Spending) -> float:
+        """What it costs to reach an accuracy, linearly between evaluations of which the best so far counts.
 
         Infinite where it never is.
         """
-        best_E = np.maximum.accumulate(self.accuracies_EP.mean(axis=1))
+        best_E, spent_E = np.maximum.accumulate(self.accuracies_EP.mean(axis=1)), self.spent(of)
         if best_E[-1] < accuracy:
             return float("inf")
         at = int(np.argmax(best_E >= accuracy))
         if at == 0:
-            return float(self.tokens_E[0])
+            return float(spent_E[0])
         share = (accuracy - best_E[at - 1]) / (best_E[at] - best_E[at - 1])
-        return float(self.tokens_E[at - 1] + share * (self.tokens_E[at] - self.tokens_E[at - 1]))
+        return float(spent_E[at - 1] + share * (spent_E[at] - spent_E[at - 1]))
 
 
-def tokens_before(layout: RunLayout, versions: list[int]) -> NDArray[np.float64]:
-    """Generated in all iterations before each weights version."""
+def spent_before(layout: RunLayout, versions: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Tokens generated and prefilled before each weights version, the collection of version 0 counted."""
+    groups = layout.groups(COLLECTION)
+    costs = [read_manifest(layout.group(COLLECTION, p)).about["statistics"] for p in complete_groups(groups)]
     iterations = [IterationMetrics.read(layout.metrics(i)) for i in range(versions[-1])]
-    each = [float(m.generated_tokens or 0) for m in iterations]
-    return np.concatenate([[0.0], np.cumsum(each)])[versions]
+    generated = [sum(c["rollout_tokens"] + c["branch_tokens"] for c in costs)]
+    prefilled = [sum(c["prefilled_tokens"] for c in costs)]
+    generated += [m.generated_tokens or 0 for m in iterations]
+    prefilled += [m.prefilled_tokens or 0 for m in iterations]
+    return (
+        np.cumsum(generated, dtype=np.float64)[versions],
+        np.cumsum(prefilled, dtype=np.float64)[versions],
+    )
 
 
 def rows(measures_EP: NDArray[np.float64]) -> list[list[float]]:

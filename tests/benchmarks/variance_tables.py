@@ -120,7 +120,7 @@ class Row:
     ranks: float
     """Spearman's, of estimated with true progress."""
     ratio: Estimate
-    """The error against the reference's, both times all tokens."""
+    """The error against the reference's, had it spent as many tokens as that."""
     ratio_generated: Estimate
     """The same with the tokens that were generated alone."""
 
@@ -171,8 +171,13 @@ def measure(name: str, runs: Sequence[Measured], reference: Sequence[Measured], 
     of_reference = mean(run.generated for run in reference), mean(run.prefilled for run in reference)
 
     def ratio(tokens: float) -> Estimate:
-        """An error falls as one over the tokens, as the rows of one prover show."""
-        return resampled(mine, lambda drawn: error_of(mine, drawn) * tokens / error_of(its, drawn))
+        """Noise falls as one over the tokens, as the rows of one prover show; what repeats agree in does not."""
+
+        def scaled(drawn: Sequence[str]) -> float:
+            noise, both = error_of(own, drawn), error_of(mine, drawn)
+            return (noise * tokens + max(0.0, both - noise)) / error_of(its, drawn)
+
+        return resampled(mine, scaled)
 
     return Row(
         name,

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mrt_hpc.inference.tokens import TokenBytes, token_pieces
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.schema import Prompt
+from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.world.tokenizer import build_tokenizer
 
 CORPUS = [
@@ -32,13 +34,14 @@ def byte_level() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False)
 
 
-def sentencepiece() -> PreTrainedTokenizerFast:
-    """As Llama 2's: visible spaces, and bytes for what the vocabulary lacks."""
+def sentencepiece(*, prepends: bool = False) -> PreTrainedTokenizerFast:
+    """As Llama 2's: visible spaces, and bytes for what the vocabulary lacks. One of them ``prepends`` a space."""
     words = ["▁", "▁Wait", "▁let", "é", ",", ":", "數", *"abcdefghijklmnopqrstuvwxyz"]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words]
     vocab = {piece: i for i, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    space = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), space]) if prepends else space
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False
@@ -94,3 +97,11 @@ def _is_text(piece: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+@pytest.mark.parametrize("name", [*TOKENIZERS, "prepends"])
+@pytest.mark.parametrize("text", ["7", " 7", "\n\n</think>\n\nab", "x"])
+def test_a_text_that_goes_on_gets_no_space_of_the_tokenizers_own(name: str, text: str) -> None:
+    tokenizer = sentencepiece(prepends=True) if name == "prepends" else TOKENIZERS[name]
+    prompter = Prompter(tokenizer, Prompt(), (0,))
+    assert b"".join(token_pieces(tokenizer, prompter.ids(text))) == text.encode()

@@ -200,6 +200,20 @@ def test_boundaries_that_are_more_open_than_usual_get_more_than_their_share() ->
     assert planner.counts(np.array([0.0, 1.0, 2.0]), np.full(3, 0.9), planner.usual).tolist() == [0, 4, 5]
 
 
+def test_the_planner_does_not_starve_a_boundary_whose_first_token_is_certain() -> None:
+    planner = Planner(2.0, least_spread=0.25)
+    # a quarter of the usual spread: half a branch on average, which this random number rounds up
+    assert planner.counts(np.array([0.0, 1.0]), np.array([0.4, 0.4]), usual=1.0).tolist() == [1, 2]
+
+
+def test_the_planner_keeps_its_budget_while_answers_become_certain() -> None:
+    planner, rng = Planner(1.0, memory=200.0), np.random.default_rng(0)
+    spent = []
+    for spread in np.linspace(0.8, 0.2, 300):
+        spent.append(planner.counts(np.full(10, spread), rng.random(10), planner.usual).mean())
+    assert np.mean(spent[-50:]) == pytest.approx(1.0, abs=0.25)
+
+
 def test_a_candidate_with_an_open_brace_or_the_end_of_the_text_is_none() -> None:
     prover = LookingAhead(Branches(fork(Policy()), CLOSING, 7, 0.0001), 8, Experience(1))
     looks = [look for n in range(20) for b in asyncio.run(prover.value(trace(n))).branches for look in b.looks]

@@ -43,8 +43,9 @@ CHANGES = (
 )
 TRAINER, INFERENCE, ATTEMPT = "segment-000.trainer", "segment-000.inference", "a.0"
 NOTHING = GroupStatistics(
-    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, seconds={}
-)
+    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, prefilled_tokens=0,
+    seconds={},
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ def test_progress_is_normalised_over_all_episodes_of_the_batch() -> None:
 
 def test_progress_without_spread_says_nothing() -> None:
     assert normalise([np.array([0.3, 0.3])])[0].tolist() == [0.0, 0.0]
+    assert normalise([np.full(3, 0.1)])[0].tolist() == [0.0] * 3  # whose mean rounds to another number
 
 
 def test_progress_is_spread_over_the_tokens_of_its_episode_and_not_over_the_answer() -> None:

@@ -99,7 +99,7 @@ def test_a_version_published_again_while_the_damaged_one_was_read_stays(
     assert (path / "model.safetensors").read_bytes() == b"weights"
 
 
-NOTHING = Sampled(rollouts=[], statistics=GroupStatistics(0, 0, 0, 0, 0, 0, {}))
+NOTHING = Sampled(rollouts=[], statistics=GroupStatistics(0, 0, 0, 0, 0, 0, 0, {}))
 
 
 def evaluations(layout: RunLayout) -> list[UnitEvaluation]:

@@ -28,8 +28,9 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 GROUPS, ITERATIONS = 10, 3
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
 NOTHING = GroupStatistics(
-    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, seconds={}
-)
+    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, prefilled_tokens=0,
+    seconds={},
+)  # fmt: skip
 
 
 @pytest.fixture

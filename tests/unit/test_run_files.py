@@ -47,7 +47,7 @@ def branch() -> Branch:
     )  # fmt: skip
 
 
-COST = GroupStatistics(1, 1, 2, 1, 8, 0, {"generation": 1.5})
+COST = GroupStatistics(1, 1, 2, 1, 8, 0, 10, {"generation": 1.5})
 VALUE = PrefixValue(
     iteration=3, problem_id="p", sample=0, boundary=1, value=0.5, variance=0.0625, progress_variance=0.03125,
     branches=1, baseline=0.25,
