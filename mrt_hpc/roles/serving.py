@@ -112,7 +112,7 @@ def running_server(
     key = (task.layout.secrets / "server_key").read_text()
     log_file, version = task.log(name), weights.version
     with VllmServer(settings, log_file, weights_version=version, key=key, while_starting=while_starting) as server:
-        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, pid=server.pid)
+        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
         yield server
 
 
@@ -121,7 +121,7 @@ async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationC
     """A client of the server, which is started again when it dies or hangs, for the length of the block."""
 
     def started_again() -> None:
-        task.events.emit(EventKind.SERVER_RESTARTED, version=server.weights_version, pid=server.pid)
+        task.events.emit(EventKind.SERVER_RESTARTED, version=server.weights_version, server_pid=server.pid)
 
     async def revive() -> None:
         if await asyncio.to_thread(server.restart_if_dead):

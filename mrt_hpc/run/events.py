@@ -73,8 +73,12 @@ class EventLog:
 
         Raises:
             UserError: the disk stayed full.
+            ValueError: a field would hide when or by whom it was emitted.
         """
-        line = {"time": time.time(), "kind": kind.value, "host": socket.gethostname(), "pid": os.getpid(), **fields}
+        emitter = {"time": time.time(), "kind": kind.value, "host": socket.gethostname(), "pid": os.getpid()}
+        if taken := emitter.keys() & fields.keys():
+            raise ValueError(f"event {kind.value}: {sorted(taken)} tell of its emitter")
+        line = {**emitter, **fields}
         text = json.dumps(line).encode() + b"\n"
         patiently(lambda: self._append(text), "an event", self.patience)
 

@@ -227,24 +227,36 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--kinds", nargs="+", choices=[k.name for k in FaultKind])
     parser.add_argument("--slurm", choices=sorted(CLUSTERS), help="on a one-host cluster that preempts by this")
-    parser.add_argument("--scenes", action="store_true", help="each fault against each role at each phase, on Slurm")
+    parser.add_argument(
+        "--scenes",
+        nargs="*",
+        metavar="WORDS",
+        help="each fault against each role at each phase, on Slurm; or those named",
+    )
     parser.add_argument("--set", action="append", default=[], help="a further change of the recipe")
     parser.add_argument("--keep", type=Path, help="where to copy run directories with violations")
     arguments = parser.parse_args()
     kinds = [FaultKind[name] for name in arguments.kinds or ()]
     outcomes: list[Outcome] = []
-    pending = scenes() if arguments.scenes else []
+    pending = named_scenes(arguments.scenes)
     for seed in arguments.seed:
         with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run, kept(arguments.keep, seed, run, outcomes):
             possible_ones = kinds or possible(slurm=arguments.slurm is not None, disk=disk is not None)
             outcomes.append(
                 run_through_scenes(seed, pending, run)
-                if arguments.scenes
+                if arguments.scenes is not None
                 else run_under_faults(seed, arguments.faults, possible_ones, run)
             )
             tell(outcomes)
     print(*(f"not played: {scene}" for scene in pending), sep="\n")
     return not all(map(is_good, outcomes))
+
+
+def named_scenes(words: Sequence[str] | None) -> list[Scene]:
+    """Those whose names hold one of the words; all where there is no word, none where scenes were not asked for."""
+    if words is None:
+        return []
+    return [scene for scene in scenes() if not words or any(word in str(scene) for word in words)]
 
 
 def is_good(outcome: Outcome) -> bool:

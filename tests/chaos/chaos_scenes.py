@@ -123,7 +123,7 @@ def _starting(role: str, layout: RunLayout) -> bool:
 def _sampling(role: str, layout: RunLayout) -> bool:
     """An attempt of the role has a server, and has something under way."""
     over = {EventKind.TASK_ENDED, *((EventKind.SHARD_COMMITTED,) if role == "evaluation" else ())}
-    serving = [said for said in _attempts(role, layout) if EventKind.SERVER_STARTED in said and over.isdisjoint(said)]
+    serving = [said for said in attempts(role, layout) if EventKind.SERVER_STARTED in said and over.isdisjoint(said)]
     return bool(serving) and (role == "evaluation" or bool(_leased(layout)))
 
 
@@ -152,10 +152,10 @@ def _leased(layout: RunLayout) -> set[str]:
 
 def _of_newest_attempt(role: str, layout: RunLayout) -> list[str]:
     """Kinds of the events of the attempt that started last."""
-    return next(reversed(_attempts(role, layout)), [])
+    return next(reversed(attempts(role, layout)), [])
 
 
-def _attempts(role: str, layout: RunLayout) -> list[list[str]]:
+def attempts(role: str, layout: RunLayout) -> list[list[str]]:
     """Kinds of the events of each attempt at a task of the role, in the order in which they started."""
     said: dict[int, list[str]] = {}
     for event in read_events(layout.events):

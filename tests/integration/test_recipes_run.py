@@ -132,6 +132,16 @@ def test_looking_ahead_spends_its_branches_where_answers_are_open(run: Callable[
     assert any(b.look_ahead != 0.0 for b in branches)
 
 
+def test_the_variance_that_progress_reached_is_told(run: Callable[[str], RunLayout]) -> None:
+    uniform, planned = metrics(run("mrt_online")), metrics(run("mrt_online_look_ahead"))
+    assert all(m.progress_error and m.progress_error_share == 1.0 for m in uniform)
+    assert all(m.progress_error_share and 0.0 < m.progress_error_share < 1.0 for m in planned)
+    noise = [np.mean([m.progress_error or 0.0 for m in of]) for of in (uniform, planned)]
+    assert 0.0 < noise[1] < noise[0]
+    assert "error of progress" in run("mrt_online").report.read_text()
+    assert all(m.prefilled_tokens for m in uniform)
+
+
 def test_a_length_curriculum_limits_each_iteration(run: Callable[[str], RunLayout]) -> None:
     layout = run("length_curriculum")
     longest = [max(len(r.token_ids) for g in groups(layout, i) for r in g.rollouts) for i in range(ITERATIONS)]
