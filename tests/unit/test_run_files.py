@@ -203,6 +203,11 @@ def test_events_of_all_processes_are_read_in_order_and_a_torn_line_is_passed_ove
     assert read_events(tmp_path, EventKind.PUBLISHED)[0]["version"] == 2
 
 
+def test_no_field_of_an_event_hides_who_emitted_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="pid"):
+        EventLog(tmp_path / "a.jsonl").emit(EventKind.SERVER_STARTED, pid=7)
+
+
 def test_an_event_that_a_full_disk_cuts_short_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = os.write
     room = [10, 0]
