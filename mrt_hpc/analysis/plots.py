@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -16,7 +15,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from mrt_hpc.analysis.model import Phase
 from mrt_hpc.run.atomic import replacing
@@ -176,8 +175,17 @@ def compared(
         for series, colour, marker in _styled(lines):
             _line(axes, series, colour, marker)
         if logarithmic:
-            axes.set(xscale="log", yscale="log")
+            _logarithmic(axes)
         _legend(axes, len(lines))
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Both axes, with plain numbers that do not run into each other."""
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 @contextmanager
@@ -220,7 +228,10 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
 
 
 def _styled(series: Sequence[Series]) -> Iterator[tuple[Series, str, str]]:
-    yield from zip(series, cycle(COLOURS), cycle(MARKERS), strict=False)
+    """A colour and a marker each; where colours come again, they come with other markers."""
+    for index, one in enumerate(series):
+        again, colour = divmod(index, len(COLOURS))
+        yield one, COLOURS[colour], MARKERS[(colour + 3 * again) % len(MARKERS)]
 
 
 def _width(series: Sequence[Series]) -> float:

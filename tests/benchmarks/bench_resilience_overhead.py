@@ -113,11 +113,14 @@ def main() -> None:
     """Print the ratio of the wall times with and without."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=30)
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--keep", type=Path, help="an empty folder in which the run is kept")
+    arguments = parser.parse_args()
+    pairs, iterations = arguments.pairs, WARM_UP + 2 * arguments.pairs
     with tempfile.TemporaryDirectory() as folder:
-        iterations = WARM_UP + 2 * pairs
-        run(Path(folder), iterations)
-        seconds = walls(Path(folder) / "run", iterations)
+        root = arguments.keep or Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        run(root, iterations)
+        seconds = walls(root / "run", iterations)
     both = {
         without: [s for i, s in enumerate(seconds) if i >= WARM_UP and goes_without(i) is without]
         for without in (False, True)
@@ -126,6 +129,9 @@ def main() -> None:
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(2000))
     print(f"{pairs} pairs: {statistics.mean(both[False]):.3f} s with, {statistics.mean(both[True]):.3f} s without")
+    for without, wall in both.items():
+        slowest = ", ".join(f"{s:.1f}" for s in sorted(wall)[-5:])
+        print(f"{'without' if without else 'with'}: median {statistics.median(wall):.3f} s, the slowest {slowest} s")
     print(f"ratio of the sums {sum(both[False]) / sum(both[True]):.3f}, median of the pairs' ratios "
           f"{statistics.median(ratios):.3f} (95 %: {medians[50]:.3f} to {medians[-51]:.3f})")  # fmt: skip
 

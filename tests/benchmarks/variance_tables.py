@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from mrt_hpc.run.atomic import replacing, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -244,21 +245,45 @@ def told(estimate: Estimate, digits: int) -> str:
 def write(rows: Sequence[Row], heading: str, into: Path) -> None:
     """The table as Markdown and CSV, and the figure."""
     write_text(into / "table.md", f"{heading}\n\n{table(rows)}\n")
-    with replacing(into / "table.csv") as path, path.open("w", newline="") as stream:
+    write_rows(rows, into / "table.csv")
+    draw(rows, into / "error.png")
+
+
+PLAIN = ("generated", "prefilled", "told", "bias", "correlation", "ranks")
+ESTIMATES = ("error", "own", "ratio", "ratio_generated")
+ENDS = ("", "_low", "_high")
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """As CSV; estimates take three columns."""
+    with replacing(path) as temporary, temporary.open("w", newline="") as stream:
         writer = csv.writer(stream)
-        names = ("error", "own", "ratio", "ratio_generated")
-        plain = ("name", "generated", "prefilled", "told", "bias", "correlation", "ranks")
-        writer.writerow([*plain, *(f"{n}{end}" for n in names for end in ("", "_low", "_high"))])
+        writer.writerow(["name", *PLAIN, *(f"{name}{end}" for name in ESTIMATES for end in ENDS)])
         for row in rows:
-            estimates = [getattr(row, n) for n in names]
-            writer.writerow(
-                [*(getattr(row, n) for n in plain), *(x for e in estimates for x in (e.mean, e.low, e.high))]
-            )
+            estimates = [getattr(row, name) for name in ESTIMATES]
+            with_ends = [number for e in estimates for number in (e.mean, e.low, e.high)]
+            writer.writerow([row.name, *(getattr(row, name) for name in PLAIN), *with_ends])
+
+
+def read_rows(path: Path) -> list[Row]:
+    """What ``write_rows`` wrote."""
+    with path.open(newline="") as stream:
+        return [_row(line) for line in csv.DictReader(stream)]
+
+
+def _row(line: dict[str, str]) -> Row:
+    fields: dict[str, Any] = {name: float(line[name]) for name in PLAIN}
+    fields |= {name: Estimate(*(float(line[f"{name}{end}"]) for end in ENDS)) for name in ESTIMATES}
+    return Row(line["name"], **fields)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Error against tokens, a line a prover."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         lines.setdefault(row.name.partition(", G")[0], []).append(row)
     compared(
-        into / "error.png",
+        path,
         "Error of progress by what it costs",
         "tokens a boundary, generated and prefilled",
         "mean squared error",
@@ -291,3 +316,8 @@ def series(name: str, rows: Sequence[Row]) -> Series:
         shown(r.error.low for r in rows),
         shown(r.error.high for r in rows),
     )
+
+
+if __name__ == "__main__":
+    for folder in map(Path, sys.argv[1:]):  # draws the figures of tables again
+        draw(read_rows(folder / "table.csv"), folder / "error.png")
