@@ -63,7 +63,7 @@ ARMS = (
     Arm(REFERENCE, "grpo"),
     Arm("mrt", "mrt"),
     Arm("mrt_online, forced_answer G = 4", "mrt_online"),
-    Arm("mrt_online, look_ahead, common seeds, planner", "mrt_online_look_ahead"),
+    Arm("mrt_online, look_ahead", "mrt_online_look_ahead"),
     Arm("length_penalty", "length_penalty"),
 )
 

@@ -230,7 +230,8 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---:|---:|---|---:|---:|---:|---:|---:|---|---|",
     ]
     lines += [
-        f"| {r.name} | {r.generated:.1f} | {r.prefilled:.1f} | {told(r.error, 4)} | {r.own.mean:.4f} | {r.told:.4f} "
+        f"| {r.name} | {r.generated:.1f} | {r.prefilled:.1f} | {told(r.error, 4)} "
+        f"| {short(r.own.mean, 4)} | {short(r.told, 4)} "
         f"| {r.bias:+.3f} | {r.correlation:.2f} | {r.ranks:.2f} | {told(r.ratio, 3)} | {told(r.ratio_generated, 3)} |"
         for r in rows
     ]
@@ -239,7 +240,12 @@ def table(rows: Sequence[Row]) -> str:
 
 def told(estimate: Estimate, digits: int) -> str:
     """With its interval."""
-    return f"{estimate.mean:.{digits}f} ({estimate.low:.{digits}f} to {estimate.high:.{digits}f})"
+    return f"{short(estimate.mean, digits)} ({short(estimate.low, digits)} to {short(estimate.high, digits)})"
+
+
+def short(number: float, digits: int) -> str:
+    """To so many decimals, or its order where these were all zero."""
+    return f"{number:.0e}" if 0 < abs(number) < 0.5 * 10**-digits else f"{number:.{digits}f}"
 
 
 def write(rows: Sequence[Row], heading: str, into: Path) -> None:
@@ -319,5 +325,5 @@ def series(name: str, rows: Sequence[Row]) -> Series:
 
 
 if __name__ == "__main__":
-    for folder in map(Path, sys.argv[1:]):  # draws the figures of tables again
-        draw(read_rows(folder / "table.csv"), folder / "error.png")
+    for folder in map(Path, sys.argv[1:]):  # makes tables and figures again from what was measured
+        write(read_rows(folder / "table.csv"), (folder / "table.md").read_text().partition("\n")[0], folder)
