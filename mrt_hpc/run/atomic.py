@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TEMPORARY_MARK = ".tmp-"
 """In the name of every unfinished file or directory: readers pass over such names."""
+SYNCS_AT_ONCE = 16
+"""Files of one directory that are forced to the disk side by side."""
 
 
 def is_temporary(path: Path) -> bool:
@@ -121,11 +124,7 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
 
 def commit_directory(temporary: Path, path: Path) -> bool:
     """Make a finished directory appear as ``path``; False (and it is removed) when another was first."""
-    for file in sorted(temporary.rglob("*")):
-        if file.is_file():
-            sync_file(file)
-    for directory in [*(d for d in temporary.rglob("*") if d.is_dir()), temporary]:
-        sync_directory(directory)
+    _sync_tree(temporary)
     identity = temporary.stat().st_ino
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
@@ -137,6 +136,16 @@ def commit_directory(temporary: Path, path: Path) -> bool:
             return False
     patiently(lambda: sync_directory(path.parent), f"syncing {path.parent}")  # what is committed is not written anew
     return True
+
+
+def _sync_tree(directory: Path) -> None:
+    """Force a directory with all that is in it to the disk: all at once, as a journal's one commit serves many who wait
+    for it, and a parallel filesystem's servers work side by side.
+    """
+    paths = [directory, *(p for p in directory.rglob("*") if p.is_file() or p.is_dir())]
+    with ThreadPoolExecutor(min(len(paths), SYNCS_AT_ONCE)) as pool:
+        for _ in pool.map(sync_file, paths):  # raises what a sync raised
+            pass
 
 
 def sync_file(path: Path) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,9 +24,6 @@ from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupSt
 from mrt_hpc.run.shards import read_records, write_records
 from mrt_hpc.run.tasks import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
 from mrt_hpc.run.weights import prune, publish, published_versions
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def rollout(sample: int = 0, text: str = "x") -> Rollout:
@@ -91,6 +88,54 @@ def test_the_first_directory_wins_and_the_late_one_is_removed(tmp_path: Path) ->
         assert commit_directory(temporary, tmp_path / "d") is (content == "first")
     assert (tmp_path / "d" / "f").read_text() == "first"
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+def tree_to_commit(path: Path) -> Path:
+    temporary = temporary_sibling(path)
+    (temporary / "sub").mkdir(parents=True)
+    for name in ("a", "b", "sub/c"):
+        (temporary / name).write_text(name)
+    return temporary
+
+
+def opened(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+def test_what_takes_its_place_is_on_the_disk_before_and_its_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "d"
+    temporary, fsync, synced = tree_to_commit(place), os.fsync, []
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((opened(descriptor), place.exists()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert commit_directory(temporary, place)
+    before = [temporary, *(temporary / name for name in ("a", "b", "sub", "sub/c"))]
+    assert sorted(synced[:-1]) == sorted((path, False) for path in before)
+    assert synced[-1] == (tmp_path, True)
+    synced.clear()
+    write_json(tmp_path / "f.json", {})
+    (content, _), (name, _) = synced
+    assert is_temporary(content)
+    assert name == tmp_path
+
+
+def test_what_cannot_be_forced_to_the_disk_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary, fsync = tree_to_commit(tmp_path / "d"), os.fsync
+
+    def failing(descriptor: int) -> None:
+        if opened(descriptor).match("sub/c"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        commit_directory(temporary, tmp_path / "d")
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_group_comes_back_as_it_was_and_a_late_one_is_dropped(tmp_path: Path) -> None:
