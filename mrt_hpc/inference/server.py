@@ -69,8 +69,8 @@ class ServerSettings:
     block_size: int | None = None
     """Tokens a block of the prefix cache; None for vLLM's own, and for 32 on CPU, where its own of 128 misses most
     prefixes."""
-    cpu_threads: str | None = None
-    """On CPU, the cores to bind to, as in ``0-3``; None for all that this process may use."""
+    cpu_threads: int | None = None
+    """On CPU, how many cores to compute on; None for all that this process may use."""
     seed: int = 0
     start_deadline_s: float = 900.0
     """Seconds until it must answer: a large model may be read from a busy shared filesystem."""
@@ -86,6 +86,25 @@ class ServerSettings:
 def on_cpu() -> bool:
     """Whether vLLM will run without an accelerator here."""
     return not torch.cuda.is_available()
+
+
+def cpu_environment(threads: int | None) -> dict[str, str]:
+    """What tells vLLM where to compute without an accelerator.
+
+    Threads that are bound to cores wait for each other, and so for whoever else works on one of these cores. Where this
+    process may use more cores than it was given, others do work on them, and its threads are left free to give way.
+
+    Args:
+        threads: how many; None for one on each core that this process may use.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    count = min(threads or len(cores), len(cores))
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores) if count == len(cores) else "nobind",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "OMP_NUM_THREADS": str(count),
+        "TORCHDYNAMO_DISABLE": "1",  # else the first sample waits for a C++ compiler, which a node need not have
+    }
 
 
 @dataclass
@@ -320,7 +339,8 @@ class VllmServer:
         return response
 
     def _call(self, method: str, path: str, *, timeout: float, **arguments: Any) -> httpx.Response:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), timeout=timeout) as http:
+        transport = httpx.HTTPTransport(uds=str(self.socket), verify=False)  # no TLS on it: no certificates are read
+        with httpx.Client(transport=transport, timeout=timeout, trust_env=False) as http:
             headers = {"Authorization": f"Bearer {self.key}"}
             return http.request(method, f"http://vllm{path}", headers=headers, **arguments)
 
@@ -343,15 +363,7 @@ class VllmServer:
         }
         if self.settings.noise_by_request:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        return environment | (self._cpu_environment() if on_cpu() else {})
-
-    def _cpu_environment(self) -> dict[str, str]:
-        cores = self.settings.cpu_threads or ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
-        return {
-            "VLLM_CPU_OMP_THREADS_BIND": cores,
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            "TORCHDYNAMO_DISABLE": "1",  # else the first sample waits for a C++ compiler, which a node need not have
-        }
+        return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})
 
     def _arguments(self) -> list[str]:
         settings = self.settings

@@ -103,6 +103,7 @@ def running_server(
         tensor_parallel=max(1, task.job.resources.gpus_per_rank),
         gpu_memory_utilization=serving.gpu_memory_utilization * memory_share,
         kv_cache_gib=serving.kv_cache_gib * memory_share,
+        cpu_threads=task.job.resources.cpus_per_rank,
         seed=task.recipe.seed,
         start_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
@@ -156,7 +157,8 @@ async def restart_when_hung(
     A hung server may still answer, and one that answers nothing for a while may be busy: only work that does not go on
     tells. What work there is the client knows best: the server's own count stands still with its engine.
     """
-    last, since = await asyncio.to_thread(server.tokens_done), time.monotonic()
+    last: int | None = None  # a round that is over before the first look asks nothing
+    since = time.monotonic()
     while True:
         await asyncio.sleep(limit_s / LOOKS_A_STALL)
         now = await asyncio.to_thread(server.tokens_done)

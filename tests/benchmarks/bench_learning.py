@@ -45,6 +45,8 @@ RESULTS = Path(__file__).parent / "results"
 BENCHMARK = "held-out"
 REFERENCE = "grpo"
 BUDGETS = (32, 64, 128, 256)
+SHOWN_BUDGET = 128
+"""Of which the figures show the regret."""
 ACCURACIES = (0.6, 0.7, 0.8)
 REGRET_PROVER = r'{type: gold_likelihood, temperature: 1.0, forced_text: "Time is up.\n\n</think>\n\n\\boxed{"}'
 EPISODES = "{markers: [Wait], min_paragraphs: 1, max_episodes: 99}"
@@ -231,13 +233,13 @@ class Study:
             for e in range(len(run.versions_E))
         ]
 
-    def curves(self) -> list[Series]:
-        """Mean accuracy over seeds by mean tokens, with the range over seeds."""
+    def curves(self, measure: Measure, spending: Spending) -> list[Series]:
+        """Mean over seeds by mean tokens, with the range over seeds."""
         lines = []
         for arm, runs in self.runs.items():
-            accuracy = np.array([run.accuracies_EP.mean(axis=1) for run in runs])
-            tokens = np.mean([run.spent(Spending.ALL) for run in runs], axis=0) / 1e6
-            mean, low, high = accuracy.mean(axis=0), accuracy.min(axis=0), accuracy.max(axis=0)
+            measured = np.array([measure(run).mean(axis=1) for run in runs])
+            tokens = np.mean([run.spent(spending) for run in runs], axis=0) / 1e6
+            mean, low, high = measured.mean(axis=0), measured.min(axis=0), measured.max(axis=0)
             lines.append(Series(arm, tuple(tokens), tuple(mean), tuple(low), tuple(high)))
         return lines
 
@@ -267,13 +269,11 @@ def main() -> None:
         writer = csv.writer(stream)
         writer.writerow(COLUMNS)
         writer.writerows(study.rows())
-    compared(
-        into / "accuracy.png",
-        "Accuracy by tokens",
-        "tokens generated and prefilled, millions",
-        "pass@1",
-        study.curves(),
-    )
+    for name, measure in (("accuracy", "accuracy"), ("regret", f"normalised regret at {SHOWN_BUDGET} tokens")):
+        for spending in (Spending.GENERATED, Spending.ALL):
+            figure = into / f"{name}-by-{spending.name.lower()}.png"
+            title = f"{measure.capitalize()} by tokens"
+            compared(figure, title, f"{spending}, millions", measure, study.curves(MEASURES[measure], spending))
     print(study.markdown())
 
 
