@@ -250,7 +250,7 @@ def points(gain: Estimate) -> str:
 
 
 def main() -> None:
-    """Run what is missing, then write the tables and the figure."""
+    """Run what is missing, then write the tables and the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", default=[arm.recipe for arm in ARMS], help="recipes")
