@@ -192,7 +192,7 @@ def main() -> None:
         switch = () if caching else ("--no-enable-prefix-caching",)
         settings = ServerSettings(
             model, max_model_len=512, dtype="float32", kv_cache_gib=1.0, noise_by_request=True,
-            extra_args=("--enforce-eager", *switch),
+            extra_args=("--enforce-eager", *switch), cpu_threads=load_recipe(RECIPE).resources.inference.cpus,
         )  # fmt: skip
         with VllmServer(settings, arguments.work / f"vllm-{caching}.log") as server:
             lines += asyncio.run(measured(server, model, caching, arguments))

@@ -121,7 +121,7 @@ def test_slots_are_given_out_and_come_back() -> None:
 def test_a_concurrent_pair_must_fit_and_a_sequential_one_need_not() -> None:
     gpus = ("resources.inference.gpus=1", "resources.trainer.gpus=1")
     pair = build_plan(load_recipe(QUICKSTART, gpus), max_array_size=None)
-    assert largest_need(pair) == (4, 2)
+    assert largest_need(pair) == (3, 2)
     one_by_one = ("schedule.coupling=sequential", "schedule.iterations_per_job=1")
     sequential = build_plan(load_recipe(QUICKSTART, (*gpus, *one_by_one)), max_array_size=None)
     assert largest_need(sequential)[1] == 1
