@@ -30,6 +30,7 @@ import torch
 from mrt_hpc.inference.serve import DIRECTORY_VARIABLE, OWNER_VARIABLE
 from mrt_hpc.inference.wire import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.patience import children
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -89,20 +90,18 @@ def on_cpu() -> bool:
 
 
 def cpu_environment(threads: int | None) -> dict[str, str]:
-    """What tells vLLM where to compute without an accelerator.
+    """What tells vLLM how to compute without an accelerator.
 
-    Threads that are bound to cores wait for each other, and so for whoever else works on one of these cores. Where this
-    process may use more cores than it was given, others do work on them, and its threads are left free to give way.
+    Its threads are not bound to cores unless the environment says so: bound ones wait for each other, and so for
+    whoever else works on one of their cores, such as the role whose server it is.
 
     Args:
-        threads: how many; None for one on each core that this process may use.
+        threads: how many, and at most the cores that this process may use; None for as many.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    count = min(threads or len(cores), len(cores))
+    cores = len(os.sched_getaffinity(0))
     return {
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores) if count == len(cores) else "nobind",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "OMP_NUM_THREADS": str(count),
+        "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        "OMP_NUM_THREADS": str(min(threads or cores, cores)),
         "TORCHDYNAMO_DISABLE": "1",  # else the first sample waits for a C++ compiler, which a node need not have
     }
 
@@ -232,7 +231,7 @@ class VllmServer:
             UserError: the directory holds no weights, and the old ones are still served; or the reload failed half-way,
                 and the server was ended: `restart_if_dead` starts it with the weights it had.
         """
-        if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
+        if not (directory / "config.json").is_file() or not children(directory, "*.safetensors"):
             expected = "config.json and *.safetensors"
             raise UserError("no weights to load", where=directory, expected=expected, exit_code=ExitCode.RETRYABLE)
         try:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.run.atomic import creating, is_temporary, write_json
+from mrt_hpc.run.atomic import creating, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
+from mrt_hpc.run.patience import children
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +64,7 @@ def record_submission(layout: RunLayout, job: str, slurm_id: str, site: str) -> 
 
 def submissions(layout: RunLayout) -> list[Submission]:
     """All sbatch calls of the run, the oldest first."""
-    paths = [p for p in layout.jobs.glob("slurm-*.json") if not is_temporary(p)]
+    paths = children(layout.jobs, "slurm-*.json")
     return sorted((Submission(**json.loads(p.read_text())) for p in paths), key=lambda s: s.time)
 
 
@@ -106,7 +107,7 @@ def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
 
 
 def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
-    paths = sorted(p for p in layout.jobs.glob("local-*.json") if not is_temporary(p))
+    paths = children(layout.jobs, "local-*.json")
     if not paths:
         return 0, None
     return int(paths[-1].stem.removeprefix("local-")), LocalProcess(**json.loads(paths[-1].read_text()))

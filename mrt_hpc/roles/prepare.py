@@ -13,6 +13,7 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
+from mrt_hpc.run.patience import children
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
 from mrt_hpc.world.task import Habits
@@ -60,7 +61,7 @@ def check_model_directory(directory: Path) -> None:
         UserError: naming what is missing.
     """
     missing = [name for name in NEEDED if not (directory / name).is_file()]
-    if missing or not list(directory.glob("*.safetensors")):
+    if missing or not children(directory, "*.safetensors"):
         raise UserError(
             f"not a Hugging Face model directory: it lacks {', '.join(missing) or 'safetensors files'}",
             value=str(directory),

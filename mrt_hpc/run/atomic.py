@@ -14,18 +14,18 @@ import shutil
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.run.patience import children, patiently
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 TEMPORARY_MARK = ".tmp-"
 """In the name of every unfinished file or directory: readers pass over such names."""
 SYNCS_AT_ONCE = 16
-"""Files of one directory that are forced to the disk side by side."""
+"""Files and directories of one tree that are forced to the disk side by side."""
 
 
 def is_temporary(path: Path) -> bool:
@@ -125,7 +125,7 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
 def commit_directory(temporary: Path, path: Path) -> bool:
     """Make a finished directory appear as ``path``; False (and it is removed) when another was first."""
     _sync_tree(temporary)
-    identity = temporary.stat().st_ino
+    identity, won = temporary.stat().st_ino, True
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
     except OSError:
@@ -133,19 +133,39 @@ def commit_directory(temporary: Path, path: Path) -> bool:
             raise
         if path.stat().st_ino != identity:  # else a network filesystem answered the second of two sendings
             shutil.rmtree(temporary, ignore_errors=True)
-            return False
-    patiently(lambda: sync_directory(path.parent), f"syncing {path.parent}")  # what is committed is not written anew
-    return True
+            won = False
+    # What is committed is not written anew; and who was first may have died before the name was on the disk.
+    patiently(lambda: sync_directory(path.parent), f"syncing {path.parent}")
+    return won
 
 
 def _sync_tree(directory: Path) -> None:
     """Force a directory with all that is in it to the disk: all at once, as a journal's one commit serves many who wait
     for it, and a parallel filesystem's servers work side by side.
     """
-    paths = [directory, *(p for p in directory.rglob("*") if p.is_file() or p.is_dir())]
-    with ThreadPoolExecutor(min(len(paths), SYNCS_AT_ONCE)) as pool:
-        for _ in pool.map(sync_file, paths):  # raises what a sync raised
+    directories, files = tree(directory)
+    with ThreadPoolExecutor(min(len(directories) + len(files), SYNCS_AT_ONCE)) as pool:
+        for _ in pool.map(sync_file, [*directories, *files]):  # raises what a sync raised
             pass
+
+
+def tree(directory: Path) -> tuple[list[Path], list[Path]]:
+    """A directory with all directories below it, and all files below it; none is passed over.
+
+    Raises:
+        OSError: one cannot be listed. ``Path.rglob`` passes over it in newer Pythons: what it holds would then be
+            neither synced nor in a manifest.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    directories: list[Path] = []
+    files: list[Path] = []
+    for folder, _, names in os.walk(directory, onerror=refuse):
+        directories.append(Path(folder))
+        files += [Path(folder, name) for name in names]
+    return directories, files
 
 
 def sync_file(path: Path) -> None:

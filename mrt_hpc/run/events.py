@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.run.patience import Patience, patiently
+from mrt_hpc.run.patience import Patience, children, patiently
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +100,7 @@ def event_file(directory: Path, job: str, index: int, rank: int, attempt: str) -
 
 def outcomes(directory: Path, job: str, index: int, attempt: str) -> set[str]:
     """How the ranks of an attempt said that they ended."""
-    paths = directory.glob(f"{job}.{index:05d}.*.{attempt}.jsonl")
+    paths = children(directory, f"{job}.{index:05d}.*.{attempt}.jsonl")
     ends = (event for path in paths for event in _events(path) if event["kind"] == EventKind.TASK_ENDED)
     return {str(event.get("outcome")) for event in ends}
 
@@ -112,8 +112,7 @@ def has_progressed(path: Path) -> bool:
 
 def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str, Any]]:
     """All events of a run (of one kind), by time."""
-    paths = sorted(directory.glob("*.jsonl")) if directory.is_dir() else []
-    wanted = [e for path in paths for e in _events(path) if kind is None or e["kind"] == kind]
+    wanted = [e for path in children(directory, "*.jsonl") for e in _events(path) if kind is None or e["kind"] == kind]
     return sorted(wanted, key=lambda e: e["time"])
 
 

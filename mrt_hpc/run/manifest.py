@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import checksum, commit_directory, temporary_sibling, write_json
+from mrt_hpc.run.atomic import checksum, commit_directory, temporary_sibling, tree, write_json
 from mrt_hpc.run.patience import error_number
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
 
 def write_manifest(directory: Path, **about: Any) -> Manifest:
     """Add a manifest of all files in ``directory``; the last thing written before its commit, which syncs it."""
-    names = sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+    names = sorted(p.relative_to(directory).as_posix() for p in tree(directory)[1])
     files = {n: ((directory / n).stat().st_size, checksum(directory / n)) for n in names}
     content = {"about": about, "files": files}
     write_json(directory / MANIFEST, {**content, "seal": _sha256(content)}, durable=False)

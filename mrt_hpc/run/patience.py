@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
@@ -82,16 +83,19 @@ def _wait_for_room(what: str, error: Exception, until: float, patience: Patience
     time.sleep(patience.full_pause_s)
 
 
-def children(directory: Path) -> list[Path]:
-    """What a directory holds, by name; nothing where there is no directory.
+def children(directory: Path, pattern: str = "*") -> list[Path]:
+    """What a directory holds under names of a pattern, by name; nothing where there is no directory.
+
+    Unlike ``Path.glob``, which passes over what it cannot read in newer Pythons, so that all would seem to be gone.
 
     Raises:
         OSError: a fleeting error stayed.
     """
     try:
-        return patiently(lambda: sorted(directory.iterdir()), f"listing {directory}")
+        found = patiently(lambda: sorted(directory.iterdir()), f"listing {directory}")
     except FileNotFoundError:
         return []
+    return [path for path in found if fnmatchcase(path.name, pattern)]
 
 
 def error_number(error: BaseException) -> int | None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.patience import Patience, error_number, patiently
+from mrt_hpc.run.patience import Patience, children, error_number, patiently
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 QUICK = Patience(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleeting_pause_s=0.0001)
 
@@ -78,3 +79,24 @@ def test_other_errors_are_raised_at_once() -> None:
 )
 def test_the_number_is_found_also_where_a_library_has_put_it_into_text(error: Exception, number: int | None) -> None:
     assert error_number(error) == number
+
+
+def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b.json", "a.json", "c.txt"):
+        (tmp_path / name).touch()
+    listed, listdir, scandir = [], os.listdir, os.scandir
+
+    def failing_once(real: Callable[[Path], object]) -> Callable[[Path], object]:
+        def answer(path: Path) -> object:
+            listed.append(path)
+            if len(listed) == 1:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return real(path)
+
+        return answer
+
+    monkeypatch.setattr(os, "listdir", failing_once(listdir))
+    monkeypatch.setattr(os, "scandir", failing_once(scandir))
+    assert [p.name for p in children(tmp_path, "*.json")] == ["a.json", "b.json"]
+    assert len(listed) == 2
+    assert children(tmp_path / "absent") == []

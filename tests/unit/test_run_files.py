@@ -7,6 +7,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -19,11 +20,14 @@ from mrt_hpc.run.events import EventKind, EventLog, read_events
 from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.lineage import set_aside, younger_than
-from mrt_hpc.run.manifest import read_manifest, verify
+from mrt_hpc.run.manifest import read_manifest, verify, write_manifest
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 from mrt_hpc.run.shards import read_records, write_records
 from mrt_hpc.run.tasks import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
 from mrt_hpc.run.weights import prune, publish, published_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def rollout(sample: int = 0, text: str = "x") -> Rollout:
@@ -117,11 +121,52 @@ def test_what_takes_its_place_is_on_the_disk_before_and_its_name_after(
     before = [temporary, *(temporary / name for name in ("a", "b", "sub", "sub/c"))]
     assert sorted(synced[:-1]) == sorted((path, False) for path in before)
     assert synced[-1] == (tmp_path, True)
-    synced.clear()
-    write_json(tmp_path / "f.json", {})
-    (content, _), (name, _) = synced
-    assert is_temporary(content)
-    assert name == tmp_path
+
+
+def test_a_files_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, fsync, synced = tmp_path / "f.json", os.fsync, []
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((opened(descriptor), place.exists()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_json(place, {})
+    (content, named_before), name = synced
+    assert (is_temporary(content), named_before) == (True, False)
+    assert name == (tmp_path, True)
+
+
+def test_who_was_second_forces_the_name_of_the_first_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert commit_directory(tree_to_commit(tmp_path / "d"), tmp_path / "d")
+    late, fsync, synced = tree_to_commit(tmp_path / "d"), os.fsync, []
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(opened(descriptor))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert not commit_directory(late, tmp_path / "d")
+    assert synced[-1] == tmp_path
+
+
+@pytest.mark.parametrize("commit", [lambda t, p: commit_directory(t, p), lambda t, _: write_manifest(t)])
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: Callable[[Path, Path], object]
+) -> None:
+    temporary, scandir = tree_to_commit(tmp_path / "d"), os.scandir
+
+    def failing(path: Path | str) -> object:
+        if Path(path).name == "sub":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        commit(temporary, tmp_path / "d")
+    assert not (tmp_path / "d").exists()
 
 
 def test_what_cannot_be_forced_to_the_disk_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
