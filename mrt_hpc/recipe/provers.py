@@ -24,7 +24,7 @@ class _Prover(Section):
     """A Hugging Face directory of another model that serves as mu, from a server of its own; null is the policy itself.
     """
     memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Of the memory for serving, what the server of another model takes."""
+    """Of the memory for serving, and of the cores without a GPU, what the server of another model takes."""
     model_max_tokens: Positive | None = None
     """Tokens of the longest sequence that the server of another model holds; null is what the policy's holds. A
     tokenizer that cuts the same text into more tokens needs more.

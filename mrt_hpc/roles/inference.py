@@ -108,9 +108,9 @@ def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch)
             yield Equipment(server, None, pool)
             return
         share, fixed = prover.memory_share, Weights(0, "", Path(prover.model))
-        server = stack.enter_context(start(weights, max_model_len, memory_share=1.0 - share))
+        server = stack.enter_context(start(weights, max_model_len, share=1.0 - share))
         length = prover.model_max_tokens or max_model_len
-        mu = stack.enter_context(start(fixed, length, name="vllm-mu", memory_share=share))
+        mu = stack.enter_context(start(fixed, length, name="vllm-mu", share=share))
         yield Equipment(server, mu, pool)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -79,7 +80,7 @@ def running_server(
     max_model_len: int,
     *,
     name: str = "vllm",
-    memory_share: float = 1.0,
+    share: float = 1.0,
     common_seeds: bool = False,
     while_starting: Callable[[], None] | None = None,
 ) -> Iterator[VllmServer]:
@@ -90,31 +91,44 @@ def running_server(
         weights: what it starts with.
         max_model_len: tokens of the longest sequence.
         name: of its log.
-        memory_share: of the memory for serving, what this server takes.
+        share: of the memory for serving and of the task's cores, what this server takes.
         common_seeds: whether samples of equal seeds have to share their random numbers.
         while_starting: called again and again until it answers; raises when nobody needs it any more.
     """
+    settings = server_settings(task, weights.directory, max_model_len, share=share, common_seeds=common_seeds)
+    key = (task.layout.secrets / "server_key").read_text()
+    log_file, version = task.log(name), weights.version
+    with VllmServer(settings, log_file, weights_version=version, key=key, while_starting=while_starting) as server:
+        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
+        yield server
+
+
+def server_settings(
+    task: Task, model_dir: Path, max_model_len: int, *, share: float, common_seeds: bool
+) -> ServerSettings:
+    """The settings of a task's server; the arguments are those of :func:`running_server`."""
     serving = task.recipe.serving
-    settings = ServerSettings(
-        model_dir=weights.directory,
+    return ServerSettings(
+        model_dir=model_dir,
         max_model_len=max_model_len,
         dtype=serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
         tensor_parallel=max(1, task.job.resources.gpus_per_rank),
-        gpu_memory_utilization=serving.gpu_memory_utilization * memory_share,
-        kv_cache_gib=serving.kv_cache_gib * memory_share,
-        cpu_threads=task.job.resources.cpus_per_rank,
+        gpu_memory_utilization=serving.gpu_memory_utilization * share,
+        kv_cache_gib=serving.kv_cache_gib * share,
+        cpu_threads=max(1, round(_threads(task) * share)),
         seed=task.recipe.seed,
         start_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
         noise_by_request=common_seeds,
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
-    key = (task.layout.secrets / "server_key").read_text()
-    log_file, version = task.log(name), weights.version
-    with VllmServer(settings, log_file, weights_version=version, key=key, while_starting=while_starting) as server:
-        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
-        yield server
+
+
+def _threads(task: Task) -> int:
+    """As many as the task has cores, unless its environment says otherwise: there the site has the last word."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(told) if told.isdecimal() else task.job.resources.cpus_per_rank
 
 
 @asynccontextmanager

@@ -212,7 +212,7 @@ def offline_engine(model: Path, log: Path) -> Iterator[Callable[[], float]]:
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     if on_cpu():
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        environment |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": cores}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with (
         log.open("w") as errors,

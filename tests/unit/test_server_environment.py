@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
+from test_task_endings import task
 
 from mrt_hpc.inference.server import cpu_environment
+from mrt_hpc.roles.serving import server_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+@pytest.fixture(autouse=True)
+def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 4})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv(BINDING, raising=False)
+
+
+@pytest.mark.parametrize(("wanted", "count"), [(None, "3"), (2, "2"), (8, "3")])
+def test_threads_are_as_many_as_wanted_and_bound_to_no_core(wanted: int | None, count: str) -> None:
+    environment = cpu_environment(wanted)
+    assert (environment[BINDING], environment["OMP_NUM_THREADS"]) == ("nobind", count)
+
+
+def test_a_site_may_bind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BINDING, "0-2")
+    assert cpu_environment(None)[BINDING] == "0-2"
 
 
 @pytest.mark.parametrize(
-    ("cores", "threads", "bound_to", "count"),
-    [
-        ({4, 0, 2}, None, "0,2,4", "3"),
-        ({0, 2}, 2, "0,2", "2"),
-        ({0, 2}, 8, "0,2", "2"),
-        ({0, 1, 2, 3}, 2, "nobind", "2"),
-    ],
-    ids=["all of them", "its own", "fewer than wished for", "others work there"],
+    ("told", "share", "threads"),
+    [(None, 1.0, 6), (None, 0.5, 3), (None, 0.01, 1), ("2", 1.0, 2), ("4,2", 0.5, 2)],
+    ids=["the task's cores", "half of them", "at least one", "as the site says", "half of what the site says"],
 )
-def test_threads_are_bound_only_to_cores_that_are_the_tasks_own(
-    monkeypatch: pytest.MonkeyPatch, cores: set[int], threads: int | None, bound_to: str, count: str
+def test_a_server_computes_on_its_share_of_the_tasks_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, share: float, threads: int
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    environment = cpu_environment(threads)
-    assert (environment["VLLM_CPU_OMP_THREADS_BIND"], environment["OMP_NUM_THREADS"]) == (bound_to, count)
+    if told is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    one = task(tmp_path)
+    resources = one.job.resources.model_copy(update={"cpus_per_rank": 6})
+    of_six = replace(one, job=one.job.model_copy(update={"resources": resources}))
+    settings = server_settings(of_six, tmp_path, 64, share=share, common_seeds=False)
+    assert settings.cpu_threads == threads
+    assert settings.kv_cache_gib == one.recipe.serving.kv_cache_gib * share
