@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from small_language_model import convert, word_problems
+from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import TRUTH, Measured, Row, Valued, measure, table, write, write_truth
 
 from mrt_hpc.grading.pool import GraderPool
@@ -74,12 +74,12 @@ class Setting:
 SMALL_WORLD = Setting((), partial(problems, Split.HELD_OUT), FORCED_TEXT, 8, 512)
 LANGUAGE_MODEL = Setting(
     (
-        'prompt={thought_start: "", instruction: " Think in a few short steps, with a blank line between them."}',
+        f'prompt={{thought_start: "", instruction: "{INSTRUCTION}"}}',
         'episodes={markers: [""], min_paragraphs: 1, max_episodes: 6}',
         "sampling.max_prompt_tokens=128",
     ),
     word_problems,
-    "\n\nSo the final answer is \\boxed{",
+    "\n\n" + TIME_IS_UP,
     12,
     1024,
 )
@@ -227,6 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forms", type=int, default=1, help="ways of writing an answer")
     parser.add_argument("--gguf", type=Path, help="a language model, in place of the small world's")
+    parser.add_argument("--taught", type=int, default=40, help="steps in which the language model is shown its form")
     parser.add_argument("--problems", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=4, help="traces a problem")
     parser.add_argument("--truth", type=int, default=2000, help="branches a boundary")
@@ -260,7 +261,7 @@ def main() -> None:
 def made_model(path: Path, arguments: argparse.Namespace) -> Path:
     """The model, made where it is not there yet."""
     if not (path / "config.json").exists() and arguments.gguf:
-        convert(arguments.gguf, path)
+        convert(arguments.gguf, path, arguments.taught)
     elif not (path / "config.json").exists():
         warm_start(WarmStartSettings(seed=1, habits=Habits(answer_forms=arguments.forms)), path, print)
     return path
