@@ -161,10 +161,18 @@ def line(name: str, caching: bool, order: str, runs: Sequence[Spent], alone: flo
 
 
 def generation_share(layout: RunLayout) -> float:
-    """What sampling and branching together take of the wall time of a run's iterations."""
-    metrics = [IterationMetrics.read(p) for p in sorted(layout.root.glob("iterations/*/metrics.json"))]
+    """What sampling and branching together take of the wall time of a run's iterations, but for the first, which waits
+    for the server to start.
+    """
+    metrics = [IterationMetrics.read(p) for p in sorted(layout.root.glob("iterations/*/metrics.json"))[1:]]
     generation = sum(m.seconds.get(Phase.GENERATION, 0.0) for m in metrics)
     return generation / sum(m.wall_seconds or 0.0 for m in metrics)
+
+
+def of_an_iteration(layout: RunLayout) -> str:
+    """What is told of a run."""
+    share = generation_share(layout)
+    return f"Sampling and branching together are {100 * share:.0f} % of an iteration's wall time after the first."
 
 
 HEAD = (
@@ -198,10 +206,7 @@ def main() -> None:
             lines += asyncio.run(measured(server, model, caching, arguments))
     table = "\n".join([HEAD, *lines]) + "\n"
     if arguments.run is not None:
-        table += (
-            f"\nSampling and branching together are {100 * generation_share(RunLayout(arguments.run)):.0f} % of an "
-        )
-        table += "iteration's wall time.\n"
+        table += f"\n{of_an_iteration(RunLayout(arguments.run))}\n"
     write_text(arguments.into / "table.md", table)
     print(table)
 
