@@ -115,6 +115,8 @@ class IterationMetrics(Record):
     problems: int | None = None
     rollouts: int | None = None
     branches: int | None = None
+    trained_branches: int | None = None
+    """Those of them that were learnt from."""
     generated_tokens: int | None = None
     """Sampled in this iteration, branches included."""
     prefilled_tokens: int | None = None

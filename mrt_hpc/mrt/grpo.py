@@ -1,4 +1,4 @@
-"""GRPO: the outcome reward, compared within the group of a problem.
+"""GRPO: the outcome reward, compared within the group of a problem; and the comparison with the others of a group.
 
 Left out: the clipped objective itself, which all algorithms share and which lives with the trainer. Here is only the
 advantage.
@@ -41,6 +41,23 @@ def outcome_advantages(
         if divide_by_std:
             advantages[members] /= group.std() + STD_FLOOR
     return advantages
+
+
+def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A_i = r_i less the mean of the others, which does not depend on what i did; a group of one gives 0.
+
+    Args:
+        rewards: [n] of one group.
+
+    Returns:
+        [n]
+
+    Source: Kool et al. (2019); Ahmadian et al. (2024), who call it RLOO.
+    """
+    n = len(rewards)
+    if n < 2:
+        return np.zeros(n)
+    return rewards - (rewards.sum() - rewards) / (n - 1)
 
 
 def group_members(groups: Sequence[Hashable]) -> list[list[int]]:

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mrt_hpc.mrt.grpo import STD_FLOOR
+from mrt_hpc.mrt.grpo import STD_FLOOR, leave_one_out
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -112,11 +111,7 @@ def answer_advantages(group: PrefixGroup) -> NDArray[np.float64]:
 
     Source: the authors' code; left out of its own baseline here.
     """
-    n = len(group.terminated)
-    if n < 2:
-        return np.zeros(n)
-    others = (group.terminated.sum() - group.terminated) / (n - 1)
-    return group.terminated - others
+    return leave_one_out(group.terminated)
 
 
 def stop_advantages(group: PrefixGroup) -> NDArray[np.float64]:

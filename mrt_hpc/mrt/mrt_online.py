@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mrt_hpc.mrt.grpo import outcome_advantages
+from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages
 from mrt_hpc.mrt.progress import normalise, per_token, progress
 
 if TYPE_CHECKING:
@@ -59,6 +59,23 @@ def token_advantages(
     return [
         a + alpha * per_token(gain, t.boundaries, t.tokens) for a, gain, t in zip(outcome, gains, traces, strict=True)
     ]
+
+
+def branch_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Advantages of the branches of one boundary, where mu is the policy itself: each against the others.
+
+    The branches are answers of the policy to its own prefix, drawn and graded for the prefix's value anyway: learning
+    from them too teaches how to answer at any time, which is what V measures. All alike, they tell nothing.
+
+    Args:
+        rewards: [G] of the branches that were asked at one boundary, independent of each other.
+
+    Returns:
+        [G] one advantage a branch, for all of its sampled tokens.
+
+    Source: not in the paper.
+    """
+    return leave_one_out(rewards)
 
 
 def outcome_token_advantages(traces: Sequence[ScoredTrace], *, divide_by_std: bool) -> list[NDArray[np.float64]]:

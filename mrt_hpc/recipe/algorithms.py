@@ -74,6 +74,10 @@ class MrtOnline(_RolloutAlgorithm):
     """Divide the outcome advantage by the group's standard deviation."""
     normalise_progress: bool = False
     """Centre and scale progress over the batch before it is weighted."""
+    train_branches: bool = False
+    """Learn also from the branches, each against the others at its boundary, where some are right and some are wrong.
+    Nothing more is sampled; the trainer computes each as a sequence of its own, prefix included.
+    """
 
 
 class SupervisedAlgorithm(Section):

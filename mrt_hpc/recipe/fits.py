@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, MrtStar, Star
-from mrt_hpc.recipe.provers import Continuation, ForcedAnswer, GoldLikelihood, Majority
+from mrt_hpc.recipe.provers import BoxedAnswer, Continuation, ForcedAnswer, GoldLikelihood, LookAhead, Majority
 from mrt_hpc.recipe.section import misfit
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def algorithm_fits(recipe: Recipe) -> None:
     algorithm = recipe.algorithm
     if isinstance(algorithm, Mrt):
         _mrt_fits(recipe, algorithm)
+    if isinstance(algorithm, MrtOnline) and algorithm.train_branches:
+        _branches_fit(recipe)
     if isinstance(algorithm, Backtracking):
         _backtracking_fits(recipe, algorithm)
     if isinstance(algorithm, Star | MrtStar) and (algorithm.keep or 0) > recipe.sampling.rollouts_per_problem:
@@ -122,6 +124,32 @@ def _mrt_fits(recipe: Recipe, algorithm: Mrt) -> None:
             "prover.temperature",
             f"{recipe.sampling.temperature:g}, as sampling.temperature is: with train_terminated the forced answers "
             "are trained on as well, and the trainer knows one temperature",
+        )
+
+
+def _branches_fit(recipe: Recipe) -> None:
+    prover = recipe.prover
+    if not isinstance(prover, ForcedAnswer | BoxedAnswer | LookAhead):
+        raise misfit(
+            "prover.type",
+            "forced_answer, boxed_answer or look_ahead with train_branches: an answer that is learnt has a reward of "
+            "its own",
+        )
+    if prover.model is not None:
+        raise misfit("prover.model", "null with train_branches: the answers of another model are not the policy's")
+    if prover.branches < 2:
+        raise misfit("prover.branches", "at least 2 with train_branches: each is compared with the others")
+    if isinstance(prover, LookAhead) and prover.planner != "uniform":
+        raise misfit(
+            "prover.planner",
+            "uniform with train_branches: where what was drawn first decides whether more is drawn, the others are no "
+            "fair comparison",
+        )
+    if prover.temperature != recipe.sampling.temperature:
+        raise misfit(
+            "prover.temperature",
+            f"{recipe.sampling.temperature:g}, as sampling.temperature is: with train_branches the trainer learns from "
+            "both, and knows one temperature",
         )
 
 

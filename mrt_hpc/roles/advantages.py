@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +19,9 @@ from mrt_hpc.mrt.mrt import (
     continued_advantages,
     stop_advantages,
 )
-from mrt_hpc.mrt.mrt_online import ScoredTrace, outcome_token_advantages, token_advantages
+from mrt_hpc.mrt.mrt_online import ScoredTrace, branch_advantages, outcome_token_advantages, token_advantages
 from mrt_hpc.recipe.algorithms import Grpo, LengthPenalty, Mrt, MrtOnline
+from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.training.batch import TrainingSequence
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.groups import Group
-    from mrt_hpc.run.records import GroupStatistics, Rollout
+    from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Batch:
     """Identity of what is trained on: SHA-256 over the digests of the groups."""
     progress_variances: NDArray[np.float64]
     """Of all progress values; NaN where branches do not tell of it."""
+    branches: list[Branch]
+    """By rollout, boundary and number."""
 
     @property
     def reward_mean(self) -> float:
@@ -68,7 +72,10 @@ def batch_of(groups: Sequence[Group]) -> Batch:
     ours = [values[r.problem_id, r.sample] for r in rollouts]
     noise = np.array([v.progress_variance for g in groups for v in g.values if v.boundary > 0])
     digest = batch_digest(g.digest for g in groups)
-    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise)
+    branches = sorted(
+        (b for g in groups for b in g.branches), key=lambda b: (b.problem_id, b.sample, b.boundary, b.branch)
+    )
+    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise, branches)
 
 
 def batch_digest(digests: Iterable[str]) -> str:
@@ -124,6 +131,57 @@ def _sequence(rollout: Rollout, advantages: NDArray[np.float64]) -> TrainingSequ
         behaviour_logprobs=np.asarray(rollout.logprobs, dtype=np.float32),
         mask=np.ones(len(rollout.token_ids), dtype=bool),
         group=rollout.problem_id,
+    )
+
+
+# -- from the branches ------------------------------------------------------------------------------------------------
+
+
+def branch_sequences(batch: Batch, forced_ids: Sequence[int]) -> list[TrainingSequence]:
+    """The branches of each boundary where some are right and some are wrong; the others have nothing to tell.
+
+    Args:
+        batch: with the branches of the policy itself.
+        forced_ids: the prover's text, which they were sampled after.
+
+    Raises:
+        UserError: a branch was sampled after something else.
+    """
+    rollouts = {(r.problem_id, r.sample): r for r in batch.rollouts}
+    sequences = []
+    for (problem, sample, boundary), members in groupby(
+        batch.branches, key=lambda b: (b.problem_id, b.sample, b.boundary)
+    ):
+        branches = list(members)
+        advantages = branch_advantages(np.array([b.reward for b in branches]))
+        if advantages.any():
+            context = _forced_context(rollouts[problem, sample], boundary, forced_ids)
+            sequences += [_branch_sequence(b, context, a) for b, a in zip(branches, advantages, strict=True)]
+    return sequences
+
+
+def _forced_context(rollout: Rollout, boundary: int, forced_ids: Sequence[int]) -> list[int]:
+    """What a branch was sampled after: c_j and the prover's text."""
+    return [*rollout.prompt_ids, *rollout.token_ids[: rollout.boundaries[boundary]], *forced_ids]
+
+
+def _branch_sequence(branch: Branch, context: list[int], advantage: float) -> TrainingSequence:
+    if branch.prompt_tokens != len(context):
+        raise UserError(
+            "a branch was not sampled after the recipe's forced text",
+            value=f"{branch.prompt_tokens} tokens",
+            where=f"problem {branch.problem_id}, sample {branch.sample}, boundary {branch.boundary}",
+            expected=f"{len(context)} tokens: prompt, prefix and forced text",
+            advice="train with the recipe and the tokenizer that these groups were sampled with",
+        )
+    count = len(branch.token_ids)
+    return TrainingSequence(
+        prompt_ids=context,
+        token_ids=branch.token_ids,
+        advantages=np.full(count, advantage, dtype=np.float32),
+        behaviour_logprobs=np.asarray(branch.logprobs, dtype=np.float32),
+        mask=np.ones(count, dtype=bool),
+        group=branch.problem_id,
     )
 
 

@@ -7,17 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from mrt_hpc.plan.model import Role
-from mrt_hpc.recipe.algorithms import SupervisedAlgorithm
+from mrt_hpc.recipe.algorithms import MrtOnline, SupervisedAlgorithm
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.roles.advantages import batch_of, training_sequences
+from mrt_hpc.roles.advantages import batch_of, branch_sequences, training_sequences
 from mrt_hpc.roles.peers import Life
+from mrt_hpc.roles.prompting import Prompter
+from mrt_hpc.roles.proving import forced_text
 from mrt_hpc.roles.samples import Samples
 from mrt_hpc.run.data import draw_indices
 from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.manifest import DamagedError, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mrt_hpc.roles.advantages import Batch
     from mrt_hpc.roles.peers import Peers
@@ -30,10 +32,13 @@ class Lesson:
     """What one iteration learns."""
 
     sequences: list[TrainingSequence]
+    """Rollouts, or given samples."""
     digest: str
     """Identity of what is learnt."""
     batch: Batch | None = None
     """The rollouts, where there are any."""
+    branches: list[TrainingSequence] = field(default_factory=list)
+    """Those that are learnt from as well."""
 
 
 class Intake(Protocol):
@@ -67,6 +72,8 @@ class RolloutIntake:
 
     task: Task
     iteration: int
+    forced_ids: Sequence[int] | None = None
+    """The text that branches are sampled after, where they are learnt from as well."""
     _groups: dict[int, Group] = field(default_factory=dict, init=False)
     """By position."""
 
@@ -101,7 +108,8 @@ class RolloutIntake:
                 exit_code=ExitCode.RETRYABLE,
             )
         batch = batch_of([self._groups[position] for position in sorted(self._groups)])
-        return Lesson(training_sequences(batch, self.task.recipe), batch.digest, batch)
+        branches = [] if self.forced_ids is None else branch_sequences(batch, self.forced_ids)
+        return Lesson(training_sequences(batch, self.task.recipe), batch.digest, batch, branches)
 
     def reopen_samplers(self) -> None:
         """Where groups are missing, and no task of inference is left to sample them."""
@@ -147,6 +155,14 @@ class SampleIntake:
 def intakes(task: Task) -> Callable[[int], Intake]:
     """Makes the intake of each iteration, by the recipe's algorithm."""
     if task.recipe.algorithm.samples_rollouts:
-        return partial(RolloutIntake, task)
+        return partial(RolloutIntake, task, forced_ids=_forced_ids(task))
     samples = Samples.of(task)
     return lambda iteration: SampleIntake(task, iteration, samples)
+
+
+def _forced_ids(task: Task) -> list[int] | None:
+    """The prover's text in the policy's tokens; None where branches are not learnt from."""
+    recipe = task.recipe
+    if not isinstance(recipe.algorithm, MrtOnline) or not recipe.algorithm.train_branches:
+        return None
+    return Prompter.of(task.layout.weights_version(0), recipe.prompt).ids(forced_text(recipe.prover))

@@ -70,6 +70,7 @@ def iteration_metrics(
         seconds=seconds_by_phase(timeline, lesson.batch.costs if lesson.batch is not None else []),
         wall_seconds=timeline.total,
         batch=lesson.digest,
+        trained_branches=len(lesson.branches),
         loss=stats.loss,
         grad_norm=stats.grad_norm,
         learning_rate=stats.learning_rate,

@@ -208,7 +208,7 @@ class Trainer:
         with timeline.phase("loading"):
             lesson = self.intake.lesson()
         with timeline.phase("optimisation"):
-            stats = self.engine.update(lesson.sequences)
+            stats = self.engine.update([*lesson.sequences, *lesson.branches])
         self._longest_step_s = max(self._longest_step_s, timeline.working)
         done, self.intake = self.iteration, self.intakes(self.iteration + 1)
         self.keeper.emit(EventKind.STEP, iteration=done)

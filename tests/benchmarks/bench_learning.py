@@ -1,6 +1,8 @@
 """Which algorithm learns most: at equal optimiser steps, and at equal tokens with all branches counted?
 
     python tests/benchmarks/bench_learning.py --seeds 0 1 2 3 4
+    python tests/benchmarks/bench_learning.py --against mrt_online --arms mrt_online_train_branches --seeds 5 6 7 8 9 \\
+        --every 24 --into tests/benchmarks/results/learning-from-branches
 
 Fixed before anything was compared: the task is the small world as every recipe has it; each seed has one warm-started
 model, from which all arms start; the recipes are those of ``recipes/small_world``, with as many iterations and a
@@ -43,7 +45,6 @@ from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 BENCHMARK = "held-out"
-REFERENCE = "grpo"
 BUDGETS = (32, 64, 128, 256)
 SHOWN_BUDGET = 128
 """Of which the figures show the regret."""
@@ -66,12 +67,14 @@ class Arm:
 
 
 ARMS = (
-    Arm(REFERENCE, "grpo"),
+    Arm("grpo", "grpo"),
     Arm("mrt", "mrt"),
     Arm("mrt_online, forced_answer G = 4", "mrt_online"),
     Arm("mrt_online, look_ahead G = 1", "mrt_online_look_ahead", {"prover.branches": "1", "prover.planner": "uniform"}),
     Arm("length_penalty", "length_penalty"),
 )
+ALONE = (Arm("mrt_online, forced_answer G = 4, branches learnt", "mrt_online_train_branches"),)
+"""Compared only where they are asked for."""
 
 
 def difference(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -> Estimate:
@@ -168,7 +171,12 @@ class Study:
     seeds: list[int]
     """[S]"""
     runs: dict[str, list[Learnt]]
-    """[arm][S]"""
+    """[arm][S]; the first arm is what the others are compared with."""
+
+    @property
+    def reference(self) -> str:
+        """The first arm."""
+        return next(iter(self.runs))
 
     def budgets(self, of: Spending) -> list[float]:
         """[S] for each seed, what its thriftiest run has spent in all."""
@@ -187,9 +195,11 @@ class Study:
         found = self.measured(measure, equal)
         lines = []
         for arm, values_SP in found.items():
-            gain, seeds = difference(found[REFERENCE], values_SP), over_seeds(found[REFERENCE], values_SP)
+            gain, seeds = difference(found[self.reference], values_SP), over_seeds(found[self.reference], values_SP)
             told = (
-                "– | –" if arm == REFERENCE else f"{points(gain)} | {100 * seeds.low:+.1f} to {100 * seeds.high:+.1f}"
+                "– | –"
+                if arm == self.reference
+                else f"{points(gain)} | {100 * seeds.low:+.1f} to {100 * seeds.high:+.1f}"
             )
             lines.append(f"| {name} | {equal} | {arm} | {100 * values_SP.mean():.1f} | {told} |")
         return lines
@@ -199,7 +209,7 @@ class Study:
         of = {arm: np.array([run.spent_to(accuracy, spending) for run in runs]) for arm, runs in self.runs.items()}
         lines = []
         for arm, tokens_S in of.items():
-            pairs = zip(tokens_S, of[REFERENCE], strict=True)
+            pairs = zip(tokens_S, of[self.reference], strict=True)
             ratios = [t / r if r > 0 else float("nan") for t, r in pairs if np.isfinite(t) or np.isfinite(r)]
             told = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "–"
             reached = f"{np.isfinite(tokens_S).sum()} of {len(tokens_S)}"
@@ -210,13 +220,16 @@ class Study:
     def markdown(self) -> str:
         """Everything that is told."""
         lines = [
-            "| measure | equal | arm | %, mean | against GRPO, points (95 %) | over seeds (95 %) |",
+            f"| measure | equal | arm | %, mean | against {self.reference}, points (95 %) | over seeds (95 %) |",
             "|---|---|---|---:|---:|---:|",
         ]
         for equal in Spending:
             for name, measure in MEASURES.items():
                 lines += self.lines(name, measure, equal)
-        lines += ["", "| accuracy | counted | arm | reached by | tokens, median | ratio to GRPO, median (range) |"]
+        lines += [
+            "",
+            f"| accuracy | counted | arm | reached by | tokens, median | ratio to {self.reference}, median (range) |",
+        ]
         lines += ["|---:|---|---|---:|---:|---:|"]
         for spending in (Spending.GENERATED, Spending.ALL):
             for accuracy in ACCURACIES:
@@ -254,13 +267,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", default=[arm.recipe for arm in ARMS], help="recipes")
+    parser.add_argument("--against", default="grpo", help="the recipe that the others are compared with")
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--every", type=int, default=6, help="iterations between evaluations")
     parser.add_argument("--problems", type=int, default=250, help="held-out problems")
     parser.add_argument("--into", type=Path, default=RESULTS / "learning", help="where the tables go")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "learning", help="where the runs go")
     arguments = parser.parse_args()
-    into, arms = arguments.into, [arm for arm in ARMS if arm.recipe in {REFERENCE, *arguments.arms}]
+    into, by_recipe = arguments.into, {arm.recipe: arm for arm in (*ARMS, *ALONE)}
+    arms = [by_recipe[recipe] for recipe in dict.fromkeys([arguments.against, *arguments.arms])]
     # Seed by seed, so that what is there is whole when it is cut short.
     found = [[learn(arm, seed, arguments) for arm in arms] for seed in arguments.seeds]
     study = Study(arguments.seeds, {arm.name: [of_seed[i] for of_seed in found] for i, arm in enumerate(arms)})

@@ -19,13 +19,14 @@ from transformers import AutoModelForCausalLM
 from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.roles.advantages import batch_of, branch_sequences
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.training.supervised import read_suffixes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from mrt_hpc.run.records import Rollout
@@ -211,12 +212,17 @@ def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     total = count = 0.0
     for rollout in rollouts:
-        ids = torch.tensor([[*rollout.prompt_ids, *rollout.token_ids]])
-        with torch.no_grad():
-            logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        total -= logprobs[-len(rollout.token_ids) :].sum().item()
+        total -= token_logprobs(model, rollout.prompt_ids, rollout.token_ids).sum().item()
         count += len(rollout.token_ids)
     return total / count
+
+
+def token_logprobs(model: torch.nn.Module, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
+    """[T] of the tokens after the prompt."""
+    ids = torch.tensor([[*prompt_ids, *token_ids]])
+    with torch.no_grad():
+        logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return logprobs[-len(token_ids) :]
 
 
 def test_backtracking_writes_down_what_it_selected(run: Callable[[str], RunLayout]) -> None:
@@ -251,6 +257,21 @@ def test_episodes_of_real_traces_lie_on_their_tokens(run: Callable[[str], RunLay
         thought = rollout.text.partition("</think>")[0]
         assert b"".join(piece for episode in episodes for piece in episode).decode(errors="replace") == thought
         assert all(b"".join(episode).lstrip().startswith(b"Wait") for episode in episodes[1:])
+
+
+def test_branches_are_learnt_after_what_they_were_sampled_after(run: Callable[[str], RunLayout]) -> None:
+    layout = run("mrt_online_train_branches")
+    recipe = read_recipe_lock(layout.recipe_lock)
+    assert recipe.prover is not None
+    forced = Prompter.of(layout.weights_version(0), recipe.prompt).ids(recipe.prover.forced_text)
+    for iteration, measured in enumerate(metrics(layout)):
+        sequences = branch_sequences(batch_of(groups(layout, iteration)), forced)
+        assert measured.trained_branches == len(sequences) > 0
+        model = AutoModelForCausalLM.from_pretrained(layout.weights_version(iteration), dtype=torch.float32)
+        for sequence in sequences[:20]:
+            assert token_logprobs(model, sequence.prompt_ids, sequence.token_ids).numpy() == pytest.approx(
+                sequence.behaviour_logprobs, abs=1e-3
+            )
 
 
 def test_the_plan_collects_before_it_trains(run: Callable[[str], RunLayout]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mrt_hpc.mrt.grpo import outcome_advantages
-from mrt_hpc.mrt.mrt_online import ScoredTrace, outcome_token_advantages, token_advantages
+from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages
+from mrt_hpc.mrt.mrt_online import ScoredTrace, branch_advantages, outcome_token_advantages, token_advantages
 from mrt_hpc.mrt.progress import normalise, per_token, progress
 
 
@@ -47,6 +47,25 @@ def test_dividing_by_the_standard_deviation() -> None:
     # mean 1/4, standard deviation sqrt(3)/4
     got = outcome_advantages(rewards, ["a"] * 4, divide_by_std=True)
     assert got == pytest.approx([3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)], rel=1e-5)
+
+
+def test_a_branch_is_compared_with_the_others_at_its_boundary() -> None:
+    # the others of a right one: 0, 0, 1 -> mean 1/3; of a wrong one: 1, 0, 1 -> mean 2/3
+    assert branch_advantages(np.array([1.0, 0.0, 0.0, 1.0])) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0], [0.0, 0.0], [1.0], []])
+def test_those_that_are_all_alike_tell_nothing(rewards: list[float]) -> None:
+    assert leave_one_out(np.array(rewards)).tolist() == [0.0] * len(rewards)
+
+
+def test_leaving_one_out_leaves_the_gradient_unbiased() -> None:
+    # An answer that is right with probability p = 1/4: the gradient of p by its logit is p (1 - p) = 3/16.
+    rewards = (np.random.default_rng(0).random((200_000, 2)) < 0.25).astype(float)
+    scores = rewards - 0.25  # d log pi / d logit
+    estimates = np.mean([branch_advantages(r) * s for r, s in zip(rewards, scores, strict=True)], axis=1)
+    error = estimates.std() / len(estimates) ** 0.5
+    assert estimates.mean() == pytest.approx(3 / 16, abs=4 * error)
 
 
 TRACES = [
