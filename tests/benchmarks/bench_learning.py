@@ -1,8 +1,8 @@
 """Which algorithm learns most: at equal optimiser steps, and at equal tokens with all branches counted?
 
     python tests/benchmarks/bench_learning.py --seeds 0 1 2 3 4
-    python tests/benchmarks/bench_learning.py --against mrt_online --arms mrt_online_train_branches --seeds 5 6 7 8 9 \\
-        --every 24 --into tests/benchmarks/results/learning-from-branches
+    python tests/benchmarks/bench_learning.py --against mrt_online --arms mrt_online_train_branches --every 24 \\
+        --into runs/learning-from-branches
 
 Fixed before anything was compared: the task is the small world as every recipe has it; each seed has one warm-started
 model, from which all arms start; the recipes are those of ``recipes/small_world``, with as many iterations and a
