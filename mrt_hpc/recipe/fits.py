@@ -9,6 +9,7 @@ from mrt_hpc.recipe.provers import BoxedAnswer, Continuation, ForcedAnswer, Gold
 from mrt_hpc.recipe.section import misfit
 
 if TYPE_CHECKING:
+    from mrt_hpc.recipe.provers import AnyProver
     from mrt_hpc.recipe.schema import Recipe
 
 NEEDING_A_PROVER = (Mrt, MrtOnline, MrtStar, Backtracking)
@@ -119,12 +120,8 @@ def _mrt_fits(recipe: Recipe, algorithm: Mrt) -> None:
             f"a text that begins with {_thought_end(recipe)!r}, as train_terminated needs: the choice to stop at a "
             "prefix is learnt at the closing tag that follows it",
         )
-    if algorithm.train_terminated and prover is not None and prover.temperature != recipe.sampling.temperature:
-        raise misfit(
-            "prover.temperature",
-            f"{recipe.sampling.temperature:g}, as sampling.temperature is: with train_terminated the forced answers "
-            "are trained on as well, and the trainer knows one temperature",
-        )
+    if algorithm.train_terminated and prover is not None:
+        _one_temperature(recipe, prover, "train_terminated")
 
 
 def _branches_fit(recipe: Recipe) -> None:
@@ -145,11 +142,15 @@ def _branches_fit(recipe: Recipe) -> None:
             "uniform with train_branches: where what was drawn first decides whether more is drawn, the others are no "
             "fair comparison",
         )
+    _one_temperature(recipe, prover, "train_branches")
+
+
+def _one_temperature(recipe: Recipe, prover: AnyProver, option: str) -> None:
     if prover.temperature != recipe.sampling.temperature:
         raise misfit(
             "prover.temperature",
-            f"{recipe.sampling.temperature:g}, as sampling.temperature is: with train_branches the trainer learns from "
-            "both, and knows one temperature",
+            f"{recipe.sampling.temperature:g}, as sampling.temperature is: with {option} the forced answers are "
+            "trained on as well, and the trainer knows one temperature",
         )
 
 

@@ -47,7 +47,7 @@ class Batch:
     progress_variances: NDArray[np.float64]
     """Of all progress values; NaN where branches do not tell of it."""
     branches: list[Branch]
-    """By rollout, boundary and number."""
+    """Of all boundaries, in no particular order."""
 
     @property
     def reward_mean(self) -> float:
@@ -72,10 +72,7 @@ def batch_of(groups: Sequence[Group]) -> Batch:
     ours = [values[r.problem_id, r.sample] for r in rollouts]
     noise = np.array([v.progress_variance for g in groups for v in g.values if v.boundary > 0])
     digest = batch_digest(g.digest for g in groups)
-    branches = sorted(
-        (b for g in groups for b in g.branches), key=lambda b: (b.problem_id, b.sample, b.boundary, b.branch)
-    )
-    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise, branches)
+    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise, [b for g in groups for b in g.branches])
 
 
 def batch_digest(digests: Iterable[str]) -> str:
@@ -124,13 +121,18 @@ def _scored(batch: Batch, rewards: Sequence[float]) -> list[ScoredTrace]:
 
 
 def _sequence(rollout: Rollout, advantages: NDArray[np.float64]) -> TrainingSequence:
+    return _sampled(rollout, rollout.prompt_ids, advantages)
+
+
+def _sampled(sampled: Rollout | Branch, context: Sequence[int], advantages: NDArray[np.float64]) -> TrainingSequence:
+    """All tokens that were sampled after a context."""
     return TrainingSequence(
-        prompt_ids=rollout.prompt_ids,
-        token_ids=rollout.token_ids,
+        prompt_ids=context,
+        token_ids=sampled.token_ids,
         advantages=advantages.astype(np.float32),
-        behaviour_logprobs=np.asarray(rollout.logprobs, dtype=np.float32),
-        mask=np.ones(len(rollout.token_ids), dtype=bool),
-        group=rollout.problem_id,
+        behaviour_logprobs=np.asarray(sampled.logprobs, dtype=np.float32),
+        mask=np.ones(len(sampled.token_ids), dtype=bool),
+        group=sampled.problem_id,
     )
 
 
@@ -148,21 +150,16 @@ def branch_sequences(batch: Batch, forced_ids: Sequence[int]) -> list[TrainingSe
         UserError: a branch was sampled after something else.
     """
     rollouts = {(r.problem_id, r.sample): r for r in batch.rollouts}
+    ordered = sorted(batch.branches, key=lambda b: (b.problem_id, b.sample, b.boundary, b.branch))
     sequences = []
-    for (problem, sample, boundary), members in groupby(
-        batch.branches, key=lambda b: (b.problem_id, b.sample, b.boundary)
-    ):
+    for (problem, sample, boundary), members in groupby(ordered, key=lambda b: (b.problem_id, b.sample, b.boundary)):
         branches = list(members)
         advantages = branch_advantages(np.array([b.reward for b in branches]))
         if advantages.any():
-            context = _forced_context(rollouts[problem, sample], boundary, forced_ids)
+            rollout = rollouts[problem, sample]
+            context = [*rollout.prompt_ids, *rollout.prefix(boundary), *forced_ids]
             sequences += [_branch_sequence(b, context, a) for b, a in zip(branches, advantages, strict=True)]
     return sequences
-
-
-def _forced_context(rollout: Rollout, boundary: int, forced_ids: Sequence[int]) -> list[int]:
-    """What a branch was sampled after: c_j and the prover's text."""
-    return [*rollout.prompt_ids, *rollout.token_ids[: rollout.boundaries[boundary]], *forced_ids]
 
 
 def _branch_sequence(branch: Branch, context: list[int], advantage: float) -> TrainingSequence:
@@ -174,15 +171,7 @@ def _branch_sequence(branch: Branch, context: list[int], advantage: float) -> Tr
             expected=f"{len(context)} tokens: prompt, prefix and forced text",
             advice="train with the recipe and the tokenizer that these groups were sampled with",
         )
-    count = len(branch.token_ids)
-    return TrainingSequence(
-        prompt_ids=context,
-        token_ids=branch.token_ids,
-        advantages=np.full(count, advantage, dtype=np.float32),
-        behaviour_logprobs=np.asarray(branch.logprobs, dtype=np.float32),
-        mask=np.ones(count, dtype=bool),
-        group=branch.problem_id,
-    )
+    return _sampled(branch, context, np.full(len(branch.token_ids), advantage))
 
 
 # -- from the prefix of a stale trace ---------------------------------------------------------------------------------

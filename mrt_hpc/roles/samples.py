@@ -173,7 +173,7 @@ class SampleMaker:
             return None
         # The words before the closing tag are the prover's own, and mu may be a model with other tokens.
         closing = self.prompter.ids(self.task.recipe.prompt.thought_end + branch.text)
-        prefix = rollout.token_ids[: rollout.boundaries[boundary]]
+        prefix = rollout.prefix(boundary)
         return mask_suffix(_name(rollout), rollout.prompt_ids, [], [*prefix, *self._ended(closing)])
 
     def _ended(self, token_ids: Sequence[int]) -> list[int]:

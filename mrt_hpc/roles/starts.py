@@ -77,7 +77,7 @@ class StalePrefixes:
         """Both halves of one problem's rollouts."""
         recipe, stale = self.task.recipe, self._stale_trace(problem)
         boundary = draw_boundary(len(stale.boundaries) - 1, recipe.seed, problem.id, self.iteration)
-        prefix = stale.token_ids[: stale.boundaries[boundary]]
+        prefix = stale.prefix(boundary)
         context = [*stale.prompt_ids, *prefix]
         text, half = b"".join(self.tokens.pieces(prefix)), self.group_size // 2
         text_forced = forced_text(recipe.prover)

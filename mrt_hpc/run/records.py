@@ -60,6 +60,10 @@ class Rollout:
     seconds: float
     """From sending the request to its last token."""
 
+    def prefix(self, boundary: int) -> list[int]:
+        """The sampled tokens before boundary j: the first j episodes."""
+        return self.token_ids[: self.boundaries[boundary]]
+
 
 @dataclass(frozen=True)
 class Branch:

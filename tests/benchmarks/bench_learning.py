@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_learning.py --seeds 0 1 2 3 4
     python tests/benchmarks/bench_learning.py --against mrt_online --arms mrt_online_train_branches --every 24 \\
-        --into runs/learning-from-branches
+        --into runs/learning-from-branches --work runs/learning-from-branches/work
 
 Fixed before anything was compared: the task is the small world as every recipe has it; each seed has one warm-started
 model, from which all arms start; the recipes are those of ``recipes/small_world``, with as many iterations and a
