@@ -75,24 +75,23 @@ class FigureFile:
     caption: str
 
 
-def write_report(summary: RunSummary, directory: Path, seed: int = 0) -> Path:
+def write_report(summary: RunSummary, directory: Path) -> Path:
     """Write ``report.md`` and ``plots/*.png`` into ``directory``; the report last, so that its figures are there.
 
     Args:
         summary: all that is to be told.
         directory: the run directory.
-        seed: of the bootstrap intervals.
 
     Returns:
         The path of the report.
     """
     figures = draw_figures(summary, directory / "plots")
     path = directory / "report.md"
-    write_text(path, render(summary, figures, seed))
+    write_text(path, render(summary, figures))
     return path
 
 
-def render(summary: RunSummary, figures: Sequence[FigureFile], seed: int = 0) -> str:
+def render(summary: RunSummary, figures: Sequence[FigureFile]) -> str:
     """The report as Markdown."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mrt_hpc.analysis"),
@@ -105,20 +104,20 @@ def render(summary: RunSummary, figures: Sequence[FigureFile], seed: int = 0) ->
     environment.filters.update(
         cell=cell, percent=percent, points=points, interval=interval, number=number, count=count, duration=duration
     )
-    rows = evaluation_rows(summary.evaluations, seed)
+    rows = evaluation_rows(summary.evaluations)
     return environment.get_template("report.md.j2").render(
         summary=summary,
         rows=rows,
         outcomes=outcomes(rows),
-        means=mean_rows(summary.evaluations, seed),
-        regrets=regret_rows(summary.evaluations, seed),
+        means=mean_rows(summary.evaluations),
+        regrets=regret_rows(summary.evaluations),
         sampled=sample(summary.iterations, MOST_ROWS),
         phases=phase_totals(summary.iterations),
         figures=figures,
     )
 
 
-def evaluation_rows(evaluations: Sequence[EvaluationSummary], seed: int = 0) -> list[EvaluationRow]:
+def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:
     """All evaluations by benchmark and version, each with its gain over the benchmark's first version."""
     rows = []
     for versions in _by_benchmark(evaluations).values():
@@ -126,12 +125,12 @@ def evaluation_rows(evaluations: Sequence[EvaluationSummary], seed: int = 0) -> 
         for evaluation in versions:
             same_problems = evaluation.per_problem.keys() == first.per_problem.keys() and len(first.per_problem) > 0
             compared = evaluation is not first and same_problems
-            gain = paired_difference(first.per_problem, evaluation.per_problem, seed) if compared else None
+            gain = paired_difference(first.per_problem, evaluation.per_problem) if compared else None
             rows.append(EvaluationRow(evaluation, gain, first.version))
     return rows
 
 
-def mean_rows(evaluations: Sequence[EvaluationSummary], seed: int = 0) -> list[MeanRow]:
+def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
     """The mean over benchmarks of the versions evaluated on all of them; empty for fewer than two benchmarks."""
     groups = list(_by_benchmark(evaluations).values())
     if len(groups) < 2:
@@ -144,12 +143,12 @@ def mean_rows(evaluations: Sequence[EvaluationSummary], seed: int = 0) -> list[M
         these = [versions[version] for versions in by_version]
         pairs = [(first.per_problem, this.per_problem) for first, this in zip(firsts, these, strict=True)]
         compared = version != shared[0] and all(before and before.keys() == after.keys() for before, after in pairs)
-        gain = mean_paired_difference(pairs, seed) if compared else None
+        gain = mean_paired_difference(pairs) if compared else None
         rows.append(MeanRow(version, float(np.mean([one.accuracy for one in these])), gain))
     return [row for row in rows if row.difference or row.version == shared[0]]
 
 
-def regret_rows(evaluations: Sequence[EvaluationSummary], seed: int = 0) -> list[RegretRow]:
+def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
     """Normalised regret by benchmark, budget and version, each with its change from the benchmark's first version."""
     rows = []
     for versions in _by_benchmark(evaluations).values():
@@ -158,7 +157,7 @@ def regret_rows(evaluations: Sequence[EvaluationSummary], seed: int = 0) -> list
             for evaluation in valued:
                 first, this = valued[0].regret[budget], evaluation.regret[budget]
                 compared = evaluation is not valued[0] and this.keys() == first.keys()
-                change = paired_difference(first, this, seed) if compared else None
+                change = paired_difference(first, this) if compared else None
                 mean = float(np.mean(list(this.values())))
                 rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, mean, change))
     return rows

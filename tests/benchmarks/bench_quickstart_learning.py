@@ -36,7 +36,7 @@ def row(seed: int, layout: RunLayout) -> str:
     """One line of the table."""
     last = read_recipe_lock(layout.recipe_lock).schedule.iterations
     before, after = (EvaluationSummary.read(layout.evaluation_summary(v, BENCHMARK)) for v in (0, last))
-    gain = paired_difference(before.per_problem, after.per_problem, seed=0)
+    gain = paired_difference(before.per_problem, after.per_problem)
     changes = "  ".join(
         f"{100 * before.quality[q]:5.1f} -> {100 * after.quality[q]:5.1f}" for q in sorted(before.quality)
     )

@@ -118,12 +118,14 @@ def test_one_iteration_without_the_optional_numbers(tmp_path: Path) -> None:
 
 def test_regret_is_told_by_budget_with_its_change(tmp_path: Path) -> None:
     before, after = (
-        evaluation(version, "held_out", 5).model_copy(update={"regret": {64: {f"p{i}": regret for i in range(20)}}})
-        for version, regret in ((0, 0.75), (30, 0.5))
+        evaluation(version, "held_out", 5).model_copy(
+            update={"regret": {64: {f"p{i}": regret + (-1) ** i * spread for i in range(20)}}}
+        )
+        for version, regret, spread in ((0, 0.75, 0.0), (30, 0.5, 0.1))
     )
     text = write_report(RUN.model_copy(update={"evaluations": (before, after)}), tmp_path).read_text()
     assert "| held_out | 64 | 0 | 0.75 | – |" in text
-    assert "| held_out | 64 | 30 | 0.5 | −25.0 (−25.0 to −25.0) |" in text
+    assert "| held_out | 64 | 30 | 0.5 | −25.0 (−29.8 to −20.2) |" in text
     assert "lower is better" in text
     assert "regret" not in write_report(RUN, tmp_path / "without").read_text()
 

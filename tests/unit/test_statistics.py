@@ -85,10 +85,11 @@ def test_wilson_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "table"), [(3, 3.182), (5, 2.571), (10, 2.228), (29, 2.045), (99, 1.984), (1000, 1.962)]
+    ("degrees", "table"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (29, 2.045), (99, 1.984), (1000, 1.962)],
 )
 def test_t_quantiles_agree_with_the_table(degrees: int, table: float) -> None:
-    assert t_quantile(degrees) == pytest.approx(table, rel=0.01 if degrees < 5 else 0.002)
+    assert t_quantile(degrees) == pytest.approx(table, abs=6e-4)
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
@@ -113,28 +114,54 @@ def test_nothing_to_estimate_is_refused() -> None:
 def test_paired_difference_takes_out_the_difficulty_of_the_problems() -> None:
     before = {f"p{i}": i / 100 for i in range(90)}
     after = {problem: value + 0.05 for problem, value in before.items()}
+    after["p0"] += 0.02
+    after["p1"] -= 0.02
     gain = paired_difference(before, after)
-    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.05, 0.05, 0.05))
+    half = 1.987 * 0.02 * math.sqrt(2 / 89) / math.sqrt(90)  # t(89) = 1.987
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.05, 0.05 - half, 0.05 + half), abs=1e-6)
     assert gain.excludes_zero
 
 
-def test_paired_difference_is_seeded_and_agrees_with_the_normal_interval() -> None:
-    rng = np.random.default_rng(1)
-    before = {f"p{i}": float(value) for i, value in enumerate(rng.random(200))}
-    after = {problem: value + float(rng.normal(0.01, 0.2)) for problem, value in before.items()}
-    gain = paired_difference(before, after, seed=3)
-    gains = np.array([after[problem] - before[problem] for problem in before])
-    half = 1.96 * gains.std(ddof=1) / math.sqrt(200)
-    assert gain == paired_difference(before, after, seed=3)
-    assert gain != paired_difference(before, after, seed=4)
-    assert gain.mean == pytest.approx(gains.mean())
-    assert (gain.low, gain.high) == pytest.approx((gains.mean() - half, gains.mean() + half), abs=0.003)
+def test_paired_difference_by_hand() -> None:
+    """Gains 0.5, 0, 0 and 0.1: mean 0.15, variance 0.17 / 3, t(3) = 3.1824."""
+    gain = paired_difference({"a": 0, "b": 0, "c": 1, "d": 0.4}, {"a": 0.5, "b": 0, "c": 1, "d": 0.5})
+    half = 3.18245 * math.sqrt(0.17 / 3 / 4)
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.15, 0.15 - half, 0.15 + half), abs=1e-5)
     assert not gain.excludes_zero
+
+
+def test_a_single_problem_tells_nothing_of_others() -> None:
+    gain = paired_difference({"a": 0.0}, {"a": 1.0})
+    assert (gain.mean, gain.low, gain.high) == (1.0, -1.0, 1.0)
+    assert not gain.excludes_zero
+
+
+def test_gains_that_all_agree_have_an_interval_all_the_same() -> None:
+    """Twenty gains of 0, with a win and a loss more: variance 2 / 21 over 22 problems, t(19) = 2.093."""
+    same = {f"p{i}": 0.5 for i in range(20)}
+    gain = paired_difference(same, same)
+    half = 2.09302 * math.sqrt(2 / 21 / 22)
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.0, -half, half), abs=1e-5)
+
+
+@pytest.mark.parametrize("problems", [15, 30])
+@pytest.mark.parametrize("samples", [1, 16])
+def test_the_interval_of_a_difference_covers_the_truth(problems: int, samples: int) -> None:
+    """Chances of Beta(1, 2), better by a tenth of what is missing: the true gain is 1/15."""
+    rng, covered = np.random.default_rng(problems + samples), 0
+    names = [f"p{i}" for i in range(problems)]
+    for _ in range(2000):
+        chances = rng.beta(1, 2, problems)
+        better = chances + 0.1 * (1 - chances)
+        before, after = (dict(zip(names, rng.binomial(samples, p) / samples, strict=True)) for p in (chances, better))
+        gain = paired_difference(before, after)
+        covered += gain.low <= 1 / 15 <= gain.high
+    assert 0.93 <= covered / 2000 <= 0.97
 
 
 def test_order_of_the_problems_does_not_matter_for_pairing() -> None:
     gain = paired_difference({"a": 0.0, "b": 1.0}, {"b": 1.0, "a": 0.0})
-    assert (gain.mean, gain.low, gain.high) == (0.0, 0.0, 0.0)
+    assert gain.mean == 0.0
 
 
 @pytest.mark.parametrize("after", [{"a": 1.0}, {"a": 1.0, "c": 1.0}])
@@ -149,6 +176,16 @@ def test_the_mean_over_benchmarks_weighs_benchmarks_equally() -> None:
     small = ({"a": 0.0}, {"a": 0.3})
     large = ({f"p{i}": 0.0 for i in range(50)}, {f"p{i}": 0.1 for i in range(50)})
     assert mean_paired_difference([small, large]).mean == pytest.approx(0.2)
+
+
+def test_the_interval_of_a_mean_over_benchmarks_is_welchs() -> None:
+    """Two benchmarks, variances of their means 0.08/2 and 0.02/2: together 0.0125, 1 + 0.0025/0.0017 degrees."""
+    wide = ({"a": 0.0, "b": 0.0}, {"a": 0.4, "b": 0.0})
+    narrow = ({"a": 0.0, "b": 0.0}, {"a": 0.2, "b": 0.0})
+    gain = mean_paired_difference([wide, narrow])
+    degrees = (0.04 + 0.01) ** 2 / (0.04**2 + 0.01**2)
+    assert gain.mean == pytest.approx(0.15)
+    assert gain.low == pytest.approx(max(-1.0, 0.15 - t_quantile(degrees) * math.sqrt(0.0125)))
 
 
 def test_a_summary_from_rewards() -> None:
