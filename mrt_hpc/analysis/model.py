@@ -110,6 +110,8 @@ class IterationMetrics(Record):
     generates and grades."""
     wall_seconds: float | None = None
     """From one published weights version to the next."""
+    sampling_seconds: float | None = None
+    """Wall time that the slowest inference task sampled, whether the trainer waited for it or not."""
     batch: str | None = None
     """Digest of the groups trained on, which tells whether those in the run directory are these."""
     problems: int | None = None
@@ -167,6 +169,10 @@ class Cost(Record):
     """Allocated, idle time included."""
     cpu_hours: float | None = None
     """Core hours, allocated."""
+    sampled_tokens_per_second: float | None = None
+    """Of one inference process, while it samples."""
+    trained_tokens_per_second: float | None = None
+    """Of one rank of the trainer, while it updates."""
 
 
 class RunFile(Record):

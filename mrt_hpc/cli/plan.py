@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from rich.table import Table
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.cost import job_cost, plan_cost
+from mrt_hpc.plan.cost import plan_cost
+from mrt_hpc.plan.expected import expected_hours
+from mrt_hpc.plan.throughput import throughput
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import HuggingFaceModel
@@ -22,7 +25,9 @@ from mrt_hpc.run.layout import RunLayout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mrt_hpc.plan.expected import Expected
     from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.schema import Recipe
 
 PIPE_WIDTH = 160
@@ -30,19 +35,19 @@ PIPE_WIDTH = 160
 
 
 def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
-    """Print the jobs and what they cost at most."""
+    """Print the jobs, what they are expected to take, and what their limits allot."""
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
-    plan = compile_plan(recipe, site)
+    plan, rates = compile_plan(recipe, site), throughput(recipe, site)
+    expected = {} if rates is None else expected_hours(plan, recipe, rates)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(plan_table(plan))
-    cost = plan_cost(plan)
+    console.print(plan_table(plan, expected))
     console.print(
         f"{plan.iterations} iterations in {plan.segments} segment(s); "
-        f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks. "
-        f"At most {cost.gpu_hours:,.0f} GPU-hours and {cost.core_hours:,.0f} core-hours, "
-        "if every job runs to its limit.",
+        f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.",
         highlight=False,
     )
+    for line in cost_lines(plan, expected, rates):
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
     for missing in missing_inputs(recipe):
         console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
@@ -64,35 +69,64 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
         print(f"# ---- {name}\n{text}")
 
 
-def plan_table(plan: Plan) -> Table:
-    """One row a job."""
+def cost_lines(plan: Plan, expected: dict[str, Expected], rates: Throughput | None) -> Iterator[str]:
+    """What the plan takes, in sentences."""
+    if rates is None:
+        yield "Expected hours are unknown: state `throughput` in the site profile (mrt-hpc fields site)."
+    else:
+        total = sum(e.gpu_hours for e in expected.values())
+        unknown = [job.name for job in plan.jobs if job.name not in expected]
+        without = f", without {len(unknown)} job(s) whose problems are not there yet" if unknown else ""
+        yield f"Expected: {total:,.0f} GPU-hours{without}, by {rates.source}."
+    again = {job.name: e.attempts(job) for job in plan.jobs if (e := expected.get(job.name)) and e.attempts(job) > 1}
+    for name, attempts in again.items():
+        yield f"{name} is expected to reach its time limit and to be queued again {attempts - 1} time(s)."
+    cost = plan_cost(plan)
+    yield (
+        f"The time limits allot {cost.gpu_hours:,.0f} GPU-hours and {cost.core_hours:,.0f} core-hours if each job runs "
+        "once. This is no upper bound: a job that is preempted or reaches its limit is queued again."
+    )
+
+
+def plan_table(plan: Plan, expected: dict[str, Expected]) -> Table:
+    """One row a job.
+
+    Args:
+        plan: the jobs.
+        expected: hours by job name, of those that are known.
+    """
     table = Table(title=f"{plan.name}: {len(plan.jobs)} jobs", title_justify="left")
     for column in ("job", "iterations", "after"):
         table.add_column(column, overflow="fold")
-    for column in ("tasks", "ranks", "GPUs", "cores", "GiB", "limit", "GPU-h"):
+    for column in ("tasks", "ranks", "GPUs", "cores", "GiB", "limit", "expected", "GPU-h"):
         table.add_column(column, justify="right")
     for job in plan.jobs:
-        table.add_row(*_row(job))
+        table.add_row(*_row(job, expected.get(job.name)))
     return table
 
 
-def _row(job: Job) -> tuple[str, ...]:
+def _row(job: Job, expected: Expected | None) -> tuple[str, ...]:
     r = job.resources
     span = f"{job.first_iteration}-{job.end_iteration - 1}" if job.segment is not None else ""
     after = ", ".join(f"{d.kind}:{d.job}" for d in job.after)
     if len(job.after) > 3:
         after = f"{job.after[0].kind}: {len(job.after)} jobs"
-    limit = f"{r.time_limit_minutes // 60}:{r.time_limit_minutes % 60:02d}"
     tasks = f"{job.tasks} (%{job.max_parallel})" if job.max_parallel else str(job.tasks)
     numbers = (
         r.ranks,
         r.gpus,
         r.cpus,
         f"{r.memory_gib_per_node * r.nodes:g}",
-        limit,
-        f"{job_cost(job).gpu_hours:,.1f}",
+        _clock(r.time_limit_minutes),
+        "?" if expected is None else _clock(ceil(expected.hours * 60)),
+        "?" if expected is None else f"{expected.gpu_hours:,.1f}",
     )
     return (job.name, span, after, tasks, *map(str, numbers))
+
+
+def _clock(minutes: int) -> str:
+    """As in 12:05, hours and minutes."""
+    return f"{minutes // 60}:{minutes % 60:02d}"
 
 
 def missing_inputs(recipe: Recipe) -> Iterator[str]:

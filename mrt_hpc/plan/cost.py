@@ -1,4 +1,7 @@
-"""What a plan costs at most: GPU-hours and core-hours if every job runs to its time limit."""
+"""What a plan allots: GPU-hours and core-hours if every job runs once, to its time limit.
+
+This is no upper bound: a job that is preempted, or reaches its limit before its work is done, is queued again.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """An upper bound, by the time limits."""
+    """Hours by the time limits."""
 
     gpu_hours: float
     core_hours: float
 
 
 def job_cost(job: Job) -> Cost:
-    """Upper bound of one job, all its tasks together."""
+    """Of one job, all its tasks together."""
     hours = job.tasks * job.resources.time_limit_minutes / 60
     return Cost(gpu_hours=hours * job.resources.gpus, core_hours=hours * job.resources.cpus)
 
 
 def plan_cost(plan: Plan) -> Cost:
-    """Upper bound of a whole plan."""
+    """Of a whole plan."""
     costs = [job_cost(job) for job in plan.jobs]
     return Cost(sum(c.gpu_hours for c in costs), sum(c.core_hours for c in costs))

@@ -355,6 +355,15 @@ class Evaluation(Section):
     """Tokens up to which regret is measured."""
 
 
+class Expected(Section):
+    """What the estimate of ``mrt-hpc plan`` reckons with. Never changes a run's result."""
+
+    trace_tokens: Positive | None = None
+    """Mean number of tokens of a trace; null takes half of the token limit."""
+    branch_tokens: Positive | None = None
+    """Mean number of tokens of a prover's branch; null takes 64 for an answer, half of the limit for a continuation."""
+
+
 class Tracking(Section):
     """Metrics beyond the plain files."""
 
@@ -401,6 +410,8 @@ class Recipe(Section):
     """Losses, waits and failures."""
     tracking: Tracking = Tracking()
     """W&B."""
+    expected: Expected = Expected()
+    """What `mrt-hpc plan` reckons with."""
 
     @model_validator(mode="after")
     def _method_fits(self) -> Recipe:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mrt_hpc.recipe.section import Name, NotNegative, Positive, Section
+from mrt_hpc.recipe.section import Name, NotNegative, Positive, PositiveFloat, Section
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 SbatchOption = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]
@@ -37,6 +37,16 @@ class Container(Section):
     """Python in the container that has mrt-hpc installed."""
 
 
+class MeasuredThroughput(Section):
+    """Rates that were measured on this site, for the estimate of ``mrt-hpc plan``; the report of a run tells them."""
+
+    sampled_tokens_per_second: PositiveFloat | None = None
+    """Tokens per second that one inference process samples; null takes a stated rate of the GPU, where there is one."""
+    trained_tokens_per_second: PositiveFloat | None = None
+    """Tokens per second that one rank of the trainer computes; null takes a stated rate of the GPU, where there is one.
+    """
+
+
 class LocalSite(Section):
     """This machine, without Slurm."""
 
@@ -51,6 +61,8 @@ class LocalSite(Section):
     """GPU slots to give out; null takes the GPUs that the machine has."""
     environment: dict[EnvironmentName, str] = Field(default_factory=dict)
     """Environment variables of every task."""
+    throughput: MeasuredThroughput = MeasuredThroughput()
+    """How fast processes sample and train here."""
 
 
 class Partitions(Section):
@@ -97,6 +109,8 @@ class SlurmSite(Section):
     """The partition's longest time limit, minutes; null is no limit."""
     memory_request: bool = True
     """Ask for memory; false where the cluster gives out whole nodes."""
+    throughput: MeasuredThroughput = MeasuredThroughput()
+    """How fast processes sample and train here."""
     sbatch: dict[SbatchOption, str] = Field(default_factory=dict)
     """More sbatch options, as in ``{constraint: a100}``."""
 

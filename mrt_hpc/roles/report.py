@@ -74,7 +74,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
         iterations=found.iterations,
         evaluations=found.evaluations,
         missing=found.missing,
-        cost=cost(layout, plan, found.iterations),
+        cost=cost(layout, plan, recipe, found.iterations),
         files=(
             RunFile(what="resolved recipe", path="recipe.lock.yaml"),
             RunFile(what="last weights version", path=f"weights/v{recipe.schedule.iterations:06d}"),
@@ -117,7 +117,7 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
     return table
 
 
-def cost(layout: RunLayout, plan: Plan, iterations: Sequence[IterationMetrics]) -> Cost:
+def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> Cost:
     """What the run has used, by its events; an attempt that was lost without a word counts to the last event of its
     process.
     """
@@ -130,7 +130,23 @@ def cost(layout: RunLayout, plan: Plan, iterations: Sequence[IterationMetrics]) 
         generated_tokens=sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout),
         gpu_hours=sum((end - start) * resources[job].gpus for job, start, end in spans) / 3600,
         cpu_hours=sum((end - start) * resources[job].cpus for job, start, end in spans) / 3600,
+        sampled_tokens_per_second=sampled_rate(iterations, recipe.resources.inference.tasks),
+        trained_tokens_per_second=trained_rate(iterations, recipe.resources.trainer.ranks),
     )
+
+
+def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:
+    """Tokens per second of one inference process while it samples; None where no iteration tells."""
+    timed = [(m.generated_tokens, m.sampling_seconds) for m in iterations if m.generated_tokens and m.sampling_seconds]
+    seconds = sum(seconds for _, seconds in timed)
+    return sum(tokens for tokens, _ in timed) / seconds / tasks if seconds else None
+
+
+def trained_rate(iterations: Sequence[IterationMetrics], ranks: int) -> float | None:
+    """Tokens per second of one rank while it updates, padding counted as the model computes it; None if unknown."""
+    timed = [(m.trainer["positions"], m.trainer["seconds"]) for m in iterations if m.trainer.get("seconds")]
+    seconds = sum(seconds for _, seconds in timed)
+    return sum(positions for positions, _ in timed) / seconds / ranks if seconds else None
 
 
 def collected_tokens(layout: RunLayout) -> int:

@@ -1,0 +1,169 @@
+"""What a plan is expected to take: tokens from the recipe, seconds from the throughput, hours of each job.
+
+An estimate for planning: it leaves out waiting in the queue, preemptions, and the draining of a batch at the end of a
+round. What it reckons with can be stated in the recipe (``expected``) and the site profile (``throughput``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.plan.model import Role
+from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, SupervisedAlgorithm
+from mrt_hpc.recipe.provers import Continuation
+from mrt_hpc.recipe.schema import Coupling
+from mrt_hpc.run.layout import COLLECTION
+
+if TYPE_CHECKING:
+    from mrt_hpc.plan.model import EvaluationUnit, Job, Plan
+    from mrt_hpc.plan.throughput import Throughput
+    from mrt_hpc.recipe.schema import Problems, Recipe
+
+START_S = 180.0
+"""Of a job with a server or a trainer: imports, loading weights, compiling."""
+PROMPT_TOKENS = 200
+"""Of a problem with its instruction."""
+ANSWER_TOKENS = 64
+"""Of a branch that is told to answer, unless its limit is lower."""
+LEARNT_BRANCHES = 1 / 3
+"""Share of the branches whose boundary has right and wrong ones, so that they are learnt."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Of one job."""
+
+    hours: float
+    """Wall time of one task, over all its attempts."""
+    gpu_hours: float
+    """Of all tasks."""
+
+    def attempts(self, job: Job) -> int:
+        """How often each task is started when only its time limit ends it."""
+        return ceil(self.hours * 60 / job.resources.time_limit_minutes)
+
+
+def expected_hours(plan: Plan, recipe: Recipe, throughput: Throughput) -> dict[str, Expected]:
+    """By job name; a job is left out where its problems cannot be counted because their file is not there."""
+    found = {job.name: _job_hours(job, recipe, throughput) for job in plan.jobs}
+    return {
+        job.name: Expected(hours, hours * job.tasks * job.resources.gpus)
+        for job in plan.jobs
+        if (hours := found[job.name]) is not None
+    }
+
+
+def _job_hours(job: Job, recipe: Recipe, throughput: Throughput) -> float | None:
+    """Of one task of a job; None where it cannot be known."""
+    if job.role in (Role.PREPARE, Role.REPORT):
+        return 0.1
+    if job.role is Role.EVALUATION:
+        seconds = [_unit_seconds(unit, recipe, throughput) for unit in job.evaluations]
+        known = [one for one in seconds if one is not None]
+        return None if len(known) < len(seconds) else (START_S + sum(known) / len(known)) / 3600
+    lengths = [_iteration_seconds(job, recipe, iteration, throughput) for iteration in job.iterations]
+    known = [length for length in lengths if length is not None]
+    return None if len(known) < len(lengths) else (START_S + sum(known)) / 3600
+
+
+def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Throughput) -> float | None:
+    """How long an iteration keeps a job busy: both jobs of a segment, where they run together."""
+    sampling, training = (
+        sampling_seconds(recipe, iteration, throughput),
+        training_seconds(recipe, iteration, throughput),
+    )
+    if iteration == COLLECTION:
+        return sampling
+    if isinstance(recipe.algorithm, SupervisedAlgorithm) or sampling is None:
+        return training
+    if recipe.schedule.coupling is Coupling.SEQUENTIAL:
+        return sampling if job.role is Role.INFERENCE else training
+    return max(sampling, training) if recipe.schedule.max_staleness else sampling + training
+
+
+def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float | None:
+    """Of the rollouts and branches of an iteration, or of the collection; None where the problems cannot be counted."""
+    groups = count_problems(recipe.data) if iteration == COLLECTION else recipe.sampling.problems_per_iteration
+    if groups is None:
+        return None
+    return groups * tokens_per_group(recipe, iteration) / (recipe.resources.inference.tasks * throughput.sampled_per_s)
+
+
+def training_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float:
+    """Of an update, its weights version and its part of a checkpoint."""
+    training = recipe.training
+    update = trained_tokens(recipe, iteration) / (recipe.resources.trainer.ranks * throughput.trained_per_s)
+    return update + throughput.publish_s + throughput.checkpoint_s / training.checkpoint_every
+
+
+def tokens_per_group(recipe: Recipe, iteration: int) -> float:
+    """Sampled for one problem: its rollouts and their branches."""
+    trace, branch = trace_tokens(recipe, iteration), branch_tokens(recipe)
+    rollouts = recipe.sampling.rollouts_per_problem
+    values = 0.0 if recipe.prover is None else getattr(recipe.prover, "branches", 1) * branch
+    if not isinstance(recipe.algorithm, Mrt):
+        return rollouts * (trace + (recipe.episodes.max_episodes + 1) * values)
+    if iteration == COLLECTION:
+        return trace  # one stale trace
+    # Half of the rollouts go on from a prefix, which is half of a trace on average; half are forced to answer.
+    going_on = trace / 2 + (values if recipe.algorithm.bonus == "next_episode" else 0.0)
+    return rollouts / 2 * (going_on + branch)
+
+
+def trained_tokens(recipe: Recipe, iteration: int) -> float:
+    """Tokens that an update computes, prompts and prefixes included."""
+    sequence, algorithm = PROMPT_TOKENS + trace_tokens(recipe, iteration), recipe.algorithm
+    if isinstance(algorithm, SupervisedAlgorithm):
+        turns = 2 if isinstance(algorithm, Backtracking) else 1
+        return algorithm.sequences_per_iteration * min(algorithm.max_tokens, turns * sequence)
+    problems, rollouts = recipe.sampling.problems_per_iteration or 0, recipe.sampling.rollouts_per_problem
+    if isinstance(algorithm, Mrt) and not algorithm.train_terminated:
+        return problems * rollouts / 2 * sequence
+    branches = 0.0
+    if isinstance(algorithm, MrtOnline) and algorithm.train_branches:
+        each = (recipe.episodes.max_episodes + 1) * getattr(recipe.prover, "branches", 1)
+        branches = LEARNT_BRANCHES * each * sequence / 2  # a boundary lies half-way on average
+    return problems * rollouts * (sequence + branches)
+
+
+def trace_tokens(recipe: Recipe, iteration: int) -> float:
+    """Mean tokens of a trace: as stated, else half of the limit."""
+    limit = recipe.sampling.max_tokens
+    limit = limit if iteration == COLLECTION else recipe.schedule.max_tokens(iteration, limit)
+    return min(limit, recipe.expected.trace_tokens or limit / 2)
+
+
+def branch_tokens(recipe: Recipe) -> float:
+    """Mean tokens of a branch: as stated, else half of the limit where it goes on thinking, few where it answers."""
+    if recipe.prover is None:
+        return 0.0
+    limit = getattr(recipe.prover, "max_tokens", 1)
+    usual = limit / 2 if isinstance(recipe.prover, Continuation) else ANSWER_TOKENS
+    return min(limit, recipe.expected.branch_tokens or usual)
+
+
+def _unit_seconds(unit: EvaluationUnit, recipe: Recipe, throughput: Throughput) -> float | None:
+    evaluation = recipe.evaluation
+    benchmark = next(b for b in evaluation.benchmarks if b.name == unit.benchmark)
+    problems = count_problems(benchmark.problems)
+    if problems is None:
+        return None
+    trace = min(evaluation.max_tokens, recipe.expected.trace_tokens or evaluation.max_tokens / 2)
+    return problems / evaluation.problem_shards * benchmark.samples * trace / throughput.sampled_per_s
+
+
+def count_problems(problems: Problems | object) -> int | None:
+    """How many problems a source has; None where its file is not there."""
+    limit = getattr(problems, "problems", None) or getattr(problems, "limit", None)
+    path = getattr(problems, "path", None)
+    if path is None:
+        return limit
+    try:
+        with Path(path).open("rb") as lines:
+            count = sum(1 for line in lines if line.strip())
+    except OSError:
+        return limit
+    return count if limit is None else min(count, limit)

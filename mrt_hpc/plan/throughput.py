@@ -1,0 +1,130 @@
+"""How fast a process samples and trains: stated rates, which a site profile replaces by measured ones.
+
+The stated rates are derived from the GPU's memory bandwidth and arithmetic, for models of 1.5 and 7 billion parameters,
+128 sequences in a server's batch and traces of some 8,000 tokens; other sizes lie on the power law through the two.
+They are meant to be right within a factor of two.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.recipe.site import SlurmSite
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.site import Site
+
+SMALL, LARGE = 1.5, 7.0
+"""Billions of parameters that the stated rates are of."""
+PUBLISH_S, CHECKPOINT_S = 6.0, 27.0
+"""Seconds for each billion of parameters to publish a weights version and to write a checkpoint, at 1 GB/s."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ASSUMED_GPU = "a100"
+
+
+@dataclass(frozen=True)
+class StatedRates:
+    """Tokens a second of one GPU, for a model of ``SMALL`` and of ``LARGE`` billion parameters."""
+
+    sampled: tuple[float, float]
+    trained: tuple[float, float]
+
+
+STATED = {
+    "h200": StatedRates((6000, 2700), (12500, 5900)),
+    "h100": StatedRates((5500, 2400), (12500, 5900)),
+    "a100": StatedRates((3700, 1500), (5900, 2000)),
+}
+"""By the GPU's name, as a site profile's ``gpu_type`` gives it."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What the estimate of a plan reckons with."""
+
+    sampled_per_s: float
+    """Tokens a second that one inference or evaluation process samples."""
+    trained_per_s: float
+    """Tokens a second that one rank of the trainer computes, forward and backward."""
+    publish_s: float
+    checkpoint_s: float
+    source: str
+    """Where the rates come from, in words."""
+
+
+def throughput(recipe: Recipe, site: Site) -> Throughput | None:
+    """The rates of a recipe on a site; None where neither the site profile nor the table states them."""
+    stated = _stated(recipe, site)
+    given = site.throughput
+    sampled = given.sampled_tokens_per_second or (stated.sampled_per_s if stated else None)
+    trained = given.trained_tokens_per_second or (stated.trained_per_s if stated else None)
+    if sampled is None or trained is None:
+        return None
+    if given.sampled_tokens_per_second and given.trained_tokens_per_second:
+        source = f"throughput of site profile {site.name}"
+    else:
+        source = "" if stated is None else stated.source
+    publish_s, checkpoint_s = (stated.publish_s, stated.checkpoint_s) if stated else (0.0, 0.0)
+    return Throughput(sampled, trained, publish_s, checkpoint_s, source)
+
+
+def _stated(recipe: Recipe, site: Site) -> Throughput | None:
+    """By the table; None for jobs without GPUs, and for models of unknown size."""
+    billions = model_billions(recipe)
+    if billions is None or not _has_gpus(recipe):
+        return None
+    gpu = _gpu(site)
+    rates = STATED[gpu]
+    return Throughput(
+        sampled_per_s=power_law(rates.sampled, billions) * recipe.resources.inference.gpus,
+        trained_per_s=power_law(rates.trained, billions) * recipe.resources.trainer.gpus,
+        publish_s=PUBLISH_S * billions,
+        checkpoint_s=CHECKPOINT_S * billions,
+        source=f"stated rates of {gpu} for {billions:.2g} billion parameters",
+    )
+
+
+def _has_gpus(recipe: Recipe) -> bool:
+    return min(recipe.resources.inference.gpus, recipe.resources.trainer.gpus) > 0
+
+
+def _gpu(site: Site) -> str:
+    named = (site.gpu_type or "").lower() if isinstance(site, SlurmSite) else ""
+    return next((gpu for gpu in STATED if gpu in named), ASSUMED_GPU)
+
+
+def power_law(rates: tuple[float, float], billions: float) -> float:
+    """A rate at another model size, on the power law through those of ``SMALL`` and ``LARGE`` billion parameters."""
+    exponent = math.log(rates[1] / rates[0]) / math.log(LARGE / SMALL)
+    return float(rates[0] * (billions / SMALL) ** exponent)
+
+
+def model_billions(recipe: Recipe) -> float | None:
+    """Parameters of the policy in billions: by its files where they are there, else by its name; None if unknown."""
+    if not isinstance(recipe.model, HuggingFaceModel):
+        return None
+    return _by_files(Path(recipe.model.path)) or _by_name(Path(recipe.model.path).name)
+
+
+def _by_files(directory: Path) -> float | None:
+    """By the size of the safetensors files and the number format that config.json names."""
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    try:
+        config = json.loads((directory / "config.json").read_text())
+        width = BYTES[config.get("dtype") or config.get("torch_dtype") or "bfloat16"]
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None  # an estimate does without; whether the model can be used is checked elsewhere
+    return size / width / 1e9 or None
+
+
+def _by_name(name: str) -> float | None:
+    """As in DeepSeek-R1-Distill-Qwen-1.5B."""
+    found = re.search(r"(?<![0-9.])(\d+(?:\.\d+)?)B(?![a-zA-Z])", name, re.IGNORECASE)
+    return float(found[1]) if found else None

@@ -1,0 +1,130 @@
+"""Expected hours of a plan, against arithmetic by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from mrt_hpc.analysis.model import IterationMetrics
+from mrt_hpc.cli.main import main
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.expected import expected_hours, sampling_seconds, tokens_per_group, trained_tokens, training_seconds
+from mrt_hpc.plan.throughput import STATED, Throughput, model_billions, power_law, throughput
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import LocalSite, MeasuredThroughput, SlurmSite
+from mrt_hpc.roles.report import sampled_rate, trained_rate
+from mrt_hpc.run.layout import COLLECTION
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+H100 = SlurmSite(name="cluster", gpu_type="nvidia_h100_80gb")
+RATES = Throughput(sampled_per_s=1000.0, trained_per_s=2000.0, publish_s=5.0, checkpoint_s=40.0, source="a test")
+
+
+def recipe(name: str, *overrides: str) -> Recipe:
+    return load_recipe(RECIPES / f"{name}.yaml", overrides)
+
+
+def test_tokens_of_mrt_online_by_hand() -> None:
+    """Four traces of 1,000 tokens, each with 7 boundaries of 4 branches of 50 tokens."""
+    stated = recipe("mrt_online", "expected.trace_tokens=1000", "expected.branch_tokens=50")
+    assert tokens_per_group(stated, 0) == 4 * (1000 + 7 * 4 * 50)
+    assert trained_tokens(stated, 0) == 64 * 4 * (200 + 1000)
+
+
+def test_without_statements_a_trace_is_half_of_the_limit_that_holds() -> None:
+    curriculum = recipe("length_curriculum")
+    assert tokens_per_group(curriculum, 0) == 4 * 4096
+    assert tokens_per_group(curriculum, 200) == 4 * 12288
+
+
+def test_a_collection_samples_its_continuations() -> None:
+    """One attempt of 1,000 tokens, 11 boundaries of 20 continuations of 500; ten problems on four processes."""
+    stated = recipe(
+        "backtracking", "expected.trace_tokens=1000", "expected.branch_tokens=500", "data.limit=10",
+        "episodes.max_episodes=10", "resources.inference.tasks=4",
+    )  # fmt: skip
+    assert tokens_per_group(stated, COLLECTION) == 1000 + 11 * 20 * 500
+    assert sampling_seconds(stated, COLLECTION, RATES) == pytest.approx(10 * 111_000 / 4000)
+
+
+def test_an_iteration_by_hand_with_and_without_staleness() -> None:
+    """64 groups of 4 x 2,000 tokens on 4 processes: 128 s; 256 x 2,200 tokens on 4 ranks: 70.4 s, 5 s and 40 s / 4."""
+    changes = ("expected.trace_tokens=2000", "schedule.iterations=10", "schedule.iterations_per_job=10")
+    ahead = recipe("grpo", *changes)
+    assert sampling_seconds(ahead, 0, RATES) == pytest.approx(128.0)
+    assert training_seconds(ahead, 0, RATES) == pytest.approx(85.4)
+    on_policy = recipe("grpo", *changes, "schedule.max_staleness=0")
+    for one, seconds in ((ahead, 128.0), (on_policy, 213.4)):
+        plan = compile_plan(one, LocalSite())
+        hours = expected_hours(plan, one, RATES)
+        for name in ("segment-000.inference", "segment-000.trainer"):
+            assert hours[name].hours == pytest.approx((180 + 10 * seconds) / 3600)
+            assert hours[name].gpu_hours == pytest.approx(4 * hours[name].hours)
+
+
+def test_an_evaluation_is_counted_by_its_problems(tmp_path: Path) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(json.dumps({"id": str(i), "problem": "", "answer": ""}) + "\n" for i in range(30)))
+    where = f"evaluation.benchmarks=[{{name: b, samples: 8, problems: {{type: jsonl, path: {problems}}}}}]"
+    one = recipe("grpo", where, "evaluation.problem_shards=2", "expected.trace_tokens=1000", "evaluation.every=null")
+    hours = expected_hours(compile_plan(one, LocalSite()), one, RATES)
+    assert hours["segment-000.evaluation"].hours == pytest.approx((180 + 15 * 8 * 1000 / 1000) / 3600)
+    problems.unlink()
+    assert "segment-000.evaluation" not in expected_hours(compile_plan(one, LocalSite()), one, RATES)
+
+
+def test_stated_rates_follow_gpu_and_size() -> None:
+    online = recipe("mrt_online")
+    rates = throughput(online, H100)
+    assert rates is not None
+    assert (rates.sampled_per_s, rates.trained_per_s) == (5500, 12500)
+    assert rates.source == "stated rates of h100 for 1.5 billion parameters"
+    assert power_law(STATED["a100"].sampled, 7.0) == pytest.approx(1500)
+    assert throughput(recipe("quickstart"), H100) is None, "nothing is stated for a CPU"
+
+
+def test_measured_rates_replace_the_stated_ones() -> None:
+    measured = MeasuredThroughput(sampled_tokens_per_second=4000.0, trained_tokens_per_second=300.0)
+    rates = throughput(recipe("quickstart"), LocalSite(throughput=measured))
+    assert rates is not None
+    assert (rates.sampled_per_s, rates.trained_per_s, rates.publish_s) == (4000, 300, 0)
+
+
+def test_a_model_is_measured_by_its_files(tmp_path: Path) -> None:
+    model = tmp_path / "some-7B-model"
+    model.mkdir()
+    named = recipe("grpo", f"model.path={model}")
+    assert model_billions(named) == 7.0
+    (model / "config.json").write_text('{"torch_dtype": "float32"}')
+    (model / "model.safetensors").write_bytes(bytes(4000))
+    assert model_billions(named) == pytest.approx(1e-6)
+
+
+def test_plan_tells_what_is_expected_and_what_the_limits_allot() -> None:
+    online = str(RECIPES / "mrt_online.yaml")
+    result = CliRunner().invoke(main, ["plan", online, "--set", "resources.trainer.time_limit_minutes=30"])
+    assert result.exit_code == 0, result.output
+    assert "GPU-hours" in result.output
+    assert "stated rates of a100 for 1.5 billion parameters" in result.output
+    assert "segment-000.trainer is expected to reach its time limit" in result.output
+    assert "no upper bound" in result.output
+
+
+def test_the_rates_that_a_run_measured_by_hand() -> None:
+    """2,000 tokens in 4 s on 2 tasks; 3,000 positions in 5 s on 3 ranks; an iteration without times tells nothing."""
+    timed = IterationMetrics(
+        iteration=0, tokens_per_rollout=1, generated_tokens=2000, sampling_seconds=4.0,
+        trainer={"positions": 3000, "seconds": 5.0},
+    )  # fmt: skip
+    untimed = IterationMetrics(iteration=1, tokens_per_rollout=1, generated_tokens=99)
+    assert sampled_rate([timed, untimed], tasks=2) == pytest.approx(250.0)
+    assert trained_rate([timed, untimed], ranks=3) == pytest.approx(200.0)
+    assert sampled_rate([untimed], tasks=2) is None
+    assert trained_rate([untimed], ranks=3) is None
