@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.client import Completion
     from mrt_hpc.inference.tokens import TokenBytes
-    from mrt_hpc.inference.traces import PromptedGroup
+    from mrt_hpc.inference.traces import PromptedGroup, Start
 
 
 class Generator(Protocol):
@@ -64,6 +64,26 @@ class ValuedTrace:
     valuation: Valuation
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Some traces of a group, sent to the server together."""
+
+    group: PromptedGroup
+    samples: range
+    """Their numbers within the group."""
+
+    @property
+    def starts(self) -> list[tuple[int, range]]:
+        """The starts that have traces in this part, by number, each with the samples it has here."""
+        found = []
+        for number, start in enumerate(self.group.starts):
+            first = self.group.samples_before(number)
+            here = range(max(first, self.samples.start), min(first + start.samples, self.samples.stop))
+            if here:
+                found.append((number, here))
+        return found
+
+
 @dataclass
 class RolloutSampler:
     """Samples groups through one generator."""
@@ -75,13 +95,13 @@ class RolloutSampler:
     """None asks for no values."""
     concurrency: int = 256
     """Traces being sampled at once: enough to fill the server and no more than it can hold, so that the branches find
-    their prefix in its cache."""
+    their prefix in its cache. A group may begin with a part of its traces: its others follow as others end."""
 
     async def sample(self, groups: Iterable[PromptedGroup]) -> AsyncIterator[ValuedTrace]:
         """Every trace of every group, each as soon as the prover is through with it, in no particular order.
 
         Args:
-            groups: asked for the next one only when there is room for it whole.
+            groups: asked for the next one only when there is room for a trace of it.
 
         Raises:
             UserError: the server refused a request, or stayed unreachable.
@@ -97,45 +117,48 @@ class RolloutSampler:
             work.cancel()
 
     async def _sample_all(self, groups: Iterable[PromptedGroup], done: asyncio.Queue[ValuedTrace | None]) -> None:
-        room = asyncio.Semaphore(max(self.concurrency, self.plan.group_size))
+        room = asyncio.Semaphore(self.concurrency)
         try:
             async with asyncio.TaskGroup() as tasks:
-                waiting = iter(groups)
-                while await self._has_room(room) and (group := next(waiting, None)) is not None:
-                    tasks.create_task(self._sample_group(group, room, tasks, done))
+                async for part in self._admitted(groups, room):
+                    tasks.create_task(self._sample_part(part, room, tasks, done))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures  # the first failure cancelled all else
 
-    async def _has_room(self, room: asyncio.Semaphore) -> bool:
-        """Wait for room for a whole group, and take it."""
-        for _ in range(self.plan.group_size):
-            await room.acquire()
-        return True
+    async def _admitted(self, groups: Iterable[PromptedGroup], room: asyncio.Semaphore) -> AsyncIterator[_Part]:
+        """The groups in parts, each part of as many traces as there is room for just then; the room is taken."""
+        waiting = iter(groups)
+        await room.acquire()  # a group is claimed by asking for it, so there must be room first
+        while (group := next(waiting, None)) is not None:
+            first, count = 0, group.samples_before(len(group.starts))
+            while first < count:
+                taken = 1
+                while first + taken < count and not room.locked():
+                    await room.acquire()
+                    taken += 1
+                yield _Part(group, range(first, first + taken))
+                first += taken
+                await room.acquire()
 
-    async def _sample_group(
-        self,
-        group: PromptedGroup,
-        room: asyncio.Semaphore,
-        tasks: asyncio.TaskGroup,
-        done: asyncio.Queue[ValuedTrace | None],
+    async def _sample_part(
+        self, part: _Part, room: asyncio.Semaphore, tasks: asyncio.TaskGroup, done: asyncio.Queue[ValuedTrace | None]
     ) -> None:
-        """One request for each start of the group; each of its traces goes on by itself."""
-        async for completion in self.generator.stream(self._requests(group)):
+        """One request for each start of the part; each of its traces goes on by itself."""
+        starts = part.starts
+        requests = [self._request(part.group, number, samples) for number, samples in starts]
+        async for completion in self.generator.stream(requests):
             room.release()
-            tasks.create_task(self._value(self._cut(group, completion), done))
+            number, samples = starts[completion.request]
+            trace = self._cut(part.group, part.group.starts[number], samples[completion.sample], completion)
+            tasks.create_task(self._value(trace, done))
 
-    def _requests(self, group: PromptedGroup) -> list[Request]:
-        requests = []
-        for number, start in enumerate(group.starts):
-            first = group.samples_before(number)
-            samples = range(first, first + start.samples)
-            seeds = [self.plan.rollout_seed(group.problem.id, s) for s in samples]
-            requests.append(Request(start.context_ids, seeds, start.settings))
-        return requests
+    def _request(self, group: PromptedGroup, number: int, samples: range) -> Request:
+        start = group.starts[number]
+        seeds = [self.plan.rollout_seed(group.problem.id, sample) for sample in samples]
+        return Request(start.context_ids, seeds, start.settings)
 
-    def _cut(self, group: PromptedGroup, completion: Completion) -> SampledTrace:
+    def _cut(self, group: PromptedGroup, start: Start, sample: int, completion: Completion) -> SampledTrace:
         """Find the end of the thought and the boundaries of its episodes."""
-        start = group.starts[completion.request]
         stopped = completion.finish_reason is FinishReason.STOP
         pieces = self.tokens.pieces(completion.token_ids[:-1] if stopped else completion.token_ids)
         whole = start.prefix + b"".join(pieces)
@@ -144,7 +167,7 @@ class RolloutSampler:
             iteration=self.plan.iteration,
             group=group,
             start=start,
-            sample=group.samples_before(completion.request) + completion.sample,
+            sample=sample,
             text=whole.decode(errors="replace"),
             answer_text=(answer if ended else whole).decode(errors="replace"),
             boundaries=[0] if start.forced else self._boundaries(pieces),

@@ -23,7 +23,7 @@ from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.world.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
 TOKENIZER = build_tokenizer()
 TOKENS = TokenBytes(TOKENIZER)
@@ -175,10 +175,53 @@ def test_no_more_traces_are_under_way_than_there_is_room_for() -> None:
     assert generator.most_running == 4
 
 
-def test_a_group_larger_than_the_room_goes_alone() -> None:
+def test_a_group_larger_than_the_room_goes_in_parts() -> None:
     generator = Scripted()
-    assert len(sample(generator, concurrency=1)) == 10
-    assert generator.most_running == 2
+    found = sample(generator, concurrency=1)
+    assert generator.most_running == 1
+    assert [(v.trace.group.problem.id, v.trace.sample) for v in found] == [
+        (f"p{i}", s) for i in range(5) for s in (0, 1)
+    ]
+    assert [v.trace.completion.seed for v in found[:2]] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(2)]
+
+
+@pytest.mark.parametrize("room", [3, 5, 7])
+def test_room_that_no_whole_group_fits_into_is_used_all_the_same(room: int) -> None:
+    generator = Scripted()
+    assert len(sample(generator, valued=False, concurrency=room)) == 10
+    assert generator.most_running == room
+
+
+def test_a_part_of_a_group_knows_where_its_traces_start() -> None:
+    """Two traces go on from a prefix, three are forced: parts of two cut across the starts."""
+    going_on, forced = Start([1], 2, Settings(max_tokens=64)), Start([1, 2], 3, ANSWERING, forced=1)
+    group = PromptedGroup(Problem("p0", "?", "7"), [1], (going_on, forced))
+    generator = Scripted()
+
+    async def collect() -> list[ValuedTrace]:
+        sampler = RolloutSampler(generator, TOKENS, RolloutPlan(7, 2, 5), concurrency=3)
+        return [v async for v in sampler.sample([group])]
+
+    traces = sorted((v.trace for v in asyncio.run(collect())), key=lambda t: t.sample)
+    assert [(t.sample, t.start.forced) for t in traces] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 1)]
+    assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(5)]
+    assert [len(request.seeds) for request in generator.asked[:2]] == [2, 1]
+
+
+def test_a_group_is_claimed_when_there_is_room_for_a_trace_of_it() -> None:
+    generator, running = Scripted(), []
+
+    def claimed() -> Iterator[PromptedGroup]:
+        for group in GROUPS:
+            running.append(generator.running)
+            yield group
+
+    async def collect() -> int:
+        sampler = RolloutSampler(generator, TOKENS, plan(), concurrency=3)
+        return len([v async for v in sampler.sample(claimed())])
+
+    assert asyncio.run(collect()) == 10
+    assert max(running) < 3
 
 
 def test_a_refusal_reaches_the_caller() -> None:
