@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.groups import complete_groups
+from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task
 from mrt_hpc.run.weights import published_versions
@@ -42,7 +42,7 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
-        groups_collected=len(complete_groups(layout.groups(COLLECTION))) if _collects(plan) else None,
+        groups_collected=len(sampled_positions(layout, COLLECTION)) if _collects(plan) else None,
         reward=_reward(layout, done - 1),
         evaluations_done=sum(layout.evaluation_shard(u.version, u.benchmark, u.shard).exists() for u in units),
         evaluations=len(units),

@@ -1,4 +1,5 @@
-"""The evaluation role: one weights version on one part of one benchmark, sampled, graded and committed as a shard.
+"""The evaluation role: one weights version on one part of one benchmark, sampled, graded and committed problem by
+problem, and as a shard when all are there.
 
 Whoever finds all shards of a version and benchmark complete writes the summary; it follows from the shards alone, so
 two who write it write the same.
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,8 @@ from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.mrt.regret import ValuedTrace, regret_by_problem
 from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.roles.graded import Asking, TraceGrader, sampled_group
+from mrt_hpc.roles.graded import Asking, GroupGatherer, TraceGrader, graded_in_order, sampled_group
+from mrt_hpc.roles.parts import Parts, merged
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import Mu, ProverMaker, longest_question, shares_seeds
 from mrt_hpc.roles.quality import trace_quality
@@ -45,8 +47,10 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.plan.model import EvaluationUnit
     from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.roles.graded import GradedTrace
     from mrt_hpc.roles.task import Task
-    from mrt_hpc.run.records import Rollout
+    from mrt_hpc.run.records import Problem, Rollout
+    from mrt_hpc.run.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -133,17 +137,49 @@ class UnitEvaluation:
         self.task.keep(self.task.vigil(f"weights version {version}", trainers), is_there)
 
     def sample(self) -> None:
-        """Sample, grade and commit the shard."""
-        recipe, unit = self.task.recipe, self.unit
+        """Sample, grade and commit what the shard lacks, a problem at a time; then the shard."""
+        unit = self.unit
         self._await_version()
         weights = verified_weights(self.task, unit.version)
-        prompter = Prompter.of(weights.directory, recipe.prompt)
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
-        mine = share(problems, unit.shard, recipe.evaluation.problem_shards)
+        mine = share(problems, unit.shard, self.task.recipe.evaluation.problem_shards)
+        directory = self.task.layout.evaluation_parts(unit.version, unit.benchmark, unit.shard)
+        parts = Parts(self.task, directory, weights.digest, self.benchmark.samples)
+        positions = range(len(mine))
+        missing = {mine[p].id: p for p in positions if p not in (there := parts.sampled(positions))}
+        if there:
+            log.info("%d of %d problems are sampled already", len(there), len(mine))
+        if missing:
+            self._sample_missing(weights, parts, [mine[p] for p in missing.values()], missing)
+        self._commit_shard(parts, positions)
+
+    def _commit_shard(self, parts: Parts, positions: range) -> None:
+        """Merge the parts into the shard.
+
+        Raises:
+            DamagedError: a part has been damaged since; it is sampled again by the next attempt.
+        """
+        unit, found = self.unit, parts.sampled(positions)
+        if len(found) < len(positions):
+            raise DamagedError("parts of an evaluation are not there any more", where=parts.directory)
+        won = self.task.patiently(
+            lambda: commit_group(self.shard, merged(list(found.values())), weights=parts.weights),
+            f"the shard {self.shard}",
+        )
+        kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
+        self.task.events.emit(kind, what="evaluation", version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
+        parts.remove()
+
+    def _sample_missing(
+        self, weights: Weights, parts: Parts, problems: list[Problem], positions: dict[str, int]
+    ) -> None:
+        """Sample and commit these problems, with a server and graders of this task."""
+        recipe = self.task.recipe
+        prompter = Prompter.of(weights.directory, recipe.prompt)
         starts = WholeTraces(
             prompter, self.benchmark.samples, self._settings(prompter), recipe.sampling.max_prompt_tokens
         )
-        groups = [starts.group(problem) for problem in mine]
+        groups = [starts.group(problem) for problem in problems]
         policy = Mu.of(prompter)
         maker = self._prover_maker(policy)
         length = recipe.sampling.max_prompt_tokens + recipe.evaluation.max_tokens
@@ -151,31 +187,36 @@ class UnitEvaluation:
             length += longest_question(maker.wanted, maker.mu)
         common = shares_seeds(recipe.evaluation.prover)
         with grader_pool(self.task) as pool, running_server(self.task, weights, length, common_seeds=common) as server:
-            sampled = asyncio.run(self._sample(groups, server, pool, policy, maker))
-        won = self.task.patiently(
-            lambda: commit_group(self.shard, sampled, weights=weights.digest), f"the shard {self.shard}"
-        )
-        kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
-        self.task.events.emit(kind, what="evaluation", version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
+            finisher = _PartFinisher(parts, self.unit, positions)
+            asyncio.run(self._sample(groups, server, pool, policy, maker, finisher))
 
     def _prover_maker(self, policy: Mu) -> ProverMaker | None:
         wanted = self.task.recipe.evaluation.prover
         return None if wanted is None else ProverMaker.of(wanted, policy, self._plan.run_seed)
 
     async def _sample(
-        self, groups: list[PromptedGroup], server: VllmServer, pool: GraderPool, policy: Mu, maker: ProverMaker | None
-    ) -> Sampled:
-        started = time.monotonic()
+        self,
+        groups: list[PromptedGroup],
+        server: VllmServer,
+        pool: GraderPool,
+        policy: Mu,
+        maker: ProverMaker | None,
+        finisher: _PartFinisher,
+    ) -> None:
         async with client_of(self.task, server) as client:
             asking = None if maker is None else Asking.of(maker, client)
             grader = TraceGrader(pool, self.task.recipe.prompt.thought_end, asking)
             concurrency = self.task.recipe.serving.max_concurrent_sequences
             valuer = None if asking is None else asking.prover
             sampler = RolloutSampler(client, policy.tokens, self._plan, valuer, concurrency)
-            grading = [grader.start(trace) async for trace in sampler.sample(groups)]
-            traces = await asyncio.gather(*grading)
-        traces = sorted(traces, key=lambda t: (t.rollout.problem_id, t.rollout.sample))
-        return sampled_group(traces, {"generation": time.monotonic() - started})
+            gatherer = GroupGatherer(grader, self.benchmark.samples)
+            try:
+                async with asyncio.TaskGroup() as committing:
+                    async for trace in sampler.sample(groups):
+                        if group := gatherer.add(trace):
+                            committing.create_task(finisher.commit(group))
+            except ExceptionGroup as failures:
+                raise failures.exceptions[0] from failures  # the first failure cancelled all else
 
     @property
     def _plan(self) -> RolloutPlan:
@@ -237,6 +278,25 @@ class UnitEvaluation:
             for index, unit in enumerate(job.evaluations):
                 if self.task.layout.evaluation_shard(unit.version, unit.benchmark, unit.shard) == shard:
                     self.task.reopen([(job.name, index)], f"{shard}, which it had sampled, was damaged")
+
+
+@dataclass(frozen=True)
+class _PartFinisher:
+    """Commits the problems of a shard as they are graded."""
+
+    parts: Parts
+    unit: EvaluationUnit
+    positions: dict[str, int]
+    """Of the problems sampled, by id."""
+    started: float = field(default_factory=time.monotonic)
+
+    async def commit(self, group: list[asyncio.Task[GradedTrace]]) -> None:
+        traces = await graded_in_order(group)
+        sampled = sampled_group(traces, {"generation": time.monotonic() - self.started})
+        position = self.positions[traces[0].rollout.problem_id]
+        won = await asyncio.to_thread(self.parts.commit, position, sampled)
+        kind = EventKind.PART_COMMITTED if won else EventKind.SHARD_DISCARDED
+        self.parts.task.events.emit(kind, what="part", position=position, **self.unit.model_dump())
 
 
 def valued_traces(parts: Sequence[Sampled]) -> dict[str, list[ValuedTrace]]:

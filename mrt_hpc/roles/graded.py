@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.grading.answers import extract_answer
@@ -151,6 +151,26 @@ class TraceGrader:
     def start(self, valued: ValuedTrace) -> asyncio.Task[GradedTrace]:
         """Grade in the background, while others are sampled."""
         return asyncio.create_task(self.grade(valued))
+
+
+@dataclass
+class GroupGatherer:
+    """Grades traces as they come, and gathers them by group."""
+
+    grader: TraceGrader
+    group_size: int
+    _waiting: dict[str, list[asyncio.Task[GradedTrace]]] = field(default_factory=dict, init=False)
+
+    def add(self, valued: ValuedTrace) -> list[asyncio.Task[GradedTrace]] | None:
+        """Begin to grade a trace; the whole group when this was its last."""
+        group = self._waiting.setdefault(valued.trace.group.problem.id, [])
+        group.append(self.grader.start(valued))
+        return self._waiting.pop(valued.trace.group.problem.id) if len(group) == self.group_size else None
+
+
+async def graded_in_order(group: Sequence[asyncio.Task[GradedTrace]]) -> list[GradedTrace]:
+    """The traces of a group once they are graded, by their number."""
+    return sorted(await asyncio.gather(*group), key=lambda t: t.rollout.sample)
 
 
 def _is_trouble(verdict: Verdict) -> bool:

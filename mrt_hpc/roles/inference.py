@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.model import Role
-from mrt_hpc.roles.graded import Asking, TraceGrader, sampled_group
+from mrt_hpc.roles.graded import Asking, GroupGatherer, TraceGrader, graded_in_order, sampled_group
+from mrt_hpc.roles.groups import positions_there
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import Mu, ProverMaker, asked_boundaries, longest_question, shares_seeds
@@ -28,7 +29,7 @@ from mrt_hpc.roles.serving import client_of, grader_pool, running_server, verifi
 from mrt_hpc.roles.starts import starts_of
 from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.groups import commit_group, complete_groups
+from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.leases import Holder, Leases
 from mrt_hpc.run.manifest import DamagedError, read_manifest
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from mrt_hpc.grading.pool import GraderPool
     from mrt_hpc.inference.client import GenerationClient
-    from mrt_hpc.inference.sampler import ValuedTrace
     from mrt_hpc.inference.server import VllmServer
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.recipe.schema import Recipe
@@ -176,7 +176,7 @@ class Rounds:
         """Positions of the groups that are not there, by iteration, of those that are not trained on yet."""
         wanted = [COLLECTION] if self._collects else [i for i in self.task.iterations if i >= newest]
         every = set(range(groups_of(self.task.recipe, wanted[0], self.problems) if wanted else 0))
-        missing = {i: sorted(every - complete_groups(self.task.layout.groups(i))) for i in wanted}
+        missing = {i: sorted(every - positions_there(self.task, i)) for i in wanted}
         return {iteration: positions for iteration, positions in missing.items() if positions}
 
     def _free_work(self, newest: int, missing: dict[int, list[int]]) -> Round | None:
@@ -308,7 +308,8 @@ class Worker:
             mu = client if equipment.mu is None else await stack.enter_async_context(client_of(task, equipment.mu))
             asking = self._asking(mu, work.iteration)
             grader = TraceGrader(equipment.pool, recipe.prompt.thought_end, asking)
-            finish = GroupFinisher(task, work, self.weights, grader, clock, starts.group_size)
+            gatherer = GroupGatherer(grader, starts.group_size)
+            finish = GroupFinisher(task, work, self.weights, clock)
             plan = rollout_plan(recipe, work.iteration, starts.group_size)
             valuer = None if asking is None else asking.prover
             concurrency = recipe.serving.max_concurrent_sequences
@@ -316,7 +317,7 @@ class Worker:
             try:
                 async with asyncio.TaskGroup() as finishing:
                     async for trace in sampler.sample(self._claimed(work, starts, finish)):
-                        if group := finish.add(trace):
+                        if group := gatherer.add(trace):
                             finishing.create_task(finish.commit(group))
             except ExceptionGroup as failures:
                 raise failures.exceptions[0] from failures  # the first failure cancelled all else
@@ -347,34 +348,27 @@ class Worker:
 
 @dataclass
 class GroupFinisher:
-    """Gathers the traces of each group, then grades and commits it."""
+    """Commits the groups of a round as they are graded."""
 
     task: Task
     work: Round
     weights: Weights
-    grader: TraceGrader
     clock: _Clock
-    group_size: int
     positions: dict[str, int] = field(default_factory=dict)
     """Of the problems claimed, by id."""
-    _waiting: dict[str, list[asyncio.Task[GradedTrace]]] = field(default_factory=dict, init=False)
-
-    def add(self, valued: ValuedTrace) -> list[asyncio.Task[GradedTrace]] | None:
-        """Begin to grade a trace; the whole group when this was its last."""
-        group = self._waiting.setdefault(valued.trace.group.problem.id, [])
-        group.append(self.grader.start(valued))
-        return self._waiting.pop(valued.trace.group.problem.id) if len(group) == self.group_size else None
 
     async def commit(self, group: list[asyncio.Task[GradedTrace]]) -> None:
         """Commit a group once it is graded, unless another task was faster."""
         generated = self.clock.now
-        traces = sorted(await asyncio.gather(*group), key=lambda t: t.rollout.sample)
+        traces = await graded_in_order(group)
         seconds = {**self.clock.before, "generation": generated, "grading": self.clock.now - generated}
         position = self.positions[traces[0].rollout.problem_id]
         won = await asyncio.to_thread(self._commit, position, traces, seconds)
         self._tell(position, traces, won)
 
     def _commit(self, position: int, traces: list[GradedTrace], seconds: dict[str, float]) -> bool:
+        if self.task.layout.group_archive(self.work.iteration).exists():
+            return False  # training has passed the iteration: this task was taken for lost
         sampled = sampled_group(traces, seconds)
         return self.task.patiently(
             lambda: commit_group(

@@ -10,12 +10,13 @@ from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.algorithms import MrtOnline, SupervisedAlgorithm
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.roles.advantages import batch_of, branch_sequences, training_sequences
+from mrt_hpc.roles.groups import positions_there, set_group_aside
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import forced_text
 from mrt_hpc.roles.samples import Samples
+from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_indices
-from mrt_hpc.run.groups import Group, complete_groups, read_group
 from mrt_hpc.run.manifest import DamagedError, unreadable
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.advantages import Batch
     from mrt_hpc.roles.peers import Peers
     from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.groups import Group
     from mrt_hpc.training.batch import TrainingSequence
 
 
@@ -84,13 +86,14 @@ class RolloutIntake:
 
     def is_complete(self) -> bool:
         """Read the groups that have come; whether all are there. A damaged one is set aside, to be sampled again."""
-        layout = self.task.layout
-        for position in sorted(complete_groups(layout.groups(self.iteration)) - self._groups.keys()):
-            path = layout.group(self.iteration, position)
+        task, iteration = self.task, self.iteration
+        for position in sorted(positions_there(task, iteration) - self._groups.keys()):
+            path = task.layout.group(iteration, position)
             try:
-                self._groups[position] = self.task.patiently(partial(read_group, path), f"reading {path}")
+                read = partial(read_sampled, task.layout, iteration, position)
+                self._groups[position] = task.patiently(read, f"reading {path}")
             except DamagedError as damage:
-                self.task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
+                set_group_aside(task, iteration, position, damage)
             except OSError as error:
                 raise unreadable(path, error) from error
         return len(self._groups) == self._wanted
@@ -114,7 +117,7 @@ class RolloutIntake:
     def reopen_samplers(self) -> None:
         """Where groups are missing, and no task of inference is left to sample them."""
         lives = self.samplers.lives()
-        missing = len(complete_groups(self.task.layout.groups(self.iteration))) < self._wanted
+        missing = len(positions_there(self.task, self.iteration)) < self._wanted
         if missing and set(lives.values()) <= {Life.DONE, Life.FAILED}:
             self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
 

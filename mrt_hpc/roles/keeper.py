@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import remove_leftovers
+from mrt_hpc.run.archive import archive_groups
+from mrt_hpc.run.atomic import is_temporary, remove_leftovers
+from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.lineage import evaluated_with_others, younger_than
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.patience import Patience, patiently
+from mrt_hpc.run.patience import Patience, children, patiently
 from mrt_hpc.run.tasks import read_task
 from mrt_hpc.run.weights import prune, published_versions
 from mrt_hpc.run.weights import publish as publish_version
@@ -46,6 +49,8 @@ class Keeper:
     saved: int
     """The iteration of the newest checkpoint; the initial weights are as good as one."""
     longest_save_s: float = 0.0
+    archived: int = 0
+    """Iterations before this one have been archived by this attempt."""
 
     def mend(self, iteration: int) -> None:
         """Make the files agree with the state after ``iteration`` updates: set aside what is younger, publish what was
@@ -80,6 +85,7 @@ class Keeper:
         )
         _refuse_anothers(path, mine)
         self._keep_house(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))
+        self._keep_house(self._archive)
         self.saved = iteration
         self.longest_save_s = max(self.longest_save_s, time.monotonic() - started)
         self.emit(EventKind.CHECKPOINT, iteration=iteration, seconds=time.monotonic() - started)
@@ -146,6 +152,18 @@ class Keeper:
         """What earlier attempts were writing when they were lost: whole models, where a disk is short."""
         for directory in (self.task.layout.weights, self.task.layout.checkpoints):
             remove_leftovers(directory)
+
+    def _archive(self) -> None:
+        """Archive the groups that no kept checkpoint goes back to, and what was collected, once training has begun."""
+        layout, recipe = self.task.layout, self.task.recipe
+        kept = [layout.step_of(path) or 0 for path in children(layout.checkpoints) if not is_temporary(path)]
+        passed = range(self.archived, min(kept, default=0))
+        if passed and self.archived == 0 and recipe.algorithm.collects:
+            archive_groups(layout, COLLECTION, len(read_problems(layout.train_data)))
+        if recipe.algorithm.samples_rollouts:
+            for iteration in passed:
+                archive_groups(layout, iteration, recipe.sampling.problems_per_iteration or 0)
+        self.archived = max(self.archived, passed.stop)
 
     def _keep_house(self, remove: Callable[[], object]) -> None:
         """Remove what nobody needs, on rank 0; what cannot be removed now is tried again after the next iteration."""

@@ -15,10 +15,9 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import COLLECTION
-from mrt_hpc.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,8 +150,8 @@ def trained_rate(iterations: Sequence[IterationMetrics], ranks: int) -> float | 
 
 def collected_tokens(layout: RunLayout) -> int:
     """What version 0 sampled before the first iteration, by the manifests of its groups."""
-    groups = layout.groups(COLLECTION)
-    costs = [read_manifest(layout.group(COLLECTION, p)).about["statistics"] for p in complete_groups(groups)]
+    positions = sampled_positions(layout, COLLECTION)
+    costs = [sampled_manifest(layout, COLLECTION, position).about["statistics"] for position in positions]
     return sum(cost["rollout_tokens"] + cost["branch_tokens"] for cost in costs)
 
 

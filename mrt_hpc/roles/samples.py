@@ -33,10 +33,10 @@ from mrt_hpc.mrt.sft import ChatFormat, Conversation, MaskedTokens, Message, Suf
 from mrt_hpc.mrt.star import select_correct
 from mrt_hpc.recipe.algorithms import Backtracking, MrtStar, SftConversations, SftSuffix, Star, SupervisedAlgorithm
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.roles.groups import positions_there
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.starts import collected_group, reopen_collection
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.training.batch import TrainingSequence
@@ -135,7 +135,7 @@ class SampleMaker:
         """
         layout = self.task.layout
         problems = read_problems(layout.train_data)
-        missing = set(range(len(problems))) - complete_groups(layout.groups(COLLECTION))
+        missing = set(range(len(problems))) - positions_there(self.task, COLLECTION)
         if missing:
             reopen_collection(self.task, f"{len(missing)} of its groups are not there")
             raise UserError(

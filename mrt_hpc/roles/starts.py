@@ -11,8 +11,9 @@ from mrt_hpc.inference.wire import Settings
 from mrt_hpc.mrt.mrt import draw_boundary
 from mrt_hpc.recipe.algorithms import Mrt
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.roles.groups import set_group_aside
 from mrt_hpc.roles.proving import forced_text
-from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.manifest import DamagedError
 
@@ -118,12 +119,12 @@ def collected_group(task: Task, position: int) -> Group:
     Raises:
         DamagedError: it was damaged.
     """
-    path = task.layout.group(COLLECTION, position)
+    read = partial(read_sampled, task.layout, COLLECTION, position)
     try:
-        return task.patiently(partial(read_group, path), f"reading {path}")
+        return task.patiently(read, f"reading group {position} of the collection")
     except DamagedError as damage:
-        reopen_collection(task, f"{path} was found damaged: {damage.what}")
-        task.set_aside([path], f"a damaged group: {damage.what} ({damage.where})")
+        reopen_collection(task, f"its group {position} was found damaged: {damage.what}")
+        set_group_aside(task, COLLECTION, position, damage)
         raise
 
 

@@ -29,6 +29,8 @@ class EventKind(StrEnum):
     """An attempt at an array task began."""
     TASK_ENDED = "task_ended"
     """An attempt ended; ``outcome`` says how."""
+    PART_COMMITTED = "part_committed"
+    """A problem of an evaluation's shard."""
     SHARD_COMMITTED = "shard_committed"
     """A shard of rollouts or of an evaluation is complete."""
     SHARD_DISCARDED = "shard_discarded"
@@ -53,7 +55,7 @@ class EventKind(StrEnum):
     """Answers that hung or could not be read."""
 
 
-PROGRESS = frozenset({EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT})
+PROGRESS = frozenset({EventKind.PART_COMMITTED, EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT})
 """What stays when the attempt that did it is lost; a weights version younger than its checkpoint does not."""
 
 

@@ -16,7 +16,11 @@ from mrt_hpc.run.records import AnswerProbability, Branch, GroupStatistics, Pref
 from mrt_hpc.run.shards import read_records, write_records
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from io import BytesIO
     from pathlib import Path
+
+    from mrt_hpc.run.manifest import Manifest
 
 PARTS = {
     "rollouts": Rollout, "branches": Branch, "answers": AnswerProbability, "values": PrefixValue,
@@ -58,7 +62,7 @@ def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
 
     def write(directory: Path) -> None:
         for name, record_type in PARTS.items():
-            write_records(_part(directory, name), getattr(sampled, name), record_type)
+            write_records(directory / _file_name(name), getattr(sampled, name), record_type)
 
     return commit_whole(path, write, statistics=dataclasses.asdict(sampled.statistics), **about)
 
@@ -70,19 +74,35 @@ def read_group(path: Path) -> Group:
         DamagedError: a part of it is not what was written.
         UserError: it was written by another version of this package.
     """
-    manifest = verify(path)
-    if missing := [name for name in PARTS if _part(path, name).name not in manifest.files]:
+    return group_of(verify(path), lambda name: path / name, path)
+
+
+def group_of(manifest: Manifest, file: Callable[[str], Path | BytesIO], where: Path) -> Group:
+    """A group from its verified files.
+
+    Args:
+        manifest: of the group.
+        file: gives one of its files by name.
+        where: the files are, for messages.
+
+    Raises:
+        DamagedError: a part of it is not what was written.
+        UserError: it was written by another version of this package.
+    """
+    if missing := [name for name in PARTS if _file_name(name) not in manifest.files]:
         raise UserError(
             f"no {', '.join(missing)} in it: another version of mrt-hpc wrote it",
-            where=path,
+            where=where,
             advice="go on with the version of mrt-hpc that the run was begun with",
         )
-    parts: dict[str, Any] = {name: read_records(_part(path, name), record) for name, record in PARTS.items()}
-    return Group(**parts, statistics=_statistics(manifest.about, path), digest=manifest.digest)
+    parts: dict[str, Any] = {
+        name: read_records(file(_file_name(name)), record, where) for name, record in PARTS.items()
+    }
+    return Group(**parts, statistics=_statistics(manifest.about, where), digest=manifest.digest)
 
 
-def _part(directory: Path, name: str) -> Path:
-    return directory / f"{name}.parquet"
+def _file_name(part: str) -> str:
+    return f"{part}.parquet"
 
 
 def _statistics(about: dict[str, Any], path: Path) -> GroupStatistics:

@@ -107,6 +107,10 @@ class RunLayout:
         """
         return self.groups(iteration) / f"{position:05d}"
 
+    def group_archive(self, iteration: int) -> Path:
+        """All groups of an iteration that training has passed, in one file."""
+        return self.iteration(iteration) / "groups.zip"
+
     def leases(self, iteration: int) -> Path:
         """Who samples which group of an iteration."""
         return self.iteration(iteration) / "leases"
@@ -127,6 +131,10 @@ class RunLayout:
     def evaluation_shard(self, version: int, benchmark: str, shard: int) -> Path:
         """One shard of an evaluation's samples."""
         return self.evaluation(version, benchmark) / f"shard-{shard:05d}"
+
+    def evaluation_parts(self, version: int, benchmark: str, shard: int) -> Path:
+        """Parent of what is sampled of a shard that is not whole yet, a directory a problem."""
+        return self.evaluation(version, benchmark) / f"parts-{shard:05d}"
 
     def evaluation_summary(self, version: int, benchmark: str) -> Path:
         """The evaluation's result."""

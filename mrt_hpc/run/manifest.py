@@ -109,14 +109,27 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        content = json.loads(path.read_text())
+        text = path.read_text()
+    except (*NOT_THERE, ValueError) as error:
+        raise DamagedError(f"no readable manifest: {error!r}", where=path) from error
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: str, where: Path) -> Manifest:
+    """The manifest that a file holds.
+
+    Raises:
+        DamagedError: it is unreadable, or not as it was written.
+    """
+    try:
+        content = json.loads(text)
         seal = content.pop("seal")
         files = {_inside(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
         manifest = Manifest(files, dict(content["about"]))
-    except (*NOT_THERE, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise DamagedError(f"no readable manifest: {error!r}", where=path) from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise DamagedError(f"no readable manifest: {error!r}", where=where) from error
     if seal != _sha256(content):
-        raise DamagedError("the manifest is damaged: its seal does not fit", where=path)
+        raise DamagedError("the manifest is damaged: its seal does not fit", where=where)
     return manifest
 
 

@@ -16,6 +16,7 @@ from mrt_hpc.run.manifest import DamagedError, is_of_the_filesystem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from io import BytesIO
     from pathlib import Path
 
 Record = TypeVar("Record")
@@ -53,8 +54,13 @@ def write_records(path: Path, records: Sequence[Any], record_type: type) -> None
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, compression="zstd")
 
 
-def read_records(path: Path, record_type: type[Record]) -> list[Record]:
+def read_records(source: Path | BytesIO, record_type: type[Record], where: Path | None = None) -> list[Record]:
     """All records of one parquet file.
+
+    Args:
+        source: the file, or its content.
+        record_type: the dataclass of a row.
+        where: the content is from, for messages; a file speaks for itself.
 
     Raises:
         DamagedError: the file is none of records.
@@ -62,16 +68,16 @@ def read_records(path: Path, record_type: type[Record]) -> list[Record]:
         UserError: its columns are not those of ``record_type``.
     """
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(source)
     except (pa.ArrowException, OSError, ValueError) as error:
         if is_of_the_filesystem(error):
             raise
-        raise DamagedError(f"cannot read records: {error}", where=path) from error
+        raise DamagedError(f"cannot read records: {error}", where=where or source) from error
     expected = arrow_schema(record_type)
     if table.schema.names != expected.names:
         raise UserError(
             "these records have other columns than this version writes",
-            where=path,
+            where=where or source,
             value=table.schema.names,
             expected=str(expected.names),
             advice="go on with the version of mrt-hpc that the run was begun with",

@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.atomic import replacing
-from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import COLLECTION
-from mrt_hpc.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,8 +146,8 @@ class Learnt:
 
 def spent_before(layout: RunLayout, versions: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Tokens generated and prefilled before each weights version, the collection of version 0 counted."""
-    groups = layout.groups(COLLECTION)
-    costs = [read_manifest(layout.group(COLLECTION, p)).about["statistics"] for p in complete_groups(groups)]
+    positions = sampled_positions(layout, COLLECTION)
+    costs = [sampled_manifest(layout, COLLECTION, position).about["statistics"] for position in positions]
     iterations = [IterationMetrics.read(layout.metrics(i)) for i in range(versions[-1])]
     generated = [sum(c["rollout_tokens"] + c["branch_tokens"] for c in costs)]
     prefilled = [sum(c["prefilled_tokens"] for c in costs)]

@@ -24,10 +24,11 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.advantages import batch_digest
 from mrt_hpc.roles.keeper import kept_versions
+from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.data import draw_problems, read_problems, share
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.groups import Group, complete_groups, read_group
+from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
 from mrt_hpc.run.tasks import TaskState, read_task
@@ -95,9 +96,9 @@ def check_iteration(found: Audit, layout: RunLayout, iteration: int) -> None:
     recipe = read_recipe_lock(layout.recipe_lock)
     sampling = recipe.sampling
     drawn = draw_problems(read_problems(layout.train_data), recipe.seed, iteration, sampling.problems_per_iteration)
-    positions = complete_groups(layout.groups(iteration))
+    positions = sampled_positions(layout, iteration)
     found.check(positions == set(range(len(drawn))), f"iteration {iteration}: groups {sorted(positions)}")
-    groups = [g for p in sorted(positions) if (g := found.readable(partial(read_group, layout.group(iteration, p))))]
+    groups = [g for p in sorted(positions) if (g := found.readable(partial(read_sampled, layout, iteration, p)))]
     rollouts = [r for g in groups for r in g.rollouts]
     check_samples(found, f"iteration {iteration}", rollouts, drawn, sampling.rollouts_per_problem)
     found.check({r.iteration for r in rollouts} <= {iteration}, f"iteration {iteration} holds rollouts of another")

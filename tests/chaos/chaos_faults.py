@@ -16,6 +16,7 @@ from chaos_target import Target
 
 from mrt_hpc.launch.ledger import latest_ids
 from mrt_hpc.launch.slurm_queue import queue_states
+from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import published_versions
 
@@ -114,7 +115,7 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
         passed, done = _passed_leases(target), _groups(target)
         wait_until(
             lambda: (
-                _passed_leases(target) > passed
+                _passed_leases(target) - passed
                 or _groups(target) > done + ENOUGH_GROUPS  # the victim may have held none
                 or not target.tasks("trainer")
             ),
@@ -127,12 +128,13 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
 
 
 def _groups(target: Target) -> int:
-    return sum(1 for _ in target.layout.root.glob("iterations/*/groups/[0-9]*"))
+    iterations = [int(p.name) for p in target.layout.root.glob("iterations/*")]
+    return sum(len(sampled_positions(target.layout, iteration)) for iteration in iterations)
 
 
-def _passed_leases(target: Target) -> int:
+def _passed_leases(target: Target) -> set[Path]:
     """Leases that are not the first on their group."""
-    return sum(p.suffix != ".000" for p in target.layout.root.glob("iterations/*/leases/*"))
+    return {p for p in target.layout.root.glob("iterations/*/leases/*") if p.suffix != ".000"}
 
 
 def _damage_checkpoint(tear: bool) -> Blow:

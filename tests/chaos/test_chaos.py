@@ -15,6 +15,7 @@ from chaos_run import DISK_MIB, Outcome, named_scenes, run_under_faults, small_d
 from chaos_scenes import attempts, scenes
 from slurm_session import NoClusterHereError, running_cluster
 
+from mrt_hpc.run.archive import unpack
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST
@@ -61,21 +62,37 @@ def test_a_run_under_faults_ends_as_an_undisturbed_one(outcome: tuple[Outcome, P
     assert found.audit.steps_redone <= len(found.strikes) + corrupted
 
 
+def unpacked(layout: RunLayout, iteration: int) -> RunLayout:
+    """With the groups of an iteration in directories, as they are before they are archived."""
+    unpack(layout, iteration)
+    layout.group_archive(iteration).unlink(missing_ok=True)
+    return layout
+
+
 def damage_group(layout: RunLayout) -> str:
-    path = layout.group(1, 2) / "rollouts.parquet"
+    path = unpacked(layout, 1).group(1, 2) / "rollouts.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     return "rollouts.parquet"
 
 
+def damage_archive(layout: RunLayout) -> str:
+    """A byte within a group changes."""
+    path = layout.group_archive(0)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    return str(path)
+
+
 def lose_group(layout: RunLayout) -> str:
-    shutil.rmtree(layout.group(0, 3))
+    shutil.rmtree(unpacked(layout, 0).group(0, 3))
     return "iteration 0: groups"
 
 
 def swap_groups(layout: RunLayout) -> str:
     """A group sampled anew after it was trained on."""
-    shutil.rmtree(layout.group(2, 1))
-    shutil.copytree(layout.group(1, 1), layout.group(2, 1))
+    shutil.rmtree(unpacked(layout, 2).group(2, 1))
+    shutil.copytree(unpacked(layout, 1).group(1, 1), layout.group(2, 1))
     return "iteration 2 was trained on other groups"
 
 
@@ -110,7 +127,8 @@ def publish_key(layout: RunLayout) -> str:
 @pytest.mark.parametrize(
     "harm",
     [
-        damage_group, lose_group, swap_groups, lose_metrics, change_weights, lose_evaluation, reopen_task, publish_key,
+        damage_group, damage_archive, lose_group, swap_groups,
+        lose_metrics, change_weights, lose_evaluation, reopen_task, publish_key,
     ],
 )  # fmt: skip
 def test_the_auditor_finds_what_is_wrong(outcome: tuple[Outcome, Path], tmp_path: Path, harm: object) -> None:

@@ -21,7 +21,8 @@ from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.advantages import batch_of, branch_sequences
 from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.run.groups import Group, complete_groups, read_group
+from mrt_hpc.run.archive import read_sampled, sampled_positions
+from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.training.supervised import read_suffixes
 
@@ -96,7 +97,7 @@ def run(quickstart: RunLayout, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 
 def groups(layout: RunLayout, iteration: int) -> list[Group]:
-    return [read_group(layout.group(iteration, p)) for p in sorted(complete_groups(layout.groups(iteration)))]
+    return [read_sampled(layout, iteration, p) for p in sorted(sampled_positions(layout, iteration))]
 
 
 def metrics(layout: RunLayout) -> list[IterationMetrics]:

@@ -1,4 +1,5 @@
-"""Ctrl-C, then kill -9 of a whole run in generation, in the update and while publishing; the same command finishes it.
+"""Ctrl-C, then kill -9 of a whole run in generation, in the update, while publishing and in an evaluation; the same
+command finishes it.
 
 Afterwards the events must show that no completed shard and no checkpointed step was computed twice.
 """
@@ -18,7 +19,9 @@ import pytest
 from chaos_backends import started, submit_command
 
 from mrt_hpc.recipe.errors import ExitCode
+from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.atomic import is_temporary
+from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import RunLayout
@@ -39,7 +42,7 @@ SHRUNK = (
     "tracking.wandb=true",
 )
 DEADLINE_S = 600
-KILLS = 3
+KILLS = 4
 
 
 def start(run: Path) -> subprocess.Popen[bytes]:
@@ -96,8 +99,13 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def while_publishing() -> bool:
         return any(is_temporary(p) and "v000002" in p.name for p in layout.weights.iterdir())
 
+    def in_evaluation() -> bool:
+        """Some problems have been evaluated, and not all."""
+        first = layout.evaluation_parts(0, "held-out", 0)
+        return bool(complete_groups(first)) and not layout.evaluation_shard(0, "held-out", 0).exists()
+
     interrupt_when(run, lambda: bool(read_events(layout.events, EventKind.TASK_STARTED)))
-    for moment in (in_generation, in_update, while_publishing):
+    for moment in (in_generation, in_update, while_publishing, in_evaluation):
         kill_when(run, moment)
         gone = time.monotonic() + 30
         while servers_of(run):
@@ -129,7 +137,7 @@ def test_no_group_was_completed_twice(killed_run: Path) -> None:
     """What was committed in the instant before a kill may lack its event."""
     layout = RunLayout(killed_run)
     for iteration in range(ITERATIONS):
-        assert complete_groups(layout.groups(iteration)) == set(range(6))
+        assert sampled_positions(layout, iteration) == set(range(6))
     events = read_events(layout.events)
     committed = Counter(
         (e["iteration"], e["position"]) for e in events if e["kind"] == "shard_committed" and e["what"] == "group"
@@ -137,6 +145,22 @@ def test_no_group_was_completed_twice(killed_run: Path) -> None:
     assert len(committed) >= ITERATIONS * 6 - KILLS
     assert max(committed.values()) == 1
     assert not [e for e in events if e["kind"] == "shard_discarded"]
+
+
+def test_no_evaluated_problem_was_sampled_twice(killed_run: Path) -> None:
+    events = read_events(RunLayout(killed_run).events)
+    parts = Counter((e["version"], e["position"]) for e in events if e["kind"] == "part_committed")
+    problems = len(read_problems(RunLayout(killed_run).benchmark_data("held-out")))
+    assert 2 * problems - KILLS <= len(parts) <= 2 * problems
+    assert max(parts.values()) == 1
+    assert not list(RunLayout(killed_run).evaluations(0).rglob("parts-*")), "the parts are in the shard now"
+
+
+def test_iterations_that_no_checkpoint_goes_back_to_are_archived(killed_run: Path) -> None:
+    layout = RunLayout(killed_run)
+    for iteration in range(ITERATIONS - 1):
+        assert {p.name for p in layout.iteration(iteration).iterdir()} == {"groups.zip", "metrics.json"}
+    assert layout.groups(ITERATIONS - 1).is_dir()
 
 
 def test_no_checkpointed_step_was_computed_twice(killed_run: Path) -> None:

@@ -1,0 +1,207 @@
+"""One file for the groups of an iteration that training has passed, in place of some six a group.
+
+The archive is a zip of the groups' directories as they were committed, so that each group keeps its manifest and its
+digest. The directories are removed only when the archive is on the disk: at every instant each group stands in one of
+the two. Readers look into the archive first; ``unzip`` gives the directories back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.atomic import commit_directory, is_temporary, replacing, temporary_sibling, tree
+from mrt_hpc.run.groups import Group, complete_groups, group_of, read_group
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest
+from mrt_hpc.run.patience import children
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.run.layout import RunLayout
+
+UNREADABLE = (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, ValueError)
+"""What zipfile raises for an archive that is damaged; errors of the filesystem are raised as they are."""
+
+
+@dataclass(frozen=True)
+class GroupArchive:
+    """The archive of one iteration's groups."""
+
+    path: Path
+
+    @cached_property
+    def members(self) -> dict[int, list[str]]:
+        """Names of the files of each group, by position.
+
+        Raises:
+            DamagedError: it is no archive of groups.
+        """
+        found: dict[int, list[str]] = {}
+        try:
+            for position, _, name in (name.partition("/") for name in self._zip.namelist()):
+                found.setdefault(int(position), []).append(name)
+        except UNREADABLE as error:
+            raise DamagedError(f"the archive of groups cannot be read: {error!r}", where=self.path) from error
+        return found
+
+    @cached_property
+    def _zip(self) -> zipfile.ZipFile:
+        """Opened once: opening reads the names of all members."""
+        return zipfile.ZipFile(self.path)
+
+    def manifest(self, position: int) -> Manifest:
+        """The manifest of a group.
+
+        Raises:
+            DamagedError: it is missing, or not as it was written.
+        """
+        return parse_manifest(self.file(position, MANIFEST).decode(errors="replace"), self.path)
+
+    def read(self, position: int) -> Group:
+        """One group, verified.
+
+        Raises:
+            DamagedError: a part of it is not what was written.
+        """
+        manifest = self.manifest(position)
+        return group_of(manifest, lambda name: io.BytesIO(self.verified(position, manifest, name)), self.path)
+
+    def verified(self, position: int, manifest: Manifest, name: str) -> bytes:
+        """A file of a group, as its manifest describes it.
+
+        Raises:
+            DamagedError: it is not.
+        """
+        data, (size, digest) = self.file(position, name), manifest.files[name]
+        if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
+            raise DamagedError(f"{name} of group {position} differs from its manifest", where=self.path)
+        return data
+
+    def file(self, position: int, name: str) -> bytes:
+        """A file of a group, as it stands there.
+
+        Raises:
+            DamagedError: it cannot be read.
+        """
+        try:
+            return self._zip.read(f"{position:05d}/{name}")
+        except UNREADABLE as error:
+            raise DamagedError(f"no readable {name} of group {position}: {error!r}", where=self.path) from error
+
+
+def opened(layout: RunLayout, iteration: int) -> GroupArchive | None:
+    """The archive of an iteration's groups; None where there is none."""
+    path = layout.group_archive(iteration)
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return _opened(path, found.st_ino, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _opened(path: Path, inode: int, changed_ns: int) -> GroupArchive:  # noqa: ARG001 - they tell one file from another
+    """Kept open, as stale traces are read from one archive throughout a run."""
+    return GroupArchive(path)
+
+
+def archive_groups(layout: RunLayout, iteration: int, wanted: int) -> None:
+    """Put the groups of an iteration into its archive, and remove their directories and leases.
+
+    Nothing is done while some of the ``wanted`` groups are missing: a task may be sampling those. Running again after a
+    loss goes on where it stopped.
+    """
+    path, groups = layout.group_archive(iteration), layout.groups(iteration)
+    positions = complete_groups(groups)
+    if not path.exists() and positions == set(range(wanted)) and wanted:
+        with replacing(path) as temporary:
+            _write(temporary, groups, positions)
+    if path.exists():
+        _remove(layout, iteration)
+
+
+def _write(path: Path, groups: Path, positions: set[int]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # parquet files are compressed already
+        for position in sorted(positions):
+            directory = groups / f"{position:05d}"
+            for file in sorted(tree(directory)[1]):
+                archive.write(file, f"{position:05d}/{file.relative_to(directory).as_posix()}")
+
+
+def _remove(layout: RunLayout, iteration: int) -> None:
+    """First under a temporary name, so that no reader finds half of a group."""
+    for directory in (layout.groups(iteration), layout.leases(iteration)):
+        if directory.exists():
+            directory.rename(temporary_sibling(directory))
+    for leftover in filter(is_temporary, children(layout.iteration(iteration))):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+def sampled_positions(layout: RunLayout, iteration: int) -> set[int]:
+    """Positions of the complete groups of an iteration, in its archive or beside it.
+
+    Raises:
+        DamagedError: the archive cannot be read.
+    """
+    archive = opened(layout, iteration)
+    archived = set() if archive is None else set(archive.members)
+    return archived | complete_groups(layout.groups(iteration))
+
+
+def read_sampled(layout: RunLayout, iteration: int, position: int) -> Group:
+    """One group of an iteration, from its archive or its directory.
+
+    Raises:
+        DamagedError: it is not there, or not what was written.
+    """
+    archive, path = opened(layout, iteration), layout.group_archive(iteration)
+    if archive is not None and position in archive.members:
+        return archive.read(position)
+    try:
+        return read_group(layout.group(iteration, position))
+    except DamagedError:
+        if archive is not None or path not in children(path.parent):
+            raise
+        return GroupArchive(path).read(position)  # it was archived while it was read
+
+
+def sampled_manifest(layout: RunLayout, iteration: int, position: int) -> Manifest:
+    """The manifest of one group of an iteration.
+
+    Raises:
+        DamagedError: it is not there, or not what was written.
+    """
+    archive = opened(layout, iteration)
+    if archive is not None and position in archive.members:
+        return archive.manifest(position)
+    return read_manifest(layout.group(iteration, position))
+
+
+def unpack(layout: RunLayout, iteration: int) -> None:
+    """Give the groups of an archive their directories back; damaged ones are left out. The archive stays."""
+    archive = GroupArchive(layout.group_archive(iteration))
+    try:
+        positions = sorted(archive.members)
+    except DamagedError:
+        return  # nothing of it can be saved
+    for position in positions:
+        try:
+            _unpack(archive, position, layout.group(iteration, position))
+        except DamagedError:
+            continue  # the caller has been told of the damage, and has this one sampled again
+
+
+def _unpack(archive: GroupArchive, position: int, path: Path) -> None:
+    manifest = archive.manifest(position)
+    files = {name: archive.verified(position, manifest, name) for name in manifest.files}
+    temporary = temporary_sibling(path)
+    temporary.mkdir(parents=True)
+    for name, data in {**files, MANIFEST: archive.file(position, MANIFEST)}.items():
+        (temporary / name).write_bytes(data)
+    commit_directory(temporary, path)

@@ -1,0 +1,118 @@
+"""The groups of a passed iteration in one file: nothing is lost on the way, and damage is found."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.run import archive as archives
+from mrt_hpc.run.archive import archive_groups, read_sampled, sampled_manifest, sampled_positions, unpack
+from mrt_hpc.run.groups import Group, Sampled, commit_group, complete_groups, read_group
+from mrt_hpc.run.layout import COLLECTION, RunLayout
+from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GROUPS = 5
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    """Iteration 3 with its groups and leases."""
+    made = RunLayout(tmp_path)
+    for position in range(GROUPS):
+        commit_group(made.group(3, position), sampled(f"p{position}"), holder={"index": position})
+    made.leases(3).mkdir()
+    (made.leases(3) / "00000.000").write_text("{}")
+    return made
+
+
+def sampled(problem: str) -> Sampled:
+    rollout = Rollout(
+        iteration=3, problem_id=problem, sample=0, seed=1, weights_version=0, prompt_ids=[1], forced=0, token_ids=[2],
+        logprobs=[-0.5], finish_reason=FinishReason.STOP, text="7", answer="7", reward=1.0, boundaries=[0, 1],
+        started=0.0, seconds=1.0,
+    )  # fmt: skip
+    return Sampled(rollouts=[rollout], statistics=GroupStatistics(1, 0, 1, 0, 0, 0, 1, {"generation": 2.0}))
+
+
+def everything(layout: RunLayout) -> dict[int, Group]:
+    return {position: read_sampled(layout, 3, position) for position in sampled_positions(layout, 3)}
+
+
+def test_archived_groups_are_what_they_were(layout: RunLayout) -> None:
+    before = {position: read_group(layout.group(3, position)) for position in range(GROUPS)}
+    archive_groups(layout, 3, GROUPS)
+    assert [path.name for path in layout.iteration(3).iterdir()] == ["groups.zip"]
+    assert everything(layout) == before
+    assert sampled_manifest(layout, 3, 2).about["holder"] == {"index": 2}
+
+
+def test_nothing_is_archived_while_a_group_is_missing(layout: RunLayout) -> None:
+    archive_groups(layout, 3, GROUPS + 1)
+    assert not layout.group_archive(3).exists()
+    assert complete_groups(layout.groups(3)) == set(range(GROUPS))
+
+
+def test_an_iteration_that_was_never_sampled_gets_no_archive(tmp_path: Path) -> None:
+    archive_groups(RunLayout(tmp_path), COLLECTION, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lost_at", ["_write", "_remove", "rmtree"])
+def test_an_archiving_that_was_lost_loses_no_group_and_is_done_again(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, lost_at: str
+) -> None:
+    before = everything(layout)
+
+    def lost(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil if lost_at == "rmtree" else archives, lost_at, lost)
+        with pytest.raises(KeyboardInterrupt):
+            archive_groups(layout, 3, GROUPS)
+    assert everything(layout) == before
+    archive_groups(layout, 3, GROUPS)
+    assert [path.name for path in layout.iteration(3).iterdir()] == ["groups.zip"]
+    assert everything(layout) == before
+
+
+def test_a_group_that_is_archived_while_it_is_read_is_found(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = read_group(layout.group(3, 1))
+
+    def slow(path: Path) -> Group:
+        archive_groups(layout, 3, GROUPS)
+        return read_group(path)
+
+    monkeypatch.setattr(archives, "read_group", slow)
+    assert read_sampled(layout, 3, 1) == expected
+
+
+def test_a_damaged_group_is_found_and_the_others_are_given_back(layout: RunLayout) -> None:
+    before = everything(layout)
+    archive_groups(layout, 3, GROUPS)
+    path = layout.group_archive(3)
+    data = bytearray(path.read_bytes())
+    place = data.index(b"00002/rollouts.parquet") + 200
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedError):
+        read_sampled(layout, 3, 2)
+    unpack(layout, 3)
+    path.unlink()
+    assert everything(layout) == {position: group for position, group in before.items() if position != 2}
+
+
+def test_an_archive_that_is_cut_short_is_damaged(layout: RunLayout) -> None:
+    archive_groups(layout, 3, GROUPS)
+    path = layout.group_archive(3)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DamagedError, match="archive of groups cannot be read"):
+        sampled_positions(layout, 3)
+    unpack(layout, 3)
+    assert complete_groups(layout.groups(3)) == set()
