@@ -20,6 +20,7 @@ from mrt_hpc.run.layout import COLLECTION
 if TYPE_CHECKING:
     from mrt_hpc.plan.model import EvaluationUnit, Job, Plan
     from mrt_hpc.plan.throughput import Throughput
+    from mrt_hpc.recipe.provers import AnyProver
     from mrt_hpc.recipe.schema import Problems, Recipe
 
 START_S = 180.0
@@ -101,16 +102,16 @@ def training_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> 
 
 def tokens_per_group(recipe: Recipe, iteration: int) -> float:
     """Sampled for one problem: its rollouts and their branches."""
-    trace, branch = trace_tokens(recipe, iteration), branch_tokens(recipe)
-    rollouts = recipe.sampling.rollouts_per_problem
-    values = 0.0 if recipe.prover is None else getattr(recipe.prover, "branches", 1) * branch
+    trace, rollouts = trace_tokens(recipe, iteration), recipe.sampling.rollouts_per_problem
+    values = 0.0 if recipe.prover is None else tokens_per_value(recipe.prover, recipe)
     if not isinstance(recipe.algorithm, Mrt):
         return rollouts * (trace + (recipe.episodes.max_episodes + 1) * values)
     if iteration == COLLECTION:
         return trace  # one stale trace
     # Half of the rollouts go on from a prefix, which is half of a trace on average; half are forced to answer.
     going_on = trace / 2 + (values if recipe.algorithm.bonus == "next_episode" else 0.0)
-    return rollouts / 2 * (going_on + branch)
+    forced = 0.0 if recipe.prover is None else branch_tokens(recipe.prover, recipe)
+    return rollouts / 2 * (going_on + forced)
 
 
 def trained_tokens(recipe: Recipe, iteration: int) -> float:
@@ -136,13 +137,15 @@ def trace_tokens(recipe: Recipe, iteration: int) -> float:
     return min(limit, recipe.expected.trace_tokens or limit / 2)
 
 
-def branch_tokens(recipe: Recipe) -> float:
+def tokens_per_value(prover: AnyProver, recipe: Recipe) -> float:
+    """Tokens that one boundary's value takes: those of its branches."""
+    return float(getattr(prover, "branches", 1)) * branch_tokens(prover, recipe)
+
+
+def branch_tokens(prover: AnyProver, recipe: Recipe) -> float:
     """Mean tokens of a branch: as stated, else half of the limit where it goes on thinking, few where it answers."""
-    if recipe.prover is None:
-        return 0.0
-    limit = getattr(recipe.prover, "max_tokens", 1)
-    usual = limit / 2 if isinstance(recipe.prover, Continuation) else ANSWER_TOKENS
-    return min(limit, recipe.expected.branch_tokens or usual)
+    usual = prover.max_tokens / 2 if isinstance(prover, Continuation) else ANSWER_TOKENS
+    return min(prover.max_tokens, recipe.expected.branch_tokens or usual)
 
 
 def _unit_seconds(unit: EvaluationUnit, recipe: Recipe, throughput: Throughput) -> float | None:
@@ -152,6 +155,9 @@ def _unit_seconds(unit: EvaluationUnit, recipe: Recipe, throughput: Throughput) 
     if problems is None:
         return None
     trace = min(evaluation.max_tokens, recipe.expected.trace_tokens or evaluation.max_tokens / 2)
+    if evaluation.prover is not None:
+        episodes = (evaluation.episodes or recipe.episodes).max_episodes
+        trace += (episodes + 1) * tokens_per_value(evaluation.prover, recipe)
     return problems / evaluation.problem_shards * benchmark.samples * trace / throughput.sampled_per_s
 
 

@@ -50,8 +50,8 @@ def test_every_command_has_help_with_examples(command: str) -> None:
 def test_plan_prints_every_job_and_the_cost() -> None:
     result = invoke("plan", REFERENCE)
     assert result.exit_code == 0
-    assert "segment-007.trainer" in result.output
-    assert "248 iterations in 8 segment(s)" in result.output
+    assert "segment-003.trainer" in result.output
+    assert "248 iterations in 4 segment(s)" in result.output
     assert "GPU-hours" in result.output
     assert "not there yet, submit will refuse" in result.output
 

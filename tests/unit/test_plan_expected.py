@@ -73,7 +73,7 @@ def test_an_evaluation_is_counted_by_its_problems(tmp_path: Path) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text("".join(json.dumps({"id": str(i), "problem": "", "answer": ""}) + "\n" for i in range(30)))
     where = f"evaluation.benchmarks=[{{name: b, samples: 8, problems: {{type: jsonl, path: {problems}}}}}]"
-    one = recipe("grpo", where, "evaluation.problem_shards=2", "expected.trace_tokens=1000", "evaluation.every=null")
+    one = recipe("grpo", where, "evaluation.problem_shards=2", "expected.trace_tokens=1000", "evaluation.prover=null")
     hours = expected_hours(compile_plan(one, LocalSite()), one, RATES)
     assert hours["segment-000.evaluation"].hours == pytest.approx((180 + 15 * 8 * 1000 / 1000) / 3600)
     problems.unlink()
