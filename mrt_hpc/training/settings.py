@@ -12,7 +12,7 @@ class Schedule(StrEnum):
     """The learning rate after the warm-up."""
 
     COSINE = "cosine"
-    """Half a cosine from the peak to the minimum at the last step."""
+    """Half a cosine from the peak to the minimum, which lies one step beyond the last."""
     CONSTANT = "constant"
     """The peak until the end."""
 

@@ -19,10 +19,20 @@ def test_the_warm_up_is_linear_and_reaches_the_peak() -> None:
     assert rates(Schedule.COSINE)[:3] == [0.5, 1.0, 1.0]
 
 
-def test_the_cosine_passes_its_middle_and_ends_at_the_minimum() -> None:
-    course = rates(Schedule.COSINE, minimum_ratio=0.1, warmup_ratio=0.1)
-    assert course[5] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
-    assert course[9] == course[10] == pytest.approx(0.1)
+def test_the_cosine_passes_its_middle_and_ends_at_the_minimum_after_the_last_step() -> None:
+    course = rates(Schedule.COSINE, minimum_ratio=0.1, warmup_ratio=0.2)
+    assert course[6] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
+    assert course[9] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert course[10] == pytest.approx(0.1)
+    assert learning_rate(99, 10, 1.0, 0.2, Schedule.COSINE, 0.1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 248])
+@pytest.mark.parametrize("warmup_ratio", [0.0, 0.1, 1.0])
+def test_every_step_has_a_rate_above_zero(steps: int, warmup_ratio: float) -> None:
+    course = [learning_rate(step, steps, 1.0, warmup_ratio, Schedule.COSINE) for step in range(steps)]
+    assert min(course) > 0
+    assert max(course) == 1.0
 
 
 def test_the_cosine_never_rises_after_the_warm_up() -> None:
