@@ -118,7 +118,9 @@ class IterationMetrics(Record):
     rollouts: int | None = None
     branches: int | None = None
     trained_branches: int | None = None
-    """Those of them that were learnt from."""
+    """Those of them that were learnt from: of boundaries where some are right and some are wrong."""
+    dropped_branches: int = 0
+    """Those of them that should have been learnt from, and were not sampled as the recipe says."""
     generated_tokens: int | None = None
     """Sampled in this iteration, branches included."""
     prefilled_tokens: int | None = None

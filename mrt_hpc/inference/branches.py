@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from mrt_hpc.inference.closing import box_end, could_end
-from mrt_hpc.inference.traces import LookAhead, SampledBranch
+from mrt_hpc.inference.traces import LookAhead, SampledBranch, ScoringCost
 from mrt_hpc.inference.wire import Request, Settings
 from mrt_hpc.mrt.values import Step, look_ahead
 from mrt_hpc.run.records import FinishReason
@@ -84,7 +84,7 @@ class Branches:
         requests = [self._request(trace, boundary, numbers[boundary]) for boundary in asked]
         first = [c async for c in self.fork.generator.stream(requests)] if requests else []
         whole = await asyncio.gather(*(self._to_its_end(requests[c.request].prompt_ids, c) for c in first))
-        drawn = [self._branch(asked[c.request], numbers[asked[c.request]][c.sample], c) for c in whole]
+        drawn = [self._branch(asked[c.request], numbers[asked[c.request]][c.sample], c, cost) for c, cost in whole]
         return sorted(drawn, key=lambda b: (b.boundary, b.branch))
 
     def _request(self, trace: SampledTrace, boundary: int, numbers: range) -> Request:
@@ -99,15 +99,17 @@ class Branches:
         stops = {*settings.stop_token_ids, *self.closing.brace_ids}
         return msgspec.structs.replace(settings, stop_token_ids=tuple(sorted(stops)))
 
-    async def _to_its_end(self, prompt_ids: list[int], drawn: Completion) -> Completion:
-        """Go on where a branch stopped at a brace that did not close its box."""
+    async def _to_its_end(self, prompt_ids: list[int], drawn: Completion) -> tuple[Completion, ScoringCost]:
+        """Go on where a branch stopped at a brace that did not close its box; and what the further prompts cost."""
+        cost = ScoringCost()
         while (left := self.fork.settings.max_tokens - len(drawn.token_ids)) > 0 and self._stopped_inside(drawn):
             settings = msgspec.structs.replace(self._settings, max_tokens=left)
             seed = drawn.seed + len(drawn.token_ids)
             request = Request([*prompt_ids, *drawn.token_ids], [seed], settings, top=self.likely_tokens)
             async for more in self.fork.generator.stream([request]):
                 drawn = _joined(drawn, more)
-        return drawn
+                cost += ScoringCost(0, more.prompt_tokens, more.cached_tokens or 0)
+        return drawn, cost
 
     def _stopped_inside(self, drawn: Completion) -> bool:
         return (
@@ -116,7 +118,7 @@ class Branches:
             and not self.closing.is_closed(drawn.token_ids)
         )
 
-    def _branch(self, boundary: int, number: int, drawn: Completion) -> SampledBranch:
+    def _branch(self, boundary: int, number: int, drawn: Completion, follow_up: ScoringCost) -> SampledBranch:
         of_answer = self.closing is not None and drawn.token_ids[-1] in self.closing.brace_ids
         ended = drawn.finish_reason is FinishReason.STOP and not of_answer
         return SampledBranch(
@@ -132,6 +134,7 @@ class Branches:
             prompt_tokens=drawn.prompt_tokens,
             cached_tokens=drawn.cached_tokens,
             looks=tuple(self._look(drawn, step) for step in range(len(drawn.tops))) if self.closing else (),
+            follow_up=follow_up,
         )
 
     def _look(self, drawn: Completion, step: int) -> LookAhead:
@@ -175,15 +178,13 @@ def _step(look: LookAhead, rewards: Mapping[str, float], trust: float) -> Step:
 
 
 def _joined(first: Completion, more: Completion) -> Completion:
-    """A branch with what was sampled after it."""
+    """A branch with what was sampled after it; its prompt is that of its beginning."""
     return replace(
         first,
         token_ids=first.token_ids + more.token_ids,
         logprobs=first.logprobs + more.logprobs,
         tops=first.tops + more.tops,
         finish_reason=more.finish_reason,
-        prompt_tokens=first.prompt_tokens + more.prompt_tokens,
-        cached_tokens=(first.cached_tokens or 0) + (more.cached_tokens or 0),
     )
 
 

@@ -85,6 +85,25 @@ class Trust:
 
 
 @dataclass(frozen=True)
+class ScoringCost:
+    """What requests cost besides the branches' own: looking up probabilities, going on behind an inner brace."""
+
+    tokens: int = 0
+    """Sampled, one a look."""
+    prompt_tokens: int = 0
+    """Of the prompts of these requests."""
+    cached_tokens: int = 0
+    """How many of those the server had in its prefix cache."""
+
+    def __add__(self, other: ScoringCost) -> ScoringCost:
+        return ScoringCost(
+            self.tokens + other.tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+@dataclass(frozen=True)
 class SampledBranch:
     """A branch before it is graded."""
 
@@ -103,6 +122,8 @@ class SampledBranch:
     cached_tokens: int | None
     looks: tuple[LookAhead, ...] = ()
     """At each of its tokens, where the prover looks ahead."""
+    follow_up: ScoringCost = ScoringCost()
+    """Prompts of the requests that went on behind an inner brace."""
 
 
 @dataclass(frozen=True)
@@ -124,18 +145,6 @@ class BoundaryPlan:
     """How many were drawn."""
     baseline: float
     """b, the reward expected of an answer that is not known beforehand."""
-
-
-@dataclass(frozen=True)
-class ScoringCost:
-    """What looking up probabilities cost."""
-
-    tokens: int = 0
-    """Sampled, one a look."""
-    prompt_tokens: int = 0
-    """Of the prompts of the looks."""
-    cached_tokens: int = 0
-    """How many of those the server had in its prefix cache."""
 
 
 @dataclass(frozen=True)

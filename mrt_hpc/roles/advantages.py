@@ -139,39 +139,57 @@ def _sampled(sampled: Rollout | Branch, context: Sequence[int], advantages: NDAr
 # -- from the branches ------------------------------------------------------------------------------------------------
 
 
-def branch_sequences(batch: Batch, forced_ids: Sequence[int]) -> list[TrainingSequence]:
-    """The branches of each boundary where some are right and some are wrong; the others have nothing to tell.
+@dataclass(frozen=True)
+class LearntBranches:
+    """What is learnt from the branches of a batch."""
+
+    sequences: list[TrainingSequence]
+    dropped: int
+    """Branches that cannot be learnt from, as they were not sampled after the recipe's forced text."""
+
+
+def branch_sequences(batch: Batch, forced_ids: Sequence[int]) -> LearntBranches:
+    """The branches of every boundary, each against the others there.
+
+    Where all of a boundary's branches are right or all are wrong they have advantage 0: like traces without a signal
+    they count in the loss's divisor, and are not computed.
 
     Args:
         batch: with the branches of the policy itself.
         forced_ids: the prover's text, which they were sampled after.
 
     Raises:
-        UserError: a branch was sampled after something else.
+        UserError: none of the branches was sampled after that text.
     """
     rollouts = {(r.problem_id, r.sample): r for r in batch.rollouts}
     ordered = sorted(batch.branches, key=lambda b: (b.problem_id, b.sample, b.boundary, b.branch))
-    sequences = []
+    sequences: list[TrainingSequence] = []
+    dropped: list[Branch] = []
     for (problem, sample, boundary), members in groupby(ordered, key=lambda b: (b.problem_id, b.sample, b.boundary)):
-        branches = list(members)
+        branches, rollout = list(members), rollouts[problem, sample]
+        context = [*rollout.prompt_ids, *rollout.prefix(boundary), *forced_ids]
+        if any(b.prompt_tokens != len(context) for b in branches):
+            dropped += branches  # the others of the boundary would have nothing to be compared with
+            continue
         advantages = branch_advantages(np.array([b.reward for b in branches]))
-        if advantages.any():
-            rollout = rollouts[problem, sample]
-            context = [*rollout.prompt_ids, *rollout.prefix(boundary), *forced_ids]
-            sequences += [_branch_sequence(b, context, a) for b, a in zip(branches, advantages, strict=True)]
-    return sequences
+        sequences += [
+            _sampled(b, context, np.full(len(b.token_ids), a)) for b, a in zip(branches, advantages, strict=True)
+        ]
+    if dropped and not sequences:
+        raise _other_text(dropped[0], rollouts, forced_ids)
+    return LearntBranches(sequences, len(dropped))
 
 
-def _branch_sequence(branch: Branch, context: list[int], advantage: float) -> TrainingSequence:
-    if branch.prompt_tokens != len(context):
-        raise UserError(
-            "a branch was not sampled after the recipe's forced text",
-            value=f"{branch.prompt_tokens} tokens",
-            where=f"problem {branch.problem_id}, sample {branch.sample}, boundary {branch.boundary}",
-            expected=f"{len(context)} tokens: prompt, prefix and forced text",
-            advice="train with the recipe and the tokenizer that these groups were sampled with",
-        )
-    return _sampled(branch, context, np.full(len(branch.token_ids), advantage))
+def _other_text(branch: Branch, rollouts: dict[tuple[str, int], Rollout], forced_ids: Sequence[int]) -> UserError:
+    rollout = rollouts[branch.problem_id, branch.sample]
+    expected = len(rollout.prompt_ids) + rollout.boundaries[branch.boundary] + len(forced_ids)
+    return UserError(
+        "no branch was sampled after the recipe's forced text",
+        value=f"{branch.prompt_tokens} tokens",
+        where=f"problem {branch.problem_id}, sample {branch.sample}, boundary {branch.boundary}",
+        expected=f"{expected} tokens: prompt, prefix and forced text",
+        advice="train with the recipe and the tokenizer that these groups were sampled with",
+    )
 
 
 # -- from the prefix of a stale trace ---------------------------------------------------------------------------------

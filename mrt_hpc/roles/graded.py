@@ -90,7 +90,7 @@ class TraceGrader:
             branches=branches,
             answers=answers,
             values=self._values(trace, valuation.plans, branches, answers),
-            scoring=valuation.scoring,
+            scoring=sum((b.follow_up for b in valuation.branches), valuation.scoring),
             prefilled=trace.completion.prompt_tokens - (trace.completion.cached_tokens or 0),
             troubles=sum(map(_is_trouble, [first, *of_branches])),
         )

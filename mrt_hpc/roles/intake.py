@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.algorithms import MrtOnline, SupervisedAlgorithm
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.roles.advantages import batch_of, branch_sequences, training_sequences
+from mrt_hpc.roles.advantages import LearntBranches, batch_of, branch_sequences, training_sequences
 from mrt_hpc.roles.groups import positions_there, set_group_aside
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.prompting import Prompter
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from mrt_hpc.training.batch import TrainingSequence
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class Lesson:
     """What one iteration learns."""
@@ -41,6 +45,8 @@ class Lesson:
     """The rollouts, where there are any."""
     branches: list[TrainingSequence] = field(default_factory=list)
     """Those that are learnt from as well."""
+    dropped_branches: int = 0
+    """Those that should be learnt from as well, and cannot."""
 
 
 class Intake(Protocol):
@@ -111,8 +117,15 @@ class RolloutIntake:
                 exit_code=ExitCode.RETRYABLE,
             )
         batch = batch_of([self._groups[position] for position in sorted(self._groups)])
-        branches = [] if self.forced_ids is None else branch_sequences(batch, self.forced_ids)
-        return Lesson(training_sequences(batch, self.task.recipe), batch.digest, batch, branches)
+        learnt = LearntBranches([], 0) if self.forced_ids is None else branch_sequences(batch, self.forced_ids)
+        if learnt.dropped:
+            log.warning(
+                "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",
+                self.iteration,
+                learnt.dropped,
+            )
+        sequences = training_sequences(batch, self.task.recipe)
+        return Lesson(sequences, batch.digest, batch, learnt.sequences, learnt.dropped)
 
     def reopen_samplers(self) -> None:
         """Where groups are missing, and no task of inference is left to sample them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,7 @@ from mrt_hpc.inference.scoring import Scorer
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.inference.wire import Settings
+from mrt_hpc.roles.advantages import Batch, branch_sequences
 from mrt_hpc.run.records import FinishReason, Problem
 
 if TYPE_CHECKING:
@@ -170,6 +171,23 @@ def test_boxed_branches_end_with_their_box_and_are_unbiased() -> None:
     assert drawn <= {ids for ids, _ in endings()}, "none goes on behind its box, none stops inside it"
     assert any(b"{" in b"".join(TOKENS.pieces(ids)) and CLOSING.is_closed(ids) for ids in drawn)
     assert_unbiased([estimate(prover, n).value for n in range(1500)])
+
+
+def test_a_branch_with_inner_braces_is_learnt_after_the_prompt_of_its_beginning() -> None:
+    """Behind an inner brace it goes on by a further request, whose prompt is no part of the branch."""
+    policy = Policy()
+    prover = MonteCarlo(Branches(fork(policy), CLOSING), 4)
+    sampled = trace(0)
+    branches = [b for n in range(50) for b in asyncio.run(prover.value(trace(n))).branches]
+    continued = [b for b in branches if b.follow_up.prompt_tokens]
+    assert len([b for b in continued if "{" in b.text]) > 1
+    assert {b.prompt_tokens for b in branches} == {len(PROMPT)}
+    asked = sum(len(r.prompt_ids) * len(r.seeds) for r in policy.asked)
+    assert asked == sum(b.prompt_tokens + b.follow_up.prompt_tokens for b in branches), "every prompt is paid for once"
+    rollout = sampled.graded(None, 0.0)
+    records = [sampled.branch(replace(b, branch=n), None, float(n == 0)) for n, b in enumerate(continued)]
+    batch = Batch([rollout], [{}], [], "", np.zeros(0), records)
+    assert [s.prompt_ids for s in branch_sequences(batch, []).sequences] == [PROMPT] * len(records)
 
 
 @pytest.mark.parametrize("likely", [2, 4, 7])

@@ -266,8 +266,10 @@ def test_branches_are_learnt_after_what_they_were_sampled_after(run: Callable[[s
     assert recipe.prover is not None
     forced = Prompter.of(layout.weights_version(0), recipe.prompt).ids(recipe.prover.forced_text)
     for iteration, measured in enumerate(metrics(layout)):
-        sequences = branch_sequences(batch_of(groups(layout, iteration)), forced)
+        learnt = branch_sequences(batch_of(groups(layout, iteration)), forced)
+        sequences = [s for s in learnt.sequences if s.has_signal]
         assert measured.trained_branches == len(sequences) > 0
+        assert measured.dropped_branches == learnt.dropped == 0
         model = AutoModelForCausalLM.from_pretrained(layout.weights_version(iteration), dtype=torch.float32)
         for sequence in sequences[:20]:
             assert token_logprobs(model, sequence.prompt_ids, sequence.token_ids).numpy() == pytest.approx(
