@@ -8,7 +8,7 @@ difference, while each value by itself stays unbiased.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from mrt_hpc.mrt.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mrt_hpc.inference.branches import Branches
     from mrt_hpc.inference.closing import Writing
@@ -43,6 +43,8 @@ class Looked:
     plan: BoundaryPlan
     branches: Sequence[Branch]
     answers: Sequence[AnswerProbability]
+    same: Mapping[str, str] = field(default_factory=dict)
+    """For a vote: another answer that says the same as an answer, and stands for it."""
 
 
 class Prover(Protocol):
@@ -110,8 +112,13 @@ class MajorityVote(MonteCarlo):
     """V as the outcome of a vote of the branches."""
 
     def estimate(self, looked: Looked) -> Estimate:
-        """maj@G, weighted by mean token probability."""
-        return majority([Vote(b.answer, b.reward, float(np.exp(b.logprobs).mean())) for b in looked.branches])
+        """maj@G, weighted by mean token probability; answers that say the same vote together."""
+        return majority([self._vote(branch, looked.same) for branch in looked.branches])
+
+    @staticmethod
+    def _vote(branch: Branch, same: Mapping[str, str]) -> Vote:
+        answer = None if branch.answer is None else same.get(branch.answer, branch.answer)
+        return Vote(answer, branch.reward, float(np.exp(branch.logprobs).mean()))
 
 
 @dataclass(frozen=True)

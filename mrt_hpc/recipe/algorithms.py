@@ -37,8 +37,10 @@ class LengthPenalty(_RolloutAlgorithm):
     type: Literal["length_penalty"] = "length_penalty"
     coefficient: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """What an endlessly long right answer loses of its reward."""
-    divide_by_std: bool = True
-    """Divide by the group's standard deviation; false is Dr. GRPO's form."""
+    divide_by_std: bool = False
+    """Divide by the group's standard deviation. In a group whose answers are all right the coefficient then cancels: a
+    small one shortens answers as much as a large one.
+    """
 
 
 class Mrt(_RolloutAlgorithm):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.grading.answers import extract_answer
 from mrt_hpc.grading.pool import GraderPool, Verdict, VerdictStatus
 from mrt_hpc.inference.branches import look_ahead_of
-from mrt_hpc.inference.provers import Looked
+from mrt_hpc.inference.provers import Looked, MajorityVote
 from mrt_hpc.mrt.values import variance_of_progress
 from mrt_hpc.roles.proving import every_boundary
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import FinishReason, GroupStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from mrt_hpc.inference.experience import Experience
     from mrt_hpc.inference.provers import Prover
@@ -89,7 +91,7 @@ class TraceGrader:
             rollout=trace.graded(answer, first.reward),
             branches=branches,
             answers=answers,
-            values=self._values(trace, valuation.plans, branches, answers),
+            values=self._values(trace, valuation.plans, branches, answers, await self._same(branches)),
             scoring=sum((b.follow_up for b in valuation.branches), valuation.scoring),
             prefilled=trace.completion.prompt_tokens - (trace.completion.cached_tokens or 0),
             troubles=sum(map(_is_trouble, [first, *of_branches])),
@@ -100,6 +102,16 @@ class TraceGrader:
         given = sorted(answers)
         verdicts = await self.pool.grade([(answer, gold) for answer in given], tell=False)
         return {answer: verdict.reward for answer, verdict in zip(given, verdicts, strict=True)}
+
+    async def _same(self, branches: Sequence[Branch]) -> dict[str, str]:
+        """Where branches vote: for each answer one that says the same; only answers of one boundary are compared."""
+        if self.asking is None or not isinstance(self.asking.prover, MajorityVote):
+            return {}
+        rewards = {b.answer: b.reward for b in branches if b.answer is not None}
+        pairs = sorted(set(chain(*(pairs_to_compare(here, rewards) for here in _answers_by_boundary(branches)))))
+        verdicts = await self.pool.grade(pairs, tell=False)
+        equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.reward == 1.0}
+        return representatives(rewards, equal)
 
     def _answer(self, branch: SampledBranch) -> str | None:
         """What a branch answers; one that thinks is read as a trace is."""
@@ -134,6 +146,7 @@ class TraceGrader:
         plans: Sequence[BoundaryPlan],
         branches: list[Branch],
         answers: list[AnswerProbability],
+        same: Mapping[str, str],
     ) -> list[PrefixValue]:
         """Of all boundaries that were asked about, in their order."""
         values: list[PrefixValue] = []
@@ -142,7 +155,7 @@ class TraceGrader:
             here = [b for b in branches if b.boundary == plan.boundary]
             known = [a for a in answers if a.boundary == plan.boundary]
             assert self.asking is not None  # nothing else makes plans
-            estimate = self.asking.prover.estimate(Looked(plan, here, known))
+            estimate = self.asking.prover.estimate(Looked(plan, here, known, same))
             noise = float("nan") if before is None else variance_of_progress(before, estimate)
             values.append(trace.value(plan, estimate, noise))
             before = estimate
@@ -151,6 +164,34 @@ class TraceGrader:
     def start(self, valued: ValuedTrace) -> asyncio.Task[GradedTrace]:
         """Grade in the background, while others are sampled."""
         return asyncio.create_task(self.grade(valued))
+
+
+def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:
+    found: dict[int, set[str]] = defaultdict(set)
+    for branch in branches:
+        if branch.answer is not None:
+            found[branch.boundary].add(branch.answer)
+    return list(found.values())
+
+
+def pairs_to_compare(answers: set[str], rewards: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Pairs of answers that the grader has to compare: the right ones are known to say the same."""
+    return list(combinations(sorted(a for a in answers if rewards[a] < 1.0), 2))
+
+
+def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, str]]) -> dict[str, str]:
+    """For each answer the first one that says the same.
+
+    Args:
+        rewards: of all answers; the right ones say the same.
+        equal: pairs of wrong answers that the grader found to say the same, each in ascending order.
+    """
+    found: dict[str, str] = {}
+    for answer in sorted(rewards):
+        right = rewards[answer] == 1.0
+        alike = (o for o in found if (right and rewards[o] == 1.0) or (o, answer) in equal)
+        found[answer] = found[first] if (first := next(alike, None)) is not None else answer
+    return found
 
 
 @dataclass

@@ -17,10 +17,12 @@ from mrt_hpc.mrt.backtracking import (
     first_loss,
     revise,
 )
+from mrt_hpc.mrt.grpo import outcome_advantages
 from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.mrt_star import Selected, first_peak, select_progressing
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
 from mrt_hpc.mrt.star import select_correct
+from mrt_hpc.recipe.algorithms import LengthPenalty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,6 +115,15 @@ def test_nothing_is_revised_where_nothing_was_wrong_or_nothing_right_is_known() 
     hopeless = Attempt("p", "What?", ["a"], "", 0.0, [rollouts(0, 0), rollouts(0, 0)])
     assert revise(right, Variant.SHARED_PREFIX) is None
     assert revise(hopeless, Variant.SHARED_PREFIX) is None
+
+
+@pytest.mark.parametrize("coefficient", [0.4, 0.01])
+def test_a_length_penalty_weighs_what_its_coefficient_says(coefficient: float) -> None:
+    """Two right answers of 10 and 30 tokens: sigmoid(-1) = 0.269 and sigmoid(1) = 0.731 of the coefficient are lost."""
+    assert not LengthPenalty().divide_by_std, "where all are right, dividing would cancel the coefficient"
+    rewards = penalised_rewards(np.ones(2), np.array([10.0, 30.0]), ["a", "a"], coefficient=coefficient)
+    advantages = outcome_advantages(rewards, ["a", "a"], divide_by_std=LengthPenalty().divide_by_std)
+    assert advantages == pytest.approx(np.array([1, -1]) * coefficient * (0.731059 - 0.268941) / 2, rel=1e-4)
 
 
 def test_every_prefix_needs_rollouts() -> None:
