@@ -2,7 +2,12 @@
 server.
 
 Decoding ids one at a time does not do: a character may be spread over several tokens. Two families of tokenizers are
-known here: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2, Mistral).
+known by their decoders: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2, Mistral).
+Of any other, that rule is taken which brings texts back whole.
+
+A tokenizer is what its ``tokenizer.json`` says. The class that ``tokenizer_config.json`` names is not asked: several
+model families name LlamaTokenizer and are byte-level, and that class would build another tokenizer of the vocabulary.
+The vLLM server loads a tokenizer of its own and never uses it: it is given ids, gives ids, and is told the stop tokens.
 """
 
 from __future__ import annotations
@@ -11,16 +16,50 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
 from mrt_hpc.recipe.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from transformers import PreTrainedTokenizerFast
+    from pathlib import Path
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "\u2581"
 """SentencePiece's visible space."""
+BYTE_LEVEL_SPACE = "\u0120"
+"""What stands for a space in byte-level vocabularies."""
+PROBES = (
+    "First, x = 3.\n\nWait, let me check:\n\n\nSo 3 * x  - 1 = 8.\n",
+    "\\boxed{\\frac{1}{2}} costs 5 € at 30°, café, Δx ≈ 0.1, 数学, 🙂 and ∎.\n\nAlternatively, x",
+)
+"""Texts that a tokenizer has to bring back whole: blank lines, several spaces, mathematics, characters of 1 to 4 bytes.
+"""
+
+
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model directory, as its ``tokenizer.json`` says; nothing is fetched from anywhere.
+
+    Raises:
+        UserError: there is none that can be read, or it has no tokenizer.json and cannot be converted to one.
+    """
+    kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
+    try:
+        tokenizer = kind.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # whatever the files bring the libraries to raise
+        raise _no_tokenizer(directory, f"{type(error).__name__}: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise _no_tokenizer(directory, f"{type(tokenizer).__name__} is no fast tokenizer")
+    return tokenizer
+
+
+def _no_tokenizer(directory: Path, reason: str) -> UserError:
+    return UserError(
+        f"the tokenizer cannot be loaded: {reason}",
+        where=directory,
+        expected="a tokenizer.json, or files that transformers can convert to one",
+        advice="fetch all files of the model, or save its fast tokenizer there with save_pretrained",
+    )
 
 
 class TokenBytes:
@@ -54,7 +93,7 @@ def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
     """How this tokenizer's vocabulary writes bytes.
 
     Raises:
-        UserError: neither family.
+        UserError: none of the known rules brings texts back whole.
     """
     decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
     kinds = {part["type"] for part in _parts(decoder)}
@@ -62,12 +101,25 @@ def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
         return _from_byte_level
     if "ByteFallback" in kinds:
         return _from_sentencepiece
+    for rule in (_from_sentencepiece, _from_byte_level):
+        if _brings_back(tokenizer, rule):
+            return rule
     raise UserError(
-        "cannot tell the bytes of this tokenizer's tokens",
+        "cannot tell the bytes of this tokenizer's tokens: texts do not come back whole",
         value=sorted(kinds),
         where=tokenizer.name_or_path or None,
-        expected="a fast tokenizer with byte-level BPE, or SentencePiece with byte fallback",
+        expected="a fast tokenizer with byte-level BPE, SentencePiece with byte fallback, or one that loses nothing",
     )
+
+
+def _brings_back(tokenizer: PreTrainedTokenizerFast, rule: Callable[[str], bytes]) -> bool:
+    """Whether texts come back whole by a rule; one space before them is the tokenizer's own."""
+    return all(_pieced(tokenizer, rule, text).removeprefix(b" ") == text.encode() for text in PROBES)
+
+
+def _pieced(tokenizer: PreTrainedTokenizerFast, rule: Callable[[str], bytes], text: str) -> bytes:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return b"".join(rule(token) for token in tokenizer.convert_ids_to_tokens(ids))
 
 
 def _parts(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
+from mrt_hpc.roles.tokenizer_check import check_tokenizers
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.patience import children
@@ -31,7 +32,7 @@ def run(task: Task) -> None:
     """Publish weights version 0, unless it is there.
 
     Raises:
-        UserError: the model directory lacks something.
+        UserError: the model directory lacks something, or its tokenizer loses text.
     """
     if task.layout.weights_version(0).exists():
         log.info("weights version 0 is there already")
@@ -42,6 +43,7 @@ def run(task: Task) -> None:
         check_model_directory(source)
         if (source / MANIFEST).exists():  # a weights version of another run
             task.patiently(lambda: verify(source), f"reading {source}")
+        check_tokenizers(task.recipe, source)
         task.patiently(
             lambda: publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source)),
             "weights version 0",

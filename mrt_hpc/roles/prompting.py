@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers import AutoTokenizer
-
-from mrt_hpc.inference.tokens import SPACE_MARK
+from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
 from mrt_hpc.recipe.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Prompt
     from mrt_hpc.run.records import Problem
 
-NEW_LINE = "\n"
+BEFORE = ("\n", "7", ".")
+"""What a text is put behind to get its tokens without a space of the tokenizer's own, if their tokens do not join."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Prompter:
         """The prompter of a model directory; nothing is fetched from anywhere.
 
         Raises:
-            UserError: the model names no token that ends a completion.
+            UserError: its tokenizer cannot be loaded, or the model names no token that ends a completion.
         """
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = load_tokenizer(directory)
         if prompt.chat_template is not None:
             tokenizer.chat_template = Path(prompt.chat_template).read_text()
         stops = stop_tokens(directory, tokenizer)
@@ -92,20 +92,35 @@ class Prompter:
         """Token ids of a text that goes on within a sequence."""
         if not self._begins_with_a_space:
             return self._plain_ids(text)
-        before, whole = self._plain_ids(NEW_LINE), self._plain_ids(NEW_LINE + text)
-        if whole[: len(before)] != before:
-            raise UserError(
-                "this tokenizer writes a text in another way after a new line",
-                value=text,
-                where=self.tokenizer.name_or_path or None,
-                expected="one whose tokens do not join a new line with what follows",
-            )
-        return whole[len(before) :]
+        added = self._added_tokens
+        stretches = re.split(f"({'|'.join(map(re.escape, added))})", text) if added else [text]
+        return [i for s in stretches if s for i in ([added[s]] if s in added else self._ids_behind_a_text(s))]
+
+    def _ids_behind_a_text(self, text: str) -> list[int]:
+        """Token ids of a text without a token of its own in it, without the space that the tokenizer puts first."""
+        for anchor in BEFORE:
+            before, whole = self._plain_ids(anchor), self._plain_ids(anchor + text)
+            if before and whole[: len(before)] == before:
+                return whole[len(before) :]
+        raise UserError(
+            "this tokenizer writes a text in another way wherever it goes on",
+            value=text,
+            where=self.tokenizer.name_or_path or None,
+            expected=f"one whose tokens do not join each of {BEFORE} with what follows",
+        )
+
+    @cached_property
+    def _added_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that stand beside the vocabulary, by their texts, longer ones first: the text behind one
+        gets a space like the first."""
+        added = {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items()}
+        return dict(sorted(added.items(), key=lambda item: -len(item[0])))
 
     @cached_property
     def _begins_with_a_space(self) -> bool:
         """Whether the tokenizer puts a space before each text, as SentencePiece's do: a text goes on without one."""
-        return bool(self.tokenizer.convert_ids_to_tokens(self._plain_ids("7"))[0].startswith(SPACE_MARK))
+        first = self.tokenizer.convert_ids_to_tokens(self._plain_ids("7")[:1])
+        return "".join(first).startswith((SPACE_MARK, BYTE_LEVEL_SPACE))
 
     def _plain_ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))

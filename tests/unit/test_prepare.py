@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,22 +12,25 @@ from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles import prepare
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.weights import publish
+from mrt_hpc.world.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task import Task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
-FILES = ("config.json", "tokenizer_config.json", "model.safetensors")
+FILES = ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
 def fill(directory: Path) -> None:
-    for name in FILES:
+    build_tokenizer().save_pretrained(directory)
+    for name in ("config.json", "model.safetensors"):
         (directory / name).write_text(name)
 
 
@@ -56,5 +60,19 @@ def test_a_damaged_weights_version_of_another_run_is_refused(other: Path, tmp_pa
     (other / "model.safetensors").write_text("something else")
     task = task_from(other, tmp_path / "run")
     with pytest.raises(DamagedError, match="differs from the manifest"):
+        prepare.run(task)
+    assert not task.layout.weights_version(0).exists()
+
+
+def test_a_model_whose_tokenizer_loses_spaces_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    fill(model)
+    lossy = json.loads((model / "tokenizer.json").read_text()) | {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": ""}
+    }
+    (model / "tokenizer.json").write_text(json.dumps(lossy))
+    task = task_from(model, tmp_path / "run")
+    with pytest.raises(UserError, match="the tokenizer does not bring back a text whole"):
         prepare.run(task)
     assert not task.layout.weights_version(0).exists()
