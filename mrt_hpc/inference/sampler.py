@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
+from mrt_hpc.inference.thoughts import thought_and_answer
 from mrt_hpc.inference.traces import SampledTrace, Valuation
 from mrt_hpc.inference.wire import Request
 from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
@@ -49,6 +50,7 @@ class RolloutPlan:
     group_size: int
     """n, rollouts of a group."""
     thought_end: bytes = b"</think>"
+    """The closing tag; empty for a model that writes none."""
     rule: EpisodeRule = field(default_factory=EpisodeRule)
 
     def rollout_seed(self, problem_id: str, sample: int) -> int:
@@ -162,20 +164,22 @@ class RolloutSampler:
         stopped = completion.finish_reason is FinishReason.STOP
         pieces = self.tokens.pieces(completion.token_ids[:-1] if stopped else completion.token_ids)
         whole = start.prefix + b"".join(pieces)
-        _, ended, answer = whole.partition(self.plan.thought_end)
+        _, answer = thought_and_answer(whole, self.plan.thought_end)
+        if start.forced and not self.plan.thought_end:  # a box in the prefix is not what was answered
+            answer = start.answer_start.encode() + b"".join(pieces)
         return SampledTrace(
             iteration=self.plan.iteration,
             group=group,
             start=start,
             sample=sample,
             text=whole.decode(errors="replace"),
-            answer_text=(answer if ended else whole).decode(errors="replace"),
+            answer_text=(whole if answer is None else answer).decode(errors="replace"),
             boundaries=[0] if start.forced else self._boundaries(pieces),
             completion=completion,
         )
 
     def _boundaries(self, pieces: Sequence[bytes]) -> list[int]:
-        thought = b"".join(pieces).partition(self.plan.thought_end)[0]
+        thought, _ = thought_and_answer(b"".join(pieces), self.plan.thought_end)
         return cut_episodes(pieces[: tokens_within(pieces, len(thought))], self.plan.rule)
 
     async def _value(self, trace: SampledTrace, done: asyncio.Queue[ValuedTrace | None]) -> None:

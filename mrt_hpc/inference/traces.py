@@ -33,6 +33,8 @@ class Start:
     """The text of the context behind the prompt: the trace's beginning, which nobody samples."""
     forced: int = 0
     """How many tokens at the end of the context the prover's text put there; 0 where the thought goes on."""
+    answer_start: str = ""
+    """What of the prover's text belongs to the answer."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class SampledTrace:
     text: str
     """The whole of it, prefix and forced text included, without the stop token."""
     answer_text: str
-    """What follows the thought; the whole where no thought was closed."""
+    """What follows the thought; the whole where no thought was closed, or where without tags no box was."""
     boundaries: list[int]
     """[k + 1] token offsets within what was sampled."""
     completion: Completion

@@ -49,6 +49,24 @@ def prover_fits(recipe: Recipe) -> None:
         )
 
 
+def prompt_fits(recipe: Recipe) -> None:
+    """Refuse a thought that is opened and never closed, and what needs a closing tag where there is none."""
+    if _thought_end(recipe):
+        return
+    if recipe.prompt.thought_start:
+        raise misfit(
+            "prompt.thought_start",
+            'an empty text ("") where prompt.thought_end is empty: a model that writes no closing tag gets no opening '
+            "one",
+        )
+    if isinstance(recipe.algorithm, Mrt) and recipe.algorithm.train_terminated:
+        raise misfit(
+            "algorithm.train_terminated",
+            "false where prompt.thought_end is empty: the choice to stop is learnt at the closing tag, and this model "
+            "writes none",
+        )
+
+
 def data_fit(recipe: Recipe) -> None:
     """Refuse problems where samples are learnt, samples where problems are sampled from, and one form for the other."""
     wanted = {"sft_conversations": "conversations", "sft_suffix": "suffixes"}.get(recipe.algorithm.type, "problems")

@@ -16,6 +16,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from mrt_hpc.recipe.errors import UserError, nearest
 from mrt_hpc.recipe.fields import field_names_at
+from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import LocalSite, Site, SiteFile
 
@@ -65,7 +66,7 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         UserError: the first thing wrong, and how many more there are.
     """
     source = read_source(path, overrides, advice=f"mrt-hpc plan {path}")
-    return with_absolute_paths(validate(source, Recipe, source.data), path.parent.absolute())
+    return with_absolute_paths(validate(source, Recipe, with_open_forced_texts(source.data)), path.parent.absolute())
 
 
 def load_site(path: Path) -> Site:

@@ -1,5 +1,9 @@
 """What the method puts before or after a trace, or looks for in it; recipes may replace each of these texts."""
 
+from __future__ import annotations
+
+from typing import Any
+
 DEFAULT_INSTRUCTION = "\n\nReason step by step, and put your final answer within \\boxed{}."
 """Follows the problem in the prompt."""
 
@@ -8,6 +12,11 @@ DEFAULT_FORCED_TEXT = (
     "**Final Answer**\n\nThe final answer is"
 )
 """Closes the thought at a boundary and starts mu's answer."""
+
+OPEN_FORCED_TEXT = (
+    "\n\nTime is up. I should stop here and give my best answer now.\n\n**Final Answer**\n\nThe final answer is"
+)
+"""The same for a model that writes no thinking tags."""
 
 REFERENCE_MARKERS = (
     "Wait",
@@ -26,3 +35,27 @@ DEFAULT_BACKTRACK = (
     "Part of this is wrong. Go back to what holds after step {step}, and go on from there to the answer."
 )
 """Stands between an attempt and its revision; {step} is the number of steps kept."""
+
+
+def with_open_forced_texts(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as it was read, whose provers get ``OPEN_FORCED_TEXT`` where the prompt names an empty closing tag and
+    they have no text of their own. What is wrong in it is left for the schema to judge.
+    """
+    if _part(recipe, "prompt").get("thought_end") != "":
+        return recipe
+    changed = _with_open_prover(recipe)
+    if evaluation := _part(recipe, "evaluation"):
+        changed["evaluation"] = _with_open_prover(evaluation)
+    return changed
+
+
+def _part(recipe: dict[str, Any], name: str) -> dict[str, Any]:
+    part = recipe.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _with_open_prover(section: dict[str, Any]) -> dict[str, Any]:
+    prover = _part(section, "prover")
+    if not prover or prover.get("type") == "continuation":
+        return dict(section)
+    return {**section, "prover": {"forced_text": OPEN_FORCED_TEXT, **prover}}

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.algorithms import Algorithm
-from mrt_hpc.recipe.fits import algorithm_fits, data_fit, evaluation_fits, prover_fits, sampling_fits
+from mrt_hpc.recipe.fits import algorithm_fits, data_fit, evaluation_fits, prompt_fits, prover_fits, sampling_fits
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.provers import Prover
 from mrt_hpc.recipe.resources import Resources
@@ -120,9 +120,13 @@ class Prompt(Section):
     instruction: str = DEFAULT_INSTRUCTION
     """Appended to the problem before the model's chat template is applied."""
     thought_start: str = "<think>\n"
-    """Opens the thought; added after the chat template unless the template has written it."""
+    """Opens the thought; added after the chat template unless the template has written it. Empty for a model that opens
+    the thought itself, or writes no tags.
+    """
     thought_end: str = "</think>"
-    """Closes the thought; what follows is the answer."""
+    """Closes the thought; what follows is the answer. Empty, with an empty thought_start, for a model that writes no
+    tags: then the completion is the thought up to where its last box opens, which holds the answer.
+    """
     chat_template: str | None = None
     """A file with a chat template to use in place of the model's own; relative paths start at the recipe's folder."""
 
@@ -416,6 +420,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _method_fits(self) -> Recipe:
         data_fit(self)
+        prompt_fits(self)
         prover_fits(self)
         evaluation_fits(self)
         algorithm_fits(self)

@@ -67,6 +67,7 @@ class TraceGrader:
 
     pool: GraderPool
     thought_end: str
+    """The closing tag; empty for a model that writes none."""
     asking: Asking | None = None
     """None where no values are asked for."""
 
@@ -76,7 +77,7 @@ class TraceGrader:
         gold = trace.group.problem.answer
         # A thought that the limit cut has no answer; an answer that was forced counts once its box is closed.
         whole = trace.completion.finish_reason is FinishReason.STOP or trace.start.forced > 0
-        answer = extract_answer(trace.text, thinking=True, thought_end=self.thought_end)
+        answer = self._answer_of(trace)
         found = [self._answer(b) for b in valuation.branches]
         first, *of_branches = await self.pool.grade([(a, gold) for a in [answer if whole else None, *found]])
         rewards = await self._rewards(valuation.all_answers, gold)
@@ -96,6 +97,12 @@ class TraceGrader:
             prefilled=trace.completion.prompt_tokens - (trace.completion.cached_tokens or 0),
             troubles=sum(map(_is_trouble, [first, *of_branches])),
         )
+
+    def _answer_of(self, trace: SampledTrace) -> str | None:
+        """What a trace answers; without tags that stands in its last box, so there is no thought that must end."""
+        if self.thought_end:
+            return extract_answer(trace.text, thinking=True, thought_end=self.thought_end)
+        return extract_answer(trace.answer_text)
 
     async def _rewards(self, answers: set[str], gold: str) -> dict[str, float]:
         """Of answers that nobody gave: half-written ones are no trouble worth telling."""
@@ -119,6 +126,8 @@ class TraceGrader:
             return extract_answer(branch.text)
         if branch.finish_reason is not FinishReason.STOP:
             return None
+        if not self.thought_end:
+            return extract_answer(branch.text)
         return extract_answer(branch.text, thinking=True, thought_end=self.thought_end)
 
     def _learn(self, problem_id: str, answer: str | None, branches: list[Branch]) -> None:

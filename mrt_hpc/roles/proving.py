@@ -11,6 +11,7 @@ from mrt_hpc.inference.branches import Branches, Fork
 from mrt_hpc.inference.closing import Closing, Writing
 from mrt_hpc.inference.experience import Experience, Planner
 from mrt_hpc.inference.scoring import Scorer
+from mrt_hpc.inference.thoughts import answer_start
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.wire import Settings
 from mrt_hpc.recipe.algorithms import Mrt
@@ -161,7 +162,7 @@ class ProverMaker:
             tokens=self.mu.tokens,
             context=self.mu.context,
             forced_ids=prompter.ids(text),
-            answer_start=text.rpartition(prompter.prompt.thought_end)[2],
+            answer_start=answer_start(text, prompter.prompt.thought_end),
             settings=Settings(wanted.max_tokens, wanted.temperature, stop_token_ids=prompter.stop_token_ids),
             run_seed=self.run_seed,
             boundaries=boundaries,

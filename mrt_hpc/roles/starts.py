@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from mrt_hpc.inference.thoughts import answer_start
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.inference.wire import Settings
 from mrt_hpc.mrt.mrt import draw_boundary
@@ -84,7 +85,14 @@ class StalePrefixes:
         text_forced = forced_text(recipe.prover)
         forced = self.prompter.ids(text_forced)
         going_on = Start(context, half, self._settings(len(prefix)), text)
-        stopping = Start([*context, *forced], half, self._answer_settings, text + text_forced.encode(), len(forced))
+        stopping = Start(
+            [*context, *forced],
+            half,
+            self._answer_settings,
+            text + text_forced.encode(),
+            len(forced),
+            answer_start(text_forced, recipe.prompt.thought_end),
+        )
         return PromptedGroup(problem, stale.prompt_ids, (going_on, stopping))
 
     def _settings(self, prefix_tokens: int) -> Settings:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.grading.answers import extract_answer
 from mrt_hpc.inference.branches import Branches, Fork
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.provers import MonteCarlo
@@ -24,6 +25,8 @@ from mrt_hpc.world.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from mrt_hpc.inference.traces import SampledTrace
 
 TOKENIZER = build_tokenizer()
 TOKENS = TokenBytes(TOKENIZER)
@@ -157,6 +160,36 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     records = [t.graded("7", 1.0) for t in traces]
     assert [r.forced for r in records] == [0, 0, len(FORCED)]
     assert records[2].prompt_ids == [*context, *FORCED]
+
+
+def sampled_without_tags(start: Start, ids: list[int]) -> SampledTrace:
+    group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (start,))
+
+    async def collect() -> list[ValuedTrace]:
+        plan = RolloutPlan(7, 2, 1, thought_end=b"", rule=EpisodeRule(markers=("",), min_paragraphs=1))
+        sampler = RolloutSampler(Scripted(ids), TOKENS, plan)
+        return [v async for v in sampler.sample([group])]
+
+    return asyncio.run(collect())[0].trace
+
+
+def test_without_tags_the_thought_ends_where_the_last_box_opens() -> None:
+    text = "First, \\boxed{3}?\n\nNo.\n\nSo it is \\boxed{7}."
+    ids = TOKENIZER.encode(text)
+    trace = sampled_without_tags(Start(PROMPTS[0], 1, Settings(max_tokens=64)), [*ids, EOS])
+    episodes = [TOKENS.text(ids[a:b]) for a, b in pairwise(trace.boundaries)]
+    assert episodes == ["First, \\boxed{3}?\n\n", "No.\n\n", "So it is "]
+    assert trace.answer_text == "\\boxed{7}."
+
+
+def test_without_tags_a_forced_answer_is_looked_for_behind_the_prefix() -> None:
+    """A box in the prefix is not what was answered."""
+    prefix = b"First, \\boxed{3}?\n\nSo: "
+    start = Start(PROMPTS[0], 1, ANSWERING, prefix, forced=2, answer_start="So: ")
+    trace = sampled_without_tags(start, TOKENIZER.encode("x=7"))
+    assert trace.boundaries == [0]
+    assert extract_answer(trace.answer_text) is None
+    assert trace.text.startswith(prefix.decode())
 
 
 def test_records_carry_what_was_sampled() -> None:
