@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.plan.model import read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import (
     Conversations,
     HuggingFaceModel,
@@ -209,25 +210,34 @@ def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Refuse model directories and a chat template that are not there, while the user still looks.
+    """Refuse models and a chat template that are not there, or that cannot be right by their files alone, while the
+    user still looks.
 
     Raises:
-        UserError: one does not exist.
+        UserError: naming the field, and what is missing, damaged, unknown or too short.
     """
-    models = {"model.path": recipe.model.path} if isinstance(recipe.model, HuggingFaceModel) else {}
-    if recipe.prover is not None and recipe.prover.model is not None:
-        models["prover.model"] = recipe.prover.model
-    for field, path in models.items():
-        if not Path(path, "config.json").is_file():
-            raise UserError(
-                "no model directory there: it has no config.json",
-                value=path,
-                where=field,
-                advice=f"fetch the model on a node with network access and set {field} to its folder",
-            )
     template = recipe.prompt.chat_template
     if template is not None and not Path(template).is_file():
         raise UserError("no such file", value=template, where="prompt.chat_template", expected="a chat template")
+    if isinstance(recipe.model, HuggingFaceModel):
+        files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
+        files.check(longest_sequence(recipe))
+    if recipe.prover is not None and recipe.prover.model is not None:
+        files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)
+        files.check(recipe.prover.model_max_tokens or longest_sequence(recipe), trained=False)
+
+
+def longest_sequence(recipe: Recipe) -> int:
+    """Tokens, at least, of the longest sequence that a server is asked to hold: prompt, trace and forced answer; the
+    tokens of the forced text itself come on top.
+    """
+    sampling, evaluation = recipe.sampling, recipe.evaluation
+    lengths = [0]
+    if recipe.algorithm.samples_rollouts or recipe.algorithm.collects:
+        lengths.append(sampling.max_tokens + (0 if recipe.prover is None else recipe.prover.max_tokens))
+    if evaluation.benchmarks:
+        lengths.append(evaluation.max_tokens + (0 if evaluation.prover is None else evaluation.prover.max_tokens))
+    return sampling.max_prompt_tokens + max(lengths)
 
 
 def _fill(layout: RunLayout, recipe: Recipe, plan: Plan, data: RunData) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -14,7 +15,6 @@ from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
 from mrt_hpc.roles.tokenizer_check import check_tokenizers
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
-from mrt_hpc.run.patience import children
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
 from mrt_hpc.world.task import Habits
@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NEEDED = ("config.json", "tokenizer_config.json")
-
 
 def run(task: Task) -> None:
     """Publish weights version 0, unless it is there.
 
     Raises:
-        UserError: the model directory lacks something, or its tokenizer loses text.
+        UserError: the model's architecture is not known here, or its tokenizer loses text.
     """
     if task.layout.weights_version(0).exists():
         log.info("weights version 0 is there already")
@@ -40,7 +38,7 @@ def run(task: Task) -> None:
     model = task.recipe.model
     if isinstance(model, HuggingFaceModel):
         source = Path(model.path)
-        check_model_directory(source)
+        check_architecture(source)
         if (source / MANIFEST).exists():  # a weights version of another run
             task.patiently(lambda: verify(source), f"reading {source}")
         check_tokenizers(task.recipe, source)
@@ -56,20 +54,24 @@ def run(task: Task) -> None:
     task.events.emit(EventKind.PUBLISHED, version=0)
 
 
-def check_model_directory(directory: Path) -> None:
-    """Refuse what is not a model directory that can be served and trained.
+def check_architecture(directory: Path) -> None:
+    """Refuse an architecture that the installed transformers or vLLM does not know.
 
     Raises:
-        UserError: naming what is missing.
+        UserError: naming it, and who does not know it.
     """
-    missing = [name for name in NEEDED if not (directory / name).is_file()]
-    if missing or not children(directory, "*.safetensors"):
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TRANSFORMERS
+    from vllm import ModelRegistry  # takes seconds to import, and only a model from outside needs it
+
+    named = json.loads((directory / "config.json").read_bytes()).get("architectures") or []
+    known = {"transformers": set(TRANSFORMERS.values()), "vLLM": set(ModelRegistry.get_supported_archs())}
+    if strangers := [package for package, names in known.items() if not names & set(named)]:
         raise UserError(
-            f"not a Hugging Face model directory: it lacks {', '.join(missing) or 'safetensors files'}",
-            value=str(directory),
-            where="model.path",
-            expected="config.json, a tokenizer and *.safetensors",
-            advice="fetch the model on a node with network access and set model.path to its folder",
+            f"{' and '.join(strangers)} as installed here do not know this architecture as a causal language model",
+            value=named,
+            where=f"model.path, {directory / 'config.json'}, architectures",
+            expected="a name that both register",
+            advice="take another model, or an environment with versions that know it",
         )
 
 

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.placement import Placement
@@ -30,8 +32,8 @@ FILES = ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.j
 
 def fill(directory: Path) -> None:
     build_tokenizer().save_pretrained(directory)
-    for name in ("config.json", "model.safetensors"):
-        (directory / name).write_text(name)
+    (directory / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    save_file({"weight": np.zeros(4, dtype=np.float32)}, directory / "model.safetensors")
 
 
 def task_from(model: Path, run: Path) -> Task:
@@ -57,7 +59,7 @@ def test_a_run_starts_from_a_weights_version_of_another(other: Path, tmp_path: P
 
 
 def test_a_damaged_weights_version_of_another_run_is_refused(other: Path, tmp_path: Path) -> None:
-    (other / "model.safetensors").write_text("something else")
+    save_file({"weight": np.ones(4, dtype=np.float32)}, other / "model.safetensors")
     task = task_from(other, tmp_path / "run")
     with pytest.raises(DamagedError, match="differs from the manifest"):
         prepare.run(task)
@@ -76,3 +78,10 @@ def test_a_model_whose_tokenizer_loses_spaces_is_refused_before_anything_is_samp
     with pytest.raises(UserError, match="the tokenizer does not bring back a text whole"):
         prepare.run(task)
     assert not task.layout.weights_version(0).exists()
+
+
+def test_an_architecture_that_the_installed_packages_do_not_know_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    with pytest.raises(UserError, match="transformers and vLLM as installed here do not know"):
+        prepare.check_architecture(tmp_path)

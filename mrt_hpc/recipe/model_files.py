@@ -1,0 +1,223 @@
+"""What the files of a model directory tell without loading it: whether it can be served and trained as wanted.
+
+Everything here is read on a login node, before anything is queued, without torch, transformers or vLLM: file names,
+JSON, and the headers of safetensors files.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.recipe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+"""Files that a tokenizer is made of, any of these sets."""
+INDEX = "model.safetensors.index.json"
+LONGEST_HEADER = 100_000_000
+"""Bytes that the safetensors format allows for a header."""
+LENGTH_FIELDS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length",
+    "max_seq_length", "seq_len",
+)  # fmt: skip
+"""Fields of config.json that name the context length; vLLM takes the least of them."""
+STRETCHING_ROPE = ("linear", "dynamic", "ntk")
+"""Kinds of RoPE scaling whose factor vLLM multiplies the context length by."""
+LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Fields of config.json of models whose logits are more than a projection; the trainer refuses them."""
+ARCHITECTURES = (
+    "AXK1ForCausalLM", "AfmoeForCausalLM", "ApertusForCausalLM", "BloomForCausalLM", "Cohere2ForCausalLM",
+    "Cohere2MoeForCausalLM", "CohereForCausalLM", "DbrxForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM", "Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM",
+    "Exaone4ForCausalLM", "ExaoneMoeForCausalLM", "FalconForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM",
+    "GPT2LMHeadModel", "GPTJForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3nForCausalLM",
+    "Gemma4ForCausalLM", "GemmaForCausalLM", "Glm4ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM", "GptOssForCausalLM", "GraniteForCausalLM", "GraniteMoeForCausalLM",
+    "GraniteMoeHybridForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteSWAForCausalLM",
+    "HYV3ForCausalLM", "HYV4ForCausalLM", "HrmTextForCausalLM", "HyperCLOVAXForCausalLM", "InklingForCausalLM",
+    "JambaForCausalLM", "KimiLinearForCausalLM", "LagunaForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM",
+    "Llama4ForCausalLM", "LlamaForCausalLM", "LongcatFlashForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM",
+    "MiMoV2FlashForCausalLM", "MiniCPM3ForCausalLM", "MiniMaxM2ForCausalLM", "Ministral3ForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "NemotronForCausalLM", "NemotronHForCausalLM", "OPTForCausalLM",
+    "OlmoHybridForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+    "Qwen4ExpForCausalLM", "StableLmForCausalLM", "Zamba2ForCausalLM",
+)  # fmt: skip
+"""Names under which transformers and vLLM both register a causal language model; a test compares this list with the
+installed versions."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """One model directory, and the recipe's field that names it."""
+
+    directory: Path
+    field: str
+    template_given: bool = False
+    """Whether the recipe names a chat template, so that the model needs none of its own."""
+
+    def check(self, longest: int, trained: bool = True) -> None:
+        """Refuse what can be told from files alone.
+
+        Args:
+            longest: tokens of the longest sequence that the recipe asks for.
+            trained: whether the trainer loads the model too.
+
+        Raises:
+            UserError: naming what is missing, damaged or unknown, or too short.
+        """
+        config = self._json("config.json", "config.json, a tokenizer and *.safetensors")
+        self._check_tokenizer()
+        self._check_template()
+        self._check_weights()
+        self._check_architecture(config)
+        if trained:
+            self._check_logits(config)
+        self._check_length(config, longest)
+
+    def _check_tokenizer(self) -> None:
+        if not any(all(self._has(name) for name in names) for names in TOKENIZERS):
+            raise self._lacks("a tokenizer", "tokenizer.json, or tokenizer.model, or vocab.json and merges.txt")
+        self._json("tokenizer_config.json", "a tokenizer_config.json, which names the tokens that end a sequence")
+
+    def _check_template(self) -> None:
+        own = self._json("tokenizer_config.json", "a tokenizer_config.json").get("chat_template")
+        if self.template_given or own or self._has("chat_template.jinja") or self._has("chat_template.json"):
+            return
+        raise UserError(
+            "the model has no chat template, so its prompts cannot be written as it knows them",
+            value=str(self.directory),
+            where=self.field,
+            expected="chat_template.jinja, or chat_template in tokenizer_config.json",
+            advice="set prompt.chat_template to a file with one; for a base model a file that writes "
+            "{{ messages[0]['content'] }} and a new line",
+        )
+
+    def _check_weights(self) -> None:
+        files = {path.name for path in self.directory.glob("*.safetensors")}
+        if not files:
+            raise self._lacks("safetensors files", "*.safetensors")
+        if self._has(INDEX):
+            named = set(self._json(INDEX, INDEX).get("weight_map", {}).values())
+            if missing := sorted(named - files):
+                raise self._lacks(f"{len(missing)} of the files that {INDEX} names, as {missing[0]}", "all of them")
+        for name in sorted(files):
+            check_safetensors(self.directory / name, self.field)
+
+    def _check_architecture(self, config: dict[str, Any]) -> None:
+        named = config.get("architectures") or []
+        if any(name in ARCHITECTURES for name in named):
+            return
+        guess = nearest(named[0], ARCHITECTURES) if named else None
+        raise UserError(
+            "transformers and vLLM do not both know this architecture as a causal language model",
+            value=named,
+            where=f"{self.field}, {self.directory / 'config.json'}, architectures",
+            expected=f"a name that both register; the nearest is {guess}" if guess else "a name that both register",
+            advice="take another model, or mend config.json where its name is misspelt",
+        )
+
+    def _check_logits(self, config: dict[str, Any]) -> None:
+        changes = [name for name in LOGIT_CHANGES if config.get(name) not in (None, 1, 1.0)]
+        if changes:
+            raise UserError(
+                "the trainer does not know how this model changes its logits",
+                value=changes,
+                where=f"{self.field}, {self.directory / 'config.json'}",
+                expected="a model whose logits are a plain projection",
+                advice="take another model",
+            )
+
+    def _check_length(self, config: dict[str, Any], longest: int) -> None:
+        held = context_length(config)
+        if held is not None and longest > held:
+            raise UserError(
+                f"the recipe asks for sequences of {longest:,} tokens, and the model holds {held:,}",
+                where=f"{self.field}, {self.directory / 'config.json'}",
+                expected=f"prompt, trace and forced answer within {held:,} tokens together",
+                advice="lower sampling.max_tokens, sampling.max_prompt_tokens, evaluation.max_tokens or "
+                "prover.max_tokens",
+            )
+
+    def _has(self, name: str) -> bool:
+        return (self.directory / name).is_file()
+
+    def _json(self, name: str, expected: str) -> dict[str, Any]:
+        if not self._has(name):
+            raise self._lacks(name, expected)
+        try:
+            found = json.loads((self.directory / name).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise self._unreadable(name, str(error)) from error
+        if not isinstance(found, dict):
+            raise self._unreadable(name, "it holds no JSON object")
+        return found
+
+    def _lacks(self, what: str, expected: str) -> UserError:
+        there = "" if self._has("config.json") else "no model directory there: "
+        return UserError(
+            f"{there}it has no {what}" if there else f"the model directory lacks {what}",
+            value=str(self.directory),
+            where=self.field,
+            expected=expected,
+            advice=f"fetch the whole model on a node with network access and set {self.field} to its folder",
+        )
+
+    def _unreadable(self, name: str, reason: str) -> UserError:
+        return UserError(
+            f"{name} of the model cannot be read: {reason}",
+            where=f"{self.field}, {self.directory / name}",
+            expected="a JSON object",
+            advice="fetch the model again",
+        )
+
+
+def check_safetensors(path: Path, field: str) -> None:
+    """Refuse a safetensors file whose header does not fit its size: one that is cut off, or none at all.
+
+    Raises:
+        UserError: naming the file and both sizes.
+    """
+    size = path.stat().st_size
+    wanted, reason = _size_by_header(path, size)
+    if wanted != size:
+        raise UserError(
+            f"a file of the model's weights is damaged: {reason}",
+            value=f"{size:,} bytes",
+            where=f"{field}, {path}",
+            expected="a safetensors file" if wanted is None else f"{wanted:,} bytes, by its header",
+            advice="fetch the model again",
+        )
+
+
+def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
+    """What a file's header says of its size, None where it has none, and what is wrong if that is not its size."""
+    with path.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else LONGEST_HEADER + 1
+        if length > min(LONGEST_HEADER, size - 8):
+            return None, "it does not begin with the header of a safetensors file"
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        return 8 + length + max(ends, default=0), "its size is not what its header says"
+    except (ValueError, RecursionError, AttributeError, KeyError, IndexError, TypeError):
+        return None, "its header cannot be read"
+
+
+def context_length(config: dict[str, Any]) -> int | None:
+    """Tokens that a model's context holds by its config.json, as vLLM counts them; None where it does not say."""
+    text: dict[str, Any] = found if isinstance(found := config.get("text_config"), dict) else config
+    named = [text[name] for name in LENGTH_FIELDS if isinstance(text.get(name), int)]
+    if not named:
+        return None
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+    factor = float(rope.get("factor", 1.0)) if kind in STRETCHING_ROPE else 1.0
+    return int(min(named) * factor)

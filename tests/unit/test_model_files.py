@@ -1,0 +1,144 @@
+"""What files alone tell of a model is refused when a run is submitted, before anything is queued."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from mrt_hpc.launch.create import create_or_open, longest_sequence
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.model_files import ARCHITECTURES, context_length
+from mrt_hpc.recipe.site import LocalSite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+CONFIG = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096}
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory whose files go together."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    save_file({"weight": np.zeros((8, 8), dtype=np.float32)}, directory / "model.safetensors")
+    return directory
+
+
+def submit(model: Path, *changes: str) -> None:
+    recipe = load_recipe(RECIPE, (f"model={{type: hugging_face, path: {model}}}", *changes))
+    create_or_open(model.parent / "run", recipe, compile_plan(recipe, LocalSite()))
+
+
+def change(name: str, **fields: Any) -> Callable[[Path], None]:
+    def write(model: Path) -> None:
+        path = model / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    return write
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda model: (model / name).unlink()
+
+
+def truncated(model: Path) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def no_header(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+
+
+def unreadable_header(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", 8) + b"no JSON." + bytes(64))
+
+
+def half_indexed(model: Path) -> None:
+    names = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (model / INDEX).write_text(json.dumps({"weight_map": names}))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (without("config.json"), "no model directory there"),
+    "no JSON": (lambda m: (m / "config.json").write_text("{") and None, "config.json of the model cannot be read"),
+    "no tokenizer": (without("tokenizer.json"), "lacks a tokenizer"),
+    "no tokenizer_config": (without("tokenizer_config.json"), "lacks tokenizer_config.json"),
+    "no template": (change("tokenizer_config.json", chat_template=None), "no chat template"),
+    "no weights": (without("model.safetensors"), "lacks safetensors files"),
+    "truncated weights": (truncated, "its size is not what its header says"),
+    "a pointer for weights": (no_header, "does not begin with the header"),
+    "corrupt weights": (unreadable_header, "its header cannot be read"),
+    "half the weights": (half_indexed, "model-00002-of-00002.safetensors"),
+    "unknown architecture": (
+        change("config.json", architectures=["Qwen2ForCasualLM"]),
+        "the nearest is Qwen2ForCausalLM",
+    ),
+    "no architecture": (change("config.json", architectures=None), "do not both know this architecture"),
+    "other logits": (change("config.json", final_logit_softcapping=30.0), "changes its logits"),
+    "short context": (change("config.json", max_position_embeddings=128), "the model holds 128"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_model_that_cannot_be_right_is_refused_by_submit(fault: str, model: Path) -> None:
+    damage, message = FAULTS[fault]
+    damage(model)
+    with pytest.raises(UserError, match=message) as refused:
+        submit(model)
+    assert "model.path" in str(refused.value.where)
+    assert not (model.parent / "run").exists()
+
+
+def test_a_whole_model_is_accepted(model: Path) -> None:
+    submit(model)
+    assert (model.parent / "run").is_dir()
+
+
+def test_a_template_of_the_recipe_stands_in_for_the_models(model: Path, tmp_path: Path) -> None:
+    change("tokenizer_config.json", chat_template=None)(model)
+    (tmp_path / "template.jinja").write_text("{{ messages }}")
+    submit(model, f"prompt.chat_template={tmp_path / 'template.jinja'}")
+
+
+def test_the_model_of_a_prover_is_looked_at_as_well(model: Path) -> None:
+    truncated(model)
+    recipe = load_recipe(RECIPE.parent / "small_world" / "mrt_online.yaml", (f"prover.model={model}",))
+    with pytest.raises(UserError, match="damaged") as refused:
+        create_or_open(model.parent / "run", recipe, compile_plan(recipe, LocalSite()))
+    assert "prover.model" in str(refused.value.where)
+
+
+def test_the_longest_sequence_holds_prompt_trace_and_answer() -> None:
+    recipe = load_recipe(RECIPE.parent / "small_world" / "mrt_online.yaml")
+    assert longest_sequence(recipe) == 64 + 256 + 4
+    assert longest_sequence(load_recipe(RECIPE.parent / "mrt_online.yaml")) == 4096 + 16384 + 512
+
+
+def test_the_context_is_counted_as_vllm_does() -> None:
+    assert context_length({"n_positions": 1024}) == 1024
+    assert context_length({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 4.0}}) == 400
+    assert context_length({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}) == 100
+    assert context_length({"text_config": {"max_position_embeddings": 50}}) == 50
+    assert context_length({}) is None
+
+
+def test_the_listed_architectures_are_those_of_the_installed_versions() -> None:
+    transformers = pytest.importorskip("transformers.models.auto.modeling_auto")
+    vllm = pytest.importorskip("vllm")
+    known = set(vllm.ModelRegistry.get_supported_archs())
+    assert set(ARCHITECTURES) <= set(transformers.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) & known
