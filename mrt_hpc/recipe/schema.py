@@ -167,7 +167,13 @@ class Sampling(Section):
     temperature: PositiveFloat = 0.9
     """Sampling temperature; the trainer's log-probabilities use the same."""
     max_prompt_tokens: Positive = 4096
-    """Longer prompts are refused before sampling starts."""
+    """Tokens of a prompt, at most, instruction and chat template included; longer ones are found before anything is
+    sampled, those of benchmarks as well.
+    """
+    long_prompts: Literal["refuse", "drop"] = "refuse"
+    """Whether a longer prompt stops the run, or its problem is left out of training or benchmark; how many were left
+    out stands in the log of the first job, and which in the run's data folder.
+    """
     max_tokens: Positive
     """Tokens of a trace, at most; a trace cut here has reward 0."""
 

@@ -8,16 +8,20 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
+from mrt_hpc.roles.prompt_lengths import check_prompts
+from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.tokenizer_check import check_tokenizers
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
 from mrt_hpc.world.task import Habits
+from mrt_hpc.world.tokenizer import build_tokenizer
 from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ def run(task: Task) -> None:
     """Publish weights version 0, unless it is there.
 
     Raises:
-        UserError: the model's architecture is not known here, or its tokenizer loses text.
+        UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
     """
     if task.layout.weights_version(0).exists():
         log.info("weights version 0 is there already")
@@ -41,17 +45,25 @@ def run(task: Task) -> None:
         check_architecture(source)
         if (source / MANIFEST).exists():  # a weights version of another run
             task.patiently(lambda: verify(source), f"reading {source}")
-        check_tokenizers(task.recipe, source)
+        check_prompts(task, check_tokenizers(task.recipe, source))
         task.patiently(
             lambda: publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source)),
             "weights version 0",
         )
     else:
+        check_prompts(task, small_world_prompter(task))
         task.patiently(
             lambda: publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world"),
             "weights version 0",
         )
     task.events.emit(EventKind.PUBLISHED, version=0)
+
+
+def small_world_prompter(task: Task) -> Prompter:
+    """The prompter of the embedded model before there is one: its tokenizer is the same at every start."""
+    with TemporaryDirectory() as directory:
+        build_tokenizer().save_pretrained(directory)
+        return Prompter.of(Path(directory), task.recipe.prompt)
 
 
 def check_architecture(directory: Path) -> None:

@@ -70,8 +70,9 @@ class Prompter:
         ids = self.encoded(problem.problem)
         if len(ids) > max_tokens:
             raise UserError(
-                f"the prompt of problem {problem.id} has {len(ids)} tokens",
-                expected=f"at most {max_tokens} (sampling.max_prompt_tokens)",
+                f"the prompt of problem {problem.id} has {len(ids)} tokens, more than the {max_tokens} of "
+                "sampling.max_prompt_tokens",
+                expected=f"at most {max_tokens} tokens",
                 advice="raise sampling.max_prompt_tokens, or take the problem out of the data",
             )
         return ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles import prepare
+from mrt_hpc.roles.prompt_lengths import check_prompts
+from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.weights import publish
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.task import Task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+BENCHMARK = "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 20}}]"
 FILES = ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -85,3 +89,55 @@ def test_an_architecture_that_the_installed_packages_do_not_know_is_refused(tmp_
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
     with pytest.raises(UserError, match="transformers and vLLM as installed here do not know"):
         prepare.check_architecture(tmp_path)
+
+
+def lengths(task: Task, path: Path) -> list[int]:
+    prompter = prepare.small_world_prompter(task)
+    return sorted(len(prompter.encoded(p.problem)) for p in read_problems(path))
+
+
+def make_long(path: Path, count: int) -> None:
+    problems = read_problems(path)
+    long = [replace(p, problem=p.problem + " and so on" * 40) for p in problems[:count]]
+    write_problems(path, [*problems[count:], *long])
+
+
+def prompt_task(run: Path, *changes: str) -> Task:
+    recipe = load_recipe(QUICKSTART, ("data.problems=40", "sampling.problems_per_iteration=8", BENCHMARK, *changes))
+    create_or_open(run, recipe, compile_plan(recipe, LocalSite()))
+    return load_task(RunLayout(run), "prepare", 0, Placement(0, 1, 0, "a"))
+
+
+@pytest.mark.parametrize("field", ["data", "benchmark held-out"])
+def test_a_prompt_that_is_too_long_is_refused_before_anything_is_made(field: str, tmp_path: Path) -> None:
+    wanted = prompt_task(tmp_path / "measured")
+    training = lengths(wanted, wanted.layout.train_data)
+    if field != "data":  # one long problem in the benchmark alone
+        make_long(wanted.layout.benchmark_data("held-out"), 1)
+    limit = training[-1] - 1 if field == "data" else training[-1]
+    task = replace(wanted, recipe=load_recipe(QUICKSTART, (f"sampling.max_prompt_tokens={limit}", BENCHMARK)))
+    with pytest.raises(
+        UserError, match=r"longer than sampling.max_prompt_tokens \(\d+\); the longest is that of"
+    ) as told:
+        prepare.run(task)
+    assert str(told.value.where).startswith(field)
+    assert "sampling.long_prompts=drop" in (told.value.advice or "")
+    assert not task.layout.weights_version(0).exists()
+
+
+def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    task = prompt_task(tmp_path / "run", "sampling.max_prompt_tokens=64", "sampling.long_prompts=drop")
+    path, record = task.layout.train_data, task.layout.train_data.with_name("train.left_out.json")
+    make_long(path, 5)
+    before = lengths(task, path)
+    for _ in range(2):  # a second attempt finds nothing to leave out
+        check_prompts(task, prepare.small_world_prompter(task))
+        assert lengths(task, path) == [n for n in before if n <= 64]
+        assert len(json.loads(record.read_text())["tokens"]) == 5
+    assert caplog.text.count("data: 5 of 40 problems are left out") == 1
+
+
+def test_too_few_problems_left_are_refused(tmp_path: Path) -> None:
+    task = prompt_task(tmp_path / "run", "sampling.max_prompt_tokens=1", "sampling.long_prompts=drop")
+    with pytest.raises(UserError, match="too few are left"):
+        check_prompts(task, prepare.small_world_prompter(task))
