@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+FEW_ANSWERS = 0.1
+"""Share of traces with an answer below which something is wrong with prompts, tags or limits."""
+
+
 class Record(BaseModel):
     """A frozen record with a file of its own. An unknown field is an error: a misspelt one must not vanish."""
 
@@ -88,6 +92,8 @@ class EvaluationSummary(Record):
     """Mean length of a completion, tokens."""
     truncated_share: float | None = None
     """Share of completions cut off by the token limit."""
+    answered_share: float | None = None
+    """Share of completions in which an answer was found, right or wrong."""
     quality: dict[str, float] = {}
     """Shares in [0, 1] that describe the traces beyond their reward, as ``well_formed`` and ``right_checks`` of the
     small world."""
@@ -138,6 +144,8 @@ class IterationMetrics(Record):
     """Share of the groups whose rewards differ, so that the outcome gives a gradient."""
     truncated_share: float | None = None
     """Share of rollouts cut off by the token limit."""
+    answered_share: float | None = None
+    """Share of rollouts in which an answer was found, right or wrong."""
     staleness_mean: float | None = None
     """Weights versions that the rollouts lag behind the trained one, mean."""
     quality: dict[str, float] = {}
@@ -157,6 +165,22 @@ class IterationMetrics(Record):
     mismatch_max: float | None = None
     trainer: dict[str, float] = {}
     """Whatever else the trainer measured."""
+
+
+def few_answers(share: float | None, where: str) -> str | None:
+    """What to tell a user where nearly no trace has an answer; None where enough have one, or nothing is known.
+
+    Args:
+        share: of the traces in which an answer was found.
+        where: what they are traces of, as ``iteration 3``.
+    """
+    if share is None or share >= FEW_ANSWERS:
+        return None
+    return (
+        f"an answer was found in {share:.0%} of the traces of {where}, and a trace without one has reward 0: compare a "
+        "sample trace in the inference log of the first iteration with prompt.thought_start and prompt.thought_end "
+        "(empty for a model that writes no tags), prompt.instruction and sampling.max_tokens"
+    )
 
 
 class Cost(Record):

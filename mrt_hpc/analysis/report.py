@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 
 from mrt_hpc.analysis import plots
-from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics, Phase, RunSummary
+from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics, Phase, RunSummary, few_answers
 from mrt_hpc.analysis.plots import PhaseTimes, Series
 from mrt_hpc.analysis.statistics import Estimate, mean_paired_difference, paired_difference
 from mrt_hpc.run.atomic import write_text
@@ -114,7 +114,17 @@ def render(summary: RunSummary, figures: Sequence[FigureFile]) -> str:
         sampled=sample(summary.iterations, MOST_ROWS),
         phases=phase_totals(summary.iterations),
         figures=figures,
+        few_answers=last_few_answers(summary),
     )
+
+
+def last_few_answers(summary: RunSummary) -> str | None:
+    """The warning of the last iteration, or else of the last evaluation, where nearly no trace has an answer."""
+    training = [few_answers(m.answered_share, f"iteration {m.iteration}") for m in summary.iterations[-1:]]
+    evaluations = [
+        few_answers(e.answered_share, f"version {e.version} on {e.benchmark}") for e in summary.evaluations[-1:]
+    ]
+    return next((warning for warning in (*training, *evaluations) if warning), None)
 
 
 def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:

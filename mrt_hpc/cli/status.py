@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from mrt_hpc.analysis.model import few_answers
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
 from mrt_hpc.launch.ledger import latest_ids, local_process, process_elsewhere
 from mrt_hpc.launch.progress import progress, remarks, task_records
@@ -58,6 +59,8 @@ def print_status(run: Path) -> None:
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(table)
     console.print(f"{collection_text(now)}{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
+    if warning := few_answers(now.answered, f"iteration {now.iterations_done - 1}"):
+        console.print(f"[yellow]few answers:[/] {warning}", highlight=False)
     if (process := local_process(layout)) is not None:
         console.print(f"runs on this machine in process {process.pid}", highlight=False)
     for job, index, record in remarks(plan, layout):

@@ -26,6 +26,8 @@ class Progress:
     """Of those that version 0 samples before the first iteration; None where an algorithm starts without them."""
     reward: float | None
     """Mean reward of the last trained iteration."""
+    answered: float | None
+    """Share of its traces in which an answer was found."""
     evaluations_done: int
     evaluations: int
     report: bool
@@ -43,7 +45,8 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
         iterations_done=done,
         iterations=plan.iterations,
         groups_collected=len(sampled_positions(layout, COLLECTION)) if _collects(plan) else None,
-        reward=_reward(layout, done - 1),
+        reward=_measured(layout, done - 1, "reward_mean"),
+        answered=_measured(layout, done - 1, "answered_share"),
         evaluations_done=sum(layout.evaluation_shard(u.version, u.benchmark, u.shard).exists() for u in units),
         evaluations=len(units),
         report=layout.report.exists(),
@@ -54,12 +57,12 @@ def _collects(plan: Plan) -> bool:
     return any(COLLECTION in job.iterations for job in plan.jobs)
 
 
-def _reward(layout: RunLayout, iteration: int) -> float | None:
+def _measured(layout: RunLayout, iteration: int, name: str) -> float | None:
     path = layout.metrics(iteration)
     if iteration < 0 or not path.exists():
         return None
-    reward = json.loads(path.read_text()).get("reward_mean")
-    return None if reward is None else float(reward)
+    value = json.loads(path.read_text()).get(name)
+    return None if value is None else float(value)
 
 
 def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mrt_hpc.analysis.model import few_answers
 from mrt_hpc.analysis.statistics import summarise_evaluation
 from mrt_hpc.inference.client import Settings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
@@ -258,12 +259,15 @@ class UnitEvaluation:
             _rewards(rollouts),
             tokens_per_rollout=sum(len(r.token_ids) for r in rollouts) / len(rollouts),
             truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
+            answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
             quality=trace_quality(self.benchmark.problems, traces),
             regret=self._regret(parts),
         )
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.patiently(lambda: summary.write(path), "the summary of an evaluation")
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
+        if warning := few_answers(summary.answered_share, f"version {unit.version} on {unit.benchmark}"):
+            log.warning("%s", warning)
 
     def _regret(self, parts: list[Sampled]) -> dict[int, dict[str, float]]:
         """By budget and problem; nothing where no prefix was valued."""

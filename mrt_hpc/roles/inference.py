@@ -46,11 +46,13 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.graded import GradedTrace
     from mrt_hpc.roles.starts import Starts
     from mrt_hpc.roles.task import Task
-    from mrt_hpc.run.records import Problem
+    from mrt_hpc.run.records import Problem, Rollout
 
 
 log = logging.getLogger(__name__)
 
+SHOWN = 400
+"""Characters of a trace that the log shows, of its beginning and of its end."""
 LOOK_WHILE_STARTING_S = 5.0
 """Between two looks at whether a starting server is needed."""
 
@@ -384,8 +386,22 @@ class GroupFinisher:
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
         where = {"iteration": self.work.iteration, "position": position}
         self.task.events.emit(kind, what="group", **where, rollouts=len(traces))
+        if position == 0 and self.work.iteration in (COLLECTION, 0):
+            log.info("%s", trace_in_words(traces[0].rollout))
         if troubles := sum(t.troubles for t in traces):
             self.task.events.emit(EventKind.GRADING, **where, troubles=troubles)
+
+
+def trace_in_words(rollout: Rollout) -> str:
+    """What a trace looks like, for the log: its beginning and end, escaped, and what was found in it."""
+    text = rollout.text
+    if len(text) > 2 * SHOWN:
+        text = f"{text[:SHOWN]} [{len(text) - 2 * SHOWN:,} characters] {text[-SHOWN:]}"
+    found = "no answer found" if rollout.answer is None else f"answer {rollout.answer!r}"
+    return (
+        f"a trace of problem {rollout.problem_id}: {len(rollout.token_ids)} tokens, ended by {rollout.finish_reason}, "
+        f"{max(0, len(rollout.boundaries) - 1)} episodes, {found}, reward {rollout.reward:g}: {text!r}"
+    )
 
 
 def rollout_plan(recipe: Recipe, iteration: int, group_size: int) -> RolloutPlan:

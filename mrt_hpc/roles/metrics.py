@@ -101,6 +101,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
         "episodes_per_rollout": float(np.mean([len(r.boundaries) - 1 for r in rollouts])),
         "signal_share": signal_share(rollouts),
         "truncated_share": float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
+        "answered_share": float(np.mean([r.answer is not None for r in rollouts])),
         "staleness_mean": float(np.mean([iteration - r.weights_version for r in rollouts])),
         "quality": quality,
     }

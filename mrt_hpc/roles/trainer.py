@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from mrt_hpc.analysis.model import few_answers
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import SmallWorldProblems
 from mrt_hpc.roles.intake import Intake, Lesson, intakes
@@ -224,6 +225,8 @@ class Trainer:
         self.tracker.log(metrics)
         reward = "" if metrics.reward_mean is None else f"reward {metrics.reward_mean:.3f}, "
         log.info("iteration %d: %sloss %.4f, %.1f s", done, reward, stats.loss, timeline.total)
+        if warning := few_answers(metrics.answered_share, f"iteration {done}"):
+            log.warning("%s", warning)
 
     def _checkpoint_due(self) -> bool:
         """At the recipe's interval, and at the end of a segment, where another job takes over."""
