@@ -15,7 +15,7 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
 from mrt_hpc.roles.prompt_lengths import check_prompts
 from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.tokenizer_check import check_tokenizers
+from mrt_hpc.roles.tokenizer_check import check_tokenizer
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.seeds import derive_seed
@@ -39,13 +39,14 @@ def run(task: Task) -> None:
     if task.layout.weights_version(0).exists():
         log.info("weights version 0 is there already")
         return
+    check_prover_model(task)
     model = task.recipe.model
     if isinstance(model, HuggingFaceModel):
         source = Path(model.path)
-        check_architecture(source)
+        check_architecture(source, "model.path")
         if (source / MANIFEST).exists():  # a weights version of another run
             task.patiently(lambda: verify(source), f"reading {source}")
-        check_prompts(task, check_tokenizers(task.recipe, source))
+        check_prompts(task, check_tokenizer(task.recipe, source, "model.path"))
         task.patiently(
             lambda: publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source)),
             "weights version 0",
@@ -66,8 +67,25 @@ def small_world_prompter(task: Task) -> Prompter:
         return Prompter.of(Path(directory), task.recipe.prompt)
 
 
-def check_architecture(directory: Path) -> None:
+def check_prover_model(task: Task) -> None:
+    """Refuse another model that serves as prover where it cannot.
+
+    Raises:
+        UserError: its architecture is not known here, or its tokenizer loses text.
+    """
+    prover = task.recipe.prover
+    if prover is not None and prover.model is not None:
+        check_architecture(Path(prover.model), "prover.model", trained=False)
+        check_tokenizer(task.recipe, Path(prover.model), "prover.model")
+
+
+def check_architecture(directory: Path, field: str, *, trained: bool = True) -> None:
     """Refuse an architecture that the installed transformers or vLLM does not know.
+
+    Args:
+        directory: of the model.
+        field: of the recipe that names it.
+        trained: whether the trainer loads it too, by transformers.
 
     Raises:
         UserError: naming it, and who does not know it.
@@ -76,13 +94,15 @@ def check_architecture(directory: Path) -> None:
     from vllm import ModelRegistry  # takes seconds to import, and only a model from outside needs it
 
     named = json.loads((directory / "config.json").read_bytes()).get("architectures") or []
-    known = {"transformers": set(TRANSFORMERS.values()), "vLLM": set(ModelRegistry.get_supported_archs())}
+    known = {"vLLM": set(ModelRegistry.get_supported_archs())}
+    if trained:
+        known["transformers"] = set(TRANSFORMERS.values())
     if strangers := [package for package, names in known.items() if not names & set(named)]:
         raise UserError(
-            f"{' and '.join(strangers)} as installed here do not know this architecture as a causal language model",
+            f"this architecture is no causal language model known to {' and '.join(strangers)} as installed here",
             value=named,
-            where=f"model.path, {directory / 'config.json'}, architectures",
-            expected="a name that both register",
+            where=f"{field}, {directory / 'config.json'}, architectures",
+            expected="a name that vLLM and, for training, transformers register",
             advice="take another model, or an environment with versions that know it",
         )
 

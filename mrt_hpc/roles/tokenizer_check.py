@@ -6,7 +6,6 @@ without an error. It is refused before anything is sampled.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
@@ -16,26 +15,27 @@ from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import forced_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mrt_hpc.recipe.schema import Recipe
 
 
-def check_tokenizers(recipe: Recipe, model: Path) -> Prompter:
-    """Refuse the tokenizer of the policy, or of another model that serves as prover, where it loses text.
+def check_tokenizer(recipe: Recipe, model: Path, field: str) -> Prompter:
+    """Refuse the tokenizer of a model where it loses text.
 
     Args:
         recipe: the run's.
-        model: directory of the policy.
+        model: directory of the policy, or of another model that serves as prover.
+        field: of the recipe that names it.
 
     Returns:
-        The prompter of the policy.
+        The prompter of the model.
 
     Raises:
-        UserError: a tokenizer cannot be loaded, or loses something; it names the text and what became of it.
+        UserError: the tokenizer cannot be loaded, or loses something; it names the text and what became of it.
     """
-    prompter, texts = Prompter.of(model, recipe.prompt), written_texts(recipe)
-    refuse_lossy(prompter, texts, "model.path")
-    if recipe.prover is not None and recipe.prover.model is not None:
-        refuse_lossy(Prompter.of(Path(recipe.prover.model), recipe.prompt), texts, "prover.model")
+    prompter = Prompter.of(model, recipe.prompt)
+    refuse_lossy(prompter, written_texts(recipe), field)
     return prompter
 
 

@@ -74,10 +74,7 @@ def test_a_model_whose_tokenizer_loses_spaces_is_refused_before_anything_is_samp
     model = tmp_path / "model"
     model.mkdir()
     fill(model)
-    lossy = json.loads((model / "tokenizer.json").read_text()) | {
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": ""}
-    }
-    (model / "tokenizer.json").write_text(json.dumps(lossy))
+    make_lossy(model)
     task = task_from(model, tmp_path / "run")
     with pytest.raises(UserError, match="the tokenizer does not bring back a text whole"):
         prepare.run(task)
@@ -87,8 +84,28 @@ def test_a_model_whose_tokenizer_loses_spaces_is_refused_before_anything_is_samp
 def test_an_architecture_that_the_installed_packages_do_not_know_is_refused(tmp_path: Path) -> None:
     fill(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
-    with pytest.raises(UserError, match="transformers and vLLM as installed here do not know"):
-        prepare.check_architecture(tmp_path)
+    with pytest.raises(UserError, match="known to vLLM and transformers as installed here"):
+        prepare.check_architecture(tmp_path, "model.path")
+    with pytest.raises(UserError, match="known to vLLM as installed here"):
+        prepare.check_architecture(tmp_path, "prover.model", trained=False)
+
+
+def test_the_tokenizer_of_the_provers_model_is_checked_too(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    fill(model)
+    make_lossy(model)
+    recipe = load_recipe(QUICKSTART.parent / "small_world" / "mrt_online.yaml", (f"prover.model={model}",))
+    create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    with pytest.raises(UserError, match="does not bring back a text whole") as refused:
+        prepare.run(load_task(RunLayout(tmp_path / "run"), "prepare", 0, Placement(0, 1, 0, "a")))
+    assert "prover.model" in str(refused.value.where)
+
+
+def make_lossy(model: Path) -> None:
+    lossy = {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": ""}}
+    path = model / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | lossy))
 
 
 def lengths(task: Task, path: Path) -> list[int]:
