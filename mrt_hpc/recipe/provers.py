@@ -17,7 +17,9 @@ from mrt_hpc.recipe.section import Positive, PositiveFloat, Section
 
 class _Prover(Section):
     forced_text: str = DEFAULT_FORCED_TEXT
-    """Written after the prefix: it closes the thought and starts the answer."""
+    """Written after the prefix: it closes the thought and starts the answer. Where prompt.thought_end is empty, the
+    default is a text of the same meaning without a tag.
+    """
     temperature: PositiveFloat = 0.9
     """mu's temperature, of sampled branches and of exact probabilities alike."""
     model: str | None = None
