@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,19 +15,22 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.run.groups import complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import MANIFEST
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mrt_hpc.run.groups import Group
 
 CHANGES = {
     "model": "{type: small_world, warm_start_steps: 400}",
     "prompt": '{instruction: "", thought_start: "", thought_end: ""}',
     "prover.forced_text": r'"Time is up.\n\nSo \\boxed{"',
-    "sampling.problems_per_iteration": 8,
-    "sampling.rollouts_per_problem": 4,
+    "sampling.problems_per_iteration": "8",
+    "sampling.rollouts_per_problem": "4",
     "schedule": "{iterations: 2, iterations_per_job: 2}",
     "evaluation.benchmarks": "[]",
-    "serving.kv_cache_gib": 0.25,
+    "serving.kv_cache_gib": "0.25",
 }
 """The small world's model writes a closing tag as it writes any other word: here it means nothing."""
 
@@ -33,9 +38,12 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     """A finished run."""
-    directory = tmp_path_factory.mktemp("tagless") / "run"
-    options = [word for field, value in CHANGES.items() for word in ("--set", f"{field}={value}")]
-    submit(ROOT / "recipes" / "small_world" / "mrt_online.yaml", directory, *options)
+    return finished("mrt_online", tmp_path_factory.mktemp("tagless") / "run", {})
+
+
+def finished(recipe: str, directory: Path, changes: dict[str, str]) -> RunLayout:
+    options = [word for field, value in (CHANGES | changes).items() for word in ("--set", f"{field}={value}")]
+    submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *options)
     return RunLayout(directory)
 
 
@@ -61,4 +69,29 @@ def test_every_prefix_has_a_value_and_the_report_is_there(run: RunLayout) -> Non
         assert {(v.sample, v.boundary) for v in group.values} == prefixes
     assert all(b.text.startswith("So \\boxed{") for g in groups(run) for b in g.branches)
     assert "2 of 2 iterations done" in run.report.read_text()
-    assert all(IterationMetrics.read(run.metrics(i)).loss is not None for i in range(2))
+    measured = [IterationMetrics.read(run.metrics(i)) for i in range(2)]
+    assert all(m.loss is not None and m.answered_share for m in measured)
+    assert "answered" in run.report.read_text()
+
+
+def test_the_log_shows_what_a_trace_looks_like(run: RunLayout) -> None:
+    logs = "".join(path.read_text(errors="replace") for path in run.logs.rglob("*") if path.is_file())
+    assert logs.count("a trace of problem ") == 1
+
+
+def renamed(model: Path, directory: Path) -> Path:
+    """A copy whose configuration names a class that would build another tokenizer, as several byte-level models do."""
+    shutil.copytree(model, directory)
+    (directory / MANIFEST).unlink()
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}))
+    return directory
+
+
+def test_prefixes_of_stale_traces_are_closed_without_tags(run: RunLayout, tmp_path: Path) -> None:
+    model = f"{{type: hugging_face, path: {renamed(run.weights_version(0), tmp_path / 'model')}}}"
+    layout = finished("mrt", tmp_path / "run", {"model": model, "data.problems": "24"})
+    assert "2 of 2 iterations done" in layout.report.read_text()
+    forced = [r for g in groups(layout) for r in g.rollouts if r.forced]
+    assert forced
+    assert all("So \\boxed{" in r.text for r in forced)
