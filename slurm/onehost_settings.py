@@ -21,6 +21,21 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 CLUSTER = "onehost"
 PREEMPT_TYPES = {"partition": "preempt/partition_prio", "qos": "preempt/qos"}
+SHAPES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "plain": {
+        "accounting": 0,
+        "requeue": 0,
+        "preempt_mode": "CANCEL",
+        "preempt_signal": 0,
+        "max_array_size": 10,
+        "max_job_count": 60,
+        "kill_wait": 15,
+        "cgroup": "0",
+    },
+}
+"""By name, the settings in which a cluster differs from the defaults. Tests use the plain one for clusters that are
+configured with little: nothing remembers ended jobs, and nothing is queued again unless the job asks for it."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +56,16 @@ class Settings:
     preempt_mode: str = "REQUEUE"
     preempt_signal: int = 1
     max_array_size: int = 1001
+    max_job_count: int = 5000
     cgroup: str = "auto"
+    accounting: int = 1
+    requeue: int = 1
+    kill_wait: int = 10
 
     @classmethod
     def load(cls) -> Settings:
         """The environment's settings, except that a folder made earlier keeps its own."""
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict(_shape())
         for field in fields(cls):
             text = os.environ.get(f"ONEHOST_{field.name.upper()}")
             if text is not None:
@@ -54,6 +73,8 @@ class Settings:
         chosen = cls(**values)
         if chosen.preempt not in PREEMPT_TYPES:
             raise OnehostError(f"ONEHOST_PREEMPT must be one of {', '.join(PREEMPT_TYPES)}, not {chosen.preempt!r}")
+        if chosen.preempt == "qos" and not chosen.accounting:
+            raise OnehostError("ONEHOST_PREEMPT=qos needs accounting, which keeps the QOS: set ONEHOST_ACCOUNTING=1")
         kept = Path(chosen.root) / "settings.json"
         return cls(**{**json.loads(kept.read_text()), "root": chosen.root}) if kept.exists() else chosen
 
@@ -75,6 +96,13 @@ class Settings:
 
     def node_port(self, name: str) -> int:
         return self.port + 3 + self.node_names.index(name)
+
+
+def _shape() -> dict[str, Any]:
+    name = os.environ.get("ONEHOST_SHAPE", "full")
+    if name not in SHAPES:
+        raise OnehostError(f"ONEHOST_SHAPE must be one of {', '.join(SHAPES)}, not {name!r}")
+    return SHAPES[name]
 
 
 def _number(name: str, text: str) -> int:
@@ -125,9 +153,28 @@ def _template_values(settings: Settings) -> dict[str, object]:
         "task_plugin": "task/cgroup" if cgroup else "task/none",
         "gather": "jobacct_gather/cgroup" if cgroup else "jobacct_gather/linux",
         "preempt_type": PREEMPT_TYPES[settings.preempt],
+        "cluster_preempt_mode": "CANCEL" if settings.preempt_mode == "CANCEL" else "REQUEUE",
         "preempt_signal": "SlurmctldParameters=preempt_send_user_signal" if settings.preempt_signal else "",
+        "accounting_lines": _accounting_lines(settings),
+        "priority_lines": _priority_lines(settings),
         "node_lines": "\n".join(_node_lines(settings)),
     }
+
+
+def _accounting_lines(settings: Settings) -> str:
+    if not settings.accounting:
+        return "AccountingStorageType=accounting_storage/none"
+    return Template((TEMPLATES / "accounting.conf").read_text()).substitute(
+        root=settings.root, dbd_port=settings.accounting_port
+    )
+
+
+def _priority_lines(settings: Settings) -> str:
+    """Without accounting jobs start in the order in which they were submitted."""
+    if not settings.accounting:
+        return "PriorityType=priority/basic"
+    weights = {"Partition": 1000, "QOS": 1000, "Age": 10}
+    return "\n".join(["PriorityType=priority/multifactor", *(f"PriorityWeight{k}={v}" for k, v in weights.items())])
 
 
 def _short_host_name() -> str:

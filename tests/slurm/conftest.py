@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 QOS_SETTINGS = {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0", "ONEHOST_NODES": "2"}
 CANCELLING_SETTINGS = {"ONEHOST_PREEMPT_MODE": "CANCEL", "ONEHOST_GRACE": "0", "ONEHOST_NODES": "1"}
+PLAIN_SETTINGS = {"ONEHOST_SHAPE": "plain", "ONEHOST_NODES": "2"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {"cluster", "qos_cluster", "cancelling_cluster"} & set(getattr(item, "fixturenames", ())):
+        if {"cluster", "qos_cluster", "cancelling_cluster", "plain_cluster"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
 
 
@@ -39,6 +40,12 @@ def qos_cluster() -> Iterator[Cluster]:
 def cancelling_cluster() -> Iterator[Cluster]:
     """One whose preemption cancels jobs."""
     yield from _cluster(CANCELLING_SETTINGS, own=True)
+
+
+@pytest.fixture(scope="module")
+def plain_cluster() -> Iterator[Cluster]:
+    """One without accounting, with small limits, on which nothing is queued again by itself and preemption cancels."""
+    yield from _cluster(PLAIN_SETTINGS, own=True)
 
 
 def _cluster(settings: dict[str, str], own: bool) -> Iterator[Cluster]:
