@@ -20,6 +20,8 @@ _HABITS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SBATCH_NO_REQUEUE")
 _IN_A_JOB, _OF_A_JOB = "SLURM_JOB_ID", "SLURM_"
 _OF_THE_SITE = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"})
 """Which cluster is spoken to, and how one proves who one is."""
+_TIMES = {"SLURM_TIME_FORMAT": "%s"}
+"""Times are printed in seconds since the epoch, which no time zone and no summer time changes."""
 TIMEOUT_S = 120.0
 """A controller under load answers in tens of seconds; more means that it is down."""
 
@@ -100,4 +102,5 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
 def _environment() -> dict[str, str]:
     """Without habits; and where a job submits others, without what describes that job."""
     others = (*_HABITS, _OF_A_JOB) if _IN_A_JOB in os.environ else _HABITS
-    return {name: value for name, value in os.environ.items() if name in _OF_THE_SITE or not name.startswith(others)}
+    kept = {name: value for name, value in os.environ.items() if name in _OF_THE_SITE or not name.startswith(others)}
+    return kept | _TIMES

@@ -1,12 +1,14 @@
 """What the queue knows of submitted jobs, and how to take them out of it.
 
 The states of any number of jobs cost one squeue and one sacct. squeue is right about what is queued or running (also
-when accounting still shows the attempt before a requeue); sacct is right about what has ended.
+when accounting still shows the attempt before a requeue); sacct is right about what has ended. A cluster may have no
+accounting: squeue then tells for some minutes how a job has ended.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
 _ENDING = "Ending"
 """Reason of a task whose processes are just being ended."""
+CLOCKS_APART_S = 30.0
+"""At most, between this machine's clock and the controller's; every time limit is longer."""
 _ALREADY_OVER = re.compile(r"invalid job id|already compl|job has finished|has already finished", re.IGNORECASE)
 
 
@@ -29,7 +33,9 @@ class QueueState(StrEnum):
     PENDING = "pending"
     """Queued, held, or waiting to be started again."""
     RUNNING = "running"
-    """Running, starting or just ending."""
+    """Running or starting; or just ending, to be started again."""
+    ENDING = "ending"
+    """Its processes are just being ended, and it will not be started again."""
     COMPLETED = "completed"
     """Ended well."""
     FAILED = "failed"
@@ -126,9 +132,9 @@ def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, str]:
         UserError: squeue is missing, did not answer, or refused.
     """
     known, found = set(recorded), {}
-    for line in ask_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F|%T|%j|%k"]).splitlines():
-        job_id, state, name, comment = line.strip().split("|", 3)
-        if comment == str(root) and state != "COMPLETING" and job_id not in known:
+    for line in ask_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F|%T|%e|%j|%k"]).splitlines():
+        job_id, word, end, name, comment = line.strip().split("|", 4)
+        if comment == str(root) and _queue_state(word, end) is not QueueState.ENDING and job_id not in known:
             found[name.removeprefix(f"{root.name}.")] = job_id
     return found
 
@@ -159,33 +165,53 @@ def _unless_over(command: list[str]) -> None:
 
 
 def _merged(accounted: dict[str, TaskState], queued: dict[str, TaskState]) -> dict[str, TaskState]:
-    """squeue's word, except on tasks that are just ending: whether those come back, only accounting knows."""
+    """squeue's word on tasks that live; accounting's on how others ended, and on tasks that are just ending: it may know
+    better whether those come back.
+    """
     accounted = {
         task_id: state if state.ended or task_id in queued else replace(state, state=QueueState.UNKNOWN)
         for task_id, state in accounted.items()
     }  # what accounting calls alive and the queue does not know is over; how it ended is not known yet
-    gone = {
+    better = {
         task_id: accounted[task_id]
         for task_id, state in queued.items()
-        if state.reason == _ENDING and task_id in accounted and accounted[task_id].state in _NEVER_BACK
+        if task_id in accounted and _knows_better(accounted[task_id].state, state)
     }
-    return accounted | queued | gone
+    return accounted | queued | better
+
+
+def _knows_better(accounted: QueueState, queued: TaskState) -> bool:
+    """Whether accounting is right on a task that squeue still lists."""
+    if queued.reason == _ENDING:
+        return accounted in _NEVER_BACK
+    return queued.ended and TaskState("", accounted).ended and accounted is not QueueState.UNKNOWN
 
 
 def _queued(job_ids: list[str]) -> dict[str, TaskState]:
-    command = ["squeue", "--all", "--noheader", "--array", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r|%N"]
+    listing = ["squeue", "--all", "--states=all", "--noheader", "--array", f"--jobs={','.join(job_ids)}"]
     try:
-        lines = ask_slurm(command).splitlines()
+        lines = ask_slurm([*listing, "--format=%i|%T|%e|%r|%N"]).splitlines()
     except SlurmRefusedError as refusal:
         if _ALREADY_OVER.search(refusal.reason):
             return {}  # squeue forgets ended jobs after minutes, and then calls their ids invalid
         raise
     states = {}
     for line in lines:
-        task_id, word, reason, nodes = line.strip().split("|", 3)
+        task_id, word, end, reason, nodes = line.strip().split("|", 4)
         reason = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
-        states[task_id] = TaskState(task_id, _state(word), reason, nodes)
+        states[task_id] = TaskState(task_id, _queue_state(word, end), reason, nodes)
     return states
+
+
+def _queue_state(word: str, end: str) -> QueueState:
+    """The state of a task from squeue's word and the end of the task, in seconds since the epoch.
+
+    Slurm says COMPLETING as long as processes are left, and hides behind it whether the task is queued again. The end
+    tells: that of a task which is over lies in the past, and that of a queued one at least its time limit from now.
+    """
+    if word == "COMPLETING" and end.isdecimal() and int(end) < time.time() + CLOCKS_APART_S:
+        return QueueState.ENDING
+    return _state(word)
 
 
 def _accounted(job_ids: list[str]) -> dict[str, TaskState]:

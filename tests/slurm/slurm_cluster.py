@@ -131,10 +131,14 @@ def wait_for_end(ids: Mapping[str, str], seconds: float = 120) -> dict[str, Task
 
     def ended() -> dict[str, TaskState] | None:
         states = queue_states(ids.values())
-        known = QueueState.UNKNOWN not in {state.state for state in states.values()}  # accounting lags behind
-        return states if known and all(state.ended for state in states.values()) else None
+        return states if all(is_known_to_have_ended(state) for state in states.values()) else None
 
     return wait_until(ended, reason=f"the end of jobs {sorted(ids.values())}", deadline_s=seconds)
+
+
+def is_known_to_have_ended(task: TaskState) -> bool:
+    """Whether it has ended, and how is known; accounting lags behind."""
+    return task.ended and task.state not in (QueueState.UNKNOWN, QueueState.ENDING)
 
 
 def notes(run_dir: Path) -> list[dict[str, object]]:

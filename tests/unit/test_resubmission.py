@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,9 +67,26 @@ def states(monkeypatch: pytest.MonkeyPatch, squeue: str, sacct: str) -> dict[str
 def test_what_accounting_calls_alive_and_the_queue_does_not_know_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accounting lags behind, and never learns of some ends."""
     lagging = "12_0|RUNNING|0:0|n1|5\n12_1|COMPLETED|0:0|n1|5\n12_2|PENDING|0:0||0\n"
-    assert states(monkeypatch, "12_2|PENDING|Resources|\n", lagging) == {
+    assert states(monkeypatch, "12_2|PENDING|N/A|Resources|\n", lagging) == {
         "12_0": QueueState.UNKNOWN, "12_1": QueueState.COMPLETED, "12_2": QueueState.PENDING,
     }  # fmt: skip
+
+
+def test_how_a_task_ended_accounting_knows_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = "12_0|FAILED|100|NonZeroExitCode|n1\n12_1|CANCELLED|100|None|n1\n"
+    accounted = "12_0|FAILED|0:125|n1|5\n12_0.0|OUT_OF_MEMORY|0:125|n1|5\n12_1|RUNNING|0:0|n1|5\n"
+    assert states(monkeypatch, listed, accounted) == {"12_0": QueueState.OUT_OF_MEMORY, "12_1": QueueState.CANCELLED}
+    assert states(monkeypatch, listed, "") == {"12_0": QueueState.FAILED, "12_1": QueueState.CANCELLED}
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(-2, QueueState.ENDING), (90, QueueState.RUNNING)])
+def test_whether_a_task_that_is_ending_comes_back_is_told_by_its_end(
+    monkeypatch: pytest.MonkeyPatch, seconds: int, state: QueueState
+) -> None:
+    """Without accounting; a task that is queued again has its whole time before it."""
+    listed = f"12_0|COMPLETING|{int(time.time()) + seconds}|None|n1\n"
+    assert states(monkeypatch, listed, "") == {"12_0": state}
+    assert states(monkeypatch, listed, "12_0|CANCELLED|0:0|n1|5\n") == {"12_0": QueueState.CANCELLED}
 
 
 def test_tasks_of_one_line_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

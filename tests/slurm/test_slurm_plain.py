@@ -1,0 +1,71 @@
+"""A cluster that is configured with little: no accounting, no requeue by itself, small limits, preemption that cancels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from slurm_cluster import Cluster, notes, wait_for_end
+from slurm_lives import run_directory, starts
+from slurm_plans import job, plan
+
+from mrt_hpc.cli.submit import live_jobs, without_hope
+from mrt_hpc.launch.ledger import record_submission
+from mrt_hpc.launch.slurm_queue import QueueState, queue_states
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.run.layout import RunLayout
+
+THE_PLAN = plan(job("slow"), job("after-slow", ok=("slow",)))
+
+
+def slow_run(
+    cluster: Cluster, name: str, the_plan: Plan = THE_PLAN, **site: object
+) -> tuple[RunLayout, dict[str, str]]:
+    """A run whose first task is at work, and takes no notice of SIGTERM; its directory, and the ids in its ledger."""
+    layout = run_directory(cluster, name, the_plan)
+    ids = cluster.submitted(the_plan, layout.root, "slow_to_leave", site=cluster.site(**site))
+    for each, job_id in ids.items():
+        record_submission(layout, each, job_id, "onehost")
+    wait_until(lambda: "deaf" in [n["what"] for n in notes(layout.root)], reason="the slow task", deadline_s=60)
+    return layout, ids
+
+
+def cancelled_by_the_command(cluster: Cluster, layout: RunLayout, _: dict[str, str]) -> None:
+    assert cluster.mrt_hpc("cancel", str(layout.root)).returncode == 0
+
+
+def cancelled_by_hand(cluster: Cluster, _: RunLayout, ids: dict[str, str]) -> None:
+    assert cluster.as_user("scancel", ids["slow"]).returncode == 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cancel", [cancelled_by_the_command, cancelled_by_hand])
+def test_jobs_that_are_just_being_ended_are_sent_again_at_once(
+    plain_cluster: Cluster, cancel: Callable[[Cluster, RunLayout, dict[str, str]], None]
+) -> None:
+    layout, ids = slow_run(plain_cluster, "ending")
+    cancel(plain_cluster, layout, ids)
+    assert queue_states([ids["slow"]])[ids["slow"]].state is QueueState.ENDING
+    live = live_jobs(layout)
+    assert "slow" not in live
+    hopeless = [live[name].slurm_id for name in without_hope(THE_PLAN.jobs, live, ())]
+    driver = str(plain_cluster.tests / "slurm_submit_driver.py")
+    assert plain_cluster.as_user(plain_cluster.python, driver, "cancel", *hopeless).returncode == 0
+    again = plain_cluster.submitted(THE_PLAN, layout.root, "slow_to_leave")
+    assert {state.state for state in wait_for_end(again).values()} == {QueueState.COMPLETED}
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_is_queued_again_lives_while_its_processes_end(plain_cluster: Cluster) -> None:
+    layout, ids = slow_run(plain_cluster, "requeued")
+    assert plain_cluster.as_user("scontrol", "requeue", ids["slow"]).returncode == 0
+    states = ("squeue", "--noheader", f"--jobs={ids['slow']}", "--format=%T")
+    assert plain_cluster.as_user(*states).stdout.strip() == "COMPLETING"
+    assert set(live_jobs(layout)) == set(ids)
+    assert {state.state for state in wait_for_end(ids).values()} == {QueueState.COMPLETED}
+    assert starts(layout) == {"slow": 2, "after-slow": 1}
