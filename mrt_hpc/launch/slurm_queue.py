@@ -165,8 +165,8 @@ def _unless_over(command: list[str]) -> None:
 
 
 def _merged(accounted: dict[str, TaskState], queued: dict[str, TaskState]) -> dict[str, TaskState]:
-    """squeue's word on tasks that live; accounting's on how others ended, and on tasks that are just ending: it may know
-    better whether those come back.
+    """squeue's word on tasks that live; accounting's on how others ended, and on those that are just ending: it may
+    know that they do not come back.
     """
     accounted = {
         task_id: state if state.ended or task_id in queued else replace(state, state=QueueState.UNKNOWN)

@@ -1,4 +1,4 @@
-"""A cluster that is configured with little: no accounting, no requeue by itself, small limits, preemption that cancels."""
+"""A cluster configured with little: no accounting, no requeue by itself, small limits, preemption that cancels."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from mrt_hpc.run.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mrt_hpc.plan.model import Plan
     from mrt_hpc.run.layout import RunLayout
 
 THE_PLAN = plan(job("slow"), job("after-slow", ok=("slow",)))
 
 
-def slow_run(
-    cluster: Cluster, name: str, the_plan: Plan = THE_PLAN, **site: object
-) -> tuple[RunLayout, dict[str, str]]:
+def slow_run(cluster: Cluster, name: str) -> tuple[RunLayout, dict[str, str]]:
     """A run whose first task is at work, and takes no notice of SIGTERM; its directory, and the ids in its ledger."""
-    layout = run_directory(cluster, name, the_plan)
-    ids = cluster.submitted(the_plan, layout.root, "slow_to_leave", site=cluster.site(**site))
+    layout = run_directory(cluster, name, THE_PLAN)
+    ids = cluster.submitted(THE_PLAN, layout.root, "slow_to_leave")
     for each, job_id in ids.items():
         record_submission(layout, each, job_id, "onehost")
     wait_until(lambda: "deaf" in [n["what"] for n in notes(layout.root)], reason="the slow task", deadline_s=60)
