@@ -160,15 +160,26 @@ def split_array(job: Job, max_array_size: int | None) -> list[Job]:
     """Cut an array that is larger than MaxArraySize into several jobs.
 
     Slurm's MaxArraySize is one more than the largest index, so an array of that many tasks (0 to size - 1) still fits.
+    Where only so many tasks may run at a time, the parts run one after the other: Slurm counts within an array only.
     """
     if max_array_size is None or job.tasks <= max_array_size:
         return [job]
-    parts = []
-    for number, start in enumerate(range(0, job.tasks, max_array_size)):
-        size = min(max_array_size, job.tasks - start)
-        update = {"name": f"{job.name}-{number}", "tasks": size}
-        parts.append(job.model_copy(update={**update, "evaluations": job.evaluations[start : start + size]}))
+    parts: list[Job] = []
+    for start in range(0, job.tasks, max_array_size):
+        parts.append(_part(job, len(parts), range(start, min(start + max_array_size, job.tasks)), parts))
     return parts
+
+
+def _part(job: Job, number: int, tasks: range, before: Sequence[Job]) -> Job:
+    """One part of an array that was cut, with the tasks of these numbers."""
+    turn = before[-1:] if job.max_parallel is not None else ()
+    update = {
+        "name": f"{job.name}-{number}",
+        "tasks": len(tasks),
+        "evaluations": job.evaluations[tasks.start : tasks.stop],
+        "after": (*job.after, *(Dependency(job=part.name, kind=DependencyKind.AFTERANY) for part in turn)),
+    }
+    return job.model_copy(update=update)
 
 
 def _ends_last(job: Job, segments: int) -> bool:

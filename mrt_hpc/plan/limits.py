@@ -11,7 +11,7 @@ from mrt_hpc.recipe.site import SlurmSite
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.plan.model import Plan
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.recipe.site import Site
 
@@ -26,26 +26,29 @@ def check_limits(plan: Plan, recipe: Recipe, site: Site, *, rebuild: Callable[[R
         rebuild: makes a plan from a changed recipe, to look for one that fits.
 
     Raises:
-        UserError: too many tasks (with the number of iterations a job that would fit), or a time limit too long.
+        UserError: too many tasks (with the number of iterations a job that would fit), or too long time limits.
     """
     if not isinstance(site, SlurmSite):
         return
-    for job in plan.jobs:
-        _check_time(job, site)
+    _check_times(plan, site)
     if site.max_submit_jobs is not None and plan.tasks > site.max_submit_jobs:
         raise _too_many_tasks(plan, recipe, site.max_submit_jobs, rebuild)
 
 
-def _check_time(job: Job, site: SlurmSite) -> None:
+def _check_times(plan: Plan, site: SlurmSite) -> None:
+    """Refuse all time limits that are too long at once."""
     limit = site.max_time_minutes
-    if limit is not None and job.resources.time_limit_minutes > limit:
-        raise UserError(
-            f"resources.{job.role}.time_limit_minutes is more than site {site.name} allows",
-            value=job.resources.time_limit_minutes,
-            where=f"job {job.name}",
-            expected=f"{limit} minutes or less",
-            advice="lower it, and schedule.iterations_per_job with it",
-        )
+    asked = {job.role: job.resources.time_limit_minutes for job in plan.jobs}
+    long = {f"resources.{role}.time_limit_minutes": minutes for role, minutes in asked.items()}
+    long = {field: minutes for field, minutes in long.items() if limit is not None and minutes > limit}
+    if not long:
+        return
+    raise UserError(
+        f"{' and '.join(long)} {'is' if len(long) == 1 else 'are'} more than site {site.name} allows",
+        value=", ".join(map(str, long.values())),
+        expected=f"{limit} minutes or less (site max_time_minutes)",
+        advice=" ".join(f"--set {field}={limit}" for field in long) + ", and fewer schedule.iterations_per_job with it",
+    )
 
 
 def _too_many_tasks(plan: Plan, recipe: Recipe, limit: int, rebuild: Callable[[Recipe], Plan]) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,22 @@ def test_a_large_array_is_split_and_keeps_its_numbers() -> None:
     ]  # fmt: skip
 
 
+def test_parts_of_a_split_array_run_in_turn_where_only_so_many_tasks_may_run_at_a_time() -> None:
+    changes = ("evaluation.problem_shards=5", "evaluation.every=2", "resources.evaluation.max_parallel=3")
+    plan = build_plan(recipe(*changes), max_array_size=4)
+    first, *others = [job for job in plan.jobs if job.role is Role.EVALUATION and job.segment == 0]
+    assert others
+    assert after(first) == ["afterok:segment-000.trainer"]
+    for before, part in pairwise([first, *others]):
+        assert after(part) == ["afterok:segment-000.trainer", f"afterany:{before.name}"]
+    assert {part.max_parallel for part in others} == {3}
+
+
+def test_parts_of_a_split_array_without_such_a_limit_run_together() -> None:
+    plan = build_plan(recipe("resources.inference.tasks=7"), max_array_size=3)
+    assert {tuple(after(job)) for job in plan.jobs if job.role is Role.INFERENCE} == {("afterok:prepare",)}
+
+
 def test_evaluations_of_a_split_array_are_dealt_out_once() -> None:
     plan = build_plan(recipe("evaluation.problem_shards=5"), max_array_size=4)
     units = [u for job in plan.jobs for u in job.evaluations]
@@ -143,8 +160,11 @@ def test_a_plan_beyond_the_submit_limit_names_iterations_per_job_that_fit() -> N
 
 
 def test_a_time_limit_beyond_the_site_is_refused() -> None:
-    with pytest.raises(UserError, match="time_limit_minutes"):
-        compile_plan(recipe(), SlurmSite(name="x", max_time_minutes=10))
+    site = SlurmSite(name="x", max_time_minutes=10)
+    with pytest.raises(UserError, match=r"resources\.trainer\.time_limit_minutes") as refused:
+        compile_plan(recipe(), site)
+    advice = str(refused.value).rpartition("next:")[2].partition(",")[0]
+    assert compile_plan(recipe(*advice.replace("--set", "").split()), site), "all that are too long are told at once"
 
 
 def test_the_cost_counts_every_task_and_rank() -> None:
