@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1)]
@@ -13,6 +13,18 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 """Names become parts of paths and job names, hence no spaces and no slashes."""
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise PydanticCustomError(
+            "control_character", "one line of text, without a line break or another control character"
+        )
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+"""Text that stands in a line of a job script: a line break would make the rest of it a line of its own."""
 
 
 def misfit(field: str, reason: str) -> PydanticCustomError:

@@ -5,12 +5,26 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-from mrt_hpc.recipe.section import Name, NotNegative, Positive, PositiveFloat, Section
+from mrt_hpc.recipe.errors import nearest
+from mrt_hpc.recipe.sbatch_options import OF_THE_PLAN, OPTIONS
+from mrt_hpc.recipe.section import Line, Name, NotNegative, Positive, PositiveFloat, Section
+
+
+def _not_of_the_plan(option: str) -> str:
+    if option in OF_THE_PLAN:
+        raise PydanticCustomError(
+            "owned",
+            "no --{option}: the plan of a run sets it for each of its jobs, and this would replace it in all",
+            {"option": option},
+        )
+    return option
+
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-SbatchOption = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]
+SbatchOption = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$"), AfterValidator(_not_of_the_plan)]
 
 
 class GpuRequest(StrEnum):
@@ -27,13 +41,13 @@ class GpuRequest(StrEnum):
 class Container(Section):
     """An Apptainer image in which every task runs."""
 
-    image: str
+    image: Line
     """The SIF file, on a filesystem that the compute nodes see."""
-    executable: str = "apptainer"
+    executable: Line = "apptainer"
     """The command, as found on the compute nodes."""
-    binds: tuple[str, ...] = ()
+    binds: tuple[Line, ...] = ()
     """More folders to bind, as in ``source:target``."""
-    python: str = "python3"
+    python: Line = "python3"
     """Python in the container that has mrt-hpc installed."""
 
 
@@ -68,9 +82,9 @@ class LocalSite(Section):
 class Partitions(Section):
     """Slurm partitions by kind of job; null leaves the choice to the cluster's default."""
 
-    cpu: str | None = None
+    cpu: Line | None = None
     """Partition of jobs without GPUs."""
-    gpu: str | None = None
+    gpu: Line | None = None
     """Partition of jobs with GPUs."""
 
 
@@ -80,25 +94,25 @@ class SlurmSite(Section):
     type: Literal["slurm"] = "slurm"
     name: Name
     """Name of the profile."""
-    account: str | None = None
+    account: Line | None = None
     """Account to charge."""
-    qos: str | None = None
+    qos: Line | None = None
     """Quality of service."""
     partitions: Partitions = Partitions()
     """Where jobs go."""
     gpu_request: GpuRequest = GpuRequest.GRES
     """How GPUs are asked for."""
-    gpu_type: str | None = None
+    gpu_type: Line | None = None
     """GPU model in the request, as in ``a100``."""
     setup: tuple[str, ...] = ()
     """Shell lines before each task, as in ``module load cuda``. Written to the job script as they stand."""
     environment: dict[EnvironmentName, str] = Field(default_factory=dict)
     """Environment variables of every task; values are quoted."""
-    python: str | None = None
+    python: Line | None = None
     """Python that runs the tasks; null is the one that runs this command."""
     container: Container | None = None
     """Apptainer image; null runs on the node itself."""
-    scratch: str | None = None
+    scratch: Line | None = None
     """Node-local folder for sockets and caches; null is the node's TMPDIR."""
     max_array_size: Positive = 1001
     """The cluster's MaxArraySize (``scontrol show config``); the largest array index is one less."""
@@ -111,8 +125,8 @@ class SlurmSite(Section):
     """Ask for memory; false where the cluster gives out whole nodes."""
     throughput: MeasuredThroughput = MeasuredThroughput()
     """How fast processes sample and train here."""
-    sbatch: dict[SbatchOption, str] = Field(default_factory=dict)
-    """More sbatch options, as in ``{constraint: a100}``."""
+    sbatch: dict[SbatchOption, Line] = Field(default_factory=dict)
+    """More sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
 
 
 class SiteFile(BaseModel):
@@ -124,3 +138,13 @@ class SiteFile(BaseModel):
 
 
 Site = LocalSite | SlurmSite
+
+
+def unknown_options(site: Site) -> list[str]:
+    """A sentence for each option of a site profile that sbatch does not know, as far as this package can tell."""
+    options = site.sbatch if isinstance(site, SlurmSite) else {}
+    hints = {option: nearest(option, OPTIONS) for option in options if option not in OPTIONS}
+    return [
+        f"site {site.name}: sbatch knows no option --{option} ({f'the nearest is --{hint}' if hint else 'man sbatch'})"
+        for option, hint in hints.items()
+    ]

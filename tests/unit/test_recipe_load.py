@@ -10,6 +10,7 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import Coupling, Recipe
+from mrt_hpc.recipe.site import LocalSite, SlurmSite, unknown_options
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 QUICKSTART = RECIPES / "quickstart.yaml"
@@ -120,6 +121,37 @@ def test_site_profiles(tmp_path: Path) -> None:
     path.write_text("type: slurm\nname: here\npartition: {cpu: short}\n")
     with pytest.raises(UserError, match="partitions is the nearest"):
         load_site(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (r'account: "lab\n#SBATCH --uid=0"', ["account", "without a line break", "line 3"]),
+        (r'partitions: {cpu: "short\rx"}', ["partitions.cpu", "without a line break"]),
+        (r'sbatch: {constraint: "ib\n"}', ["sbatch.constraint", "without a line break"]),
+        (r'container: {image: "a\tb.sif"}', ["container.image", "without a line break"]),
+        (r'scratch: "/s\n"', ["scratch", "without a line break"]),
+        ("sbatch: {array: 0-3}", ["sbatch.array", "the plan of a run sets it"]),
+        ("sbatch: {dependency: singleton}", ["sbatch.dependency", "the plan of a run sets it"]),
+        ("sbatch: {time: '5'}", ["sbatch.time", "the plan of a run sets it"]),
+    ],
+)
+def test_a_site_profile_adds_no_lines_to_job_scripts_and_replaces_none(
+    tmp_path: Path, field: str, words: list[str]
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(f"type: slurm\nname: here\n{field}\n")
+    with pytest.raises(UserError) as refused:
+        load_site(path)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_an_option_that_sbatch_does_not_know_is_named() -> None:
+    site = SlurmSite(name="here", sbatch={"constrain": "ib", "exclusive": "user"})
+    (said,) = unknown_options(site)
+    assert "--constrain (the nearest is --constraint)" in said
+    assert unknown_options(LocalSite()) == []
 
 
 @pytest.mark.parametrize("path", sorted((RECIPES.parent / "slurm" / "sites").glob("*.yaml")), ids=lambda p: p.stem)
