@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mrt_hpc.cli.options import run_path
+from mrt_hpc.cli.submit import asked_limits, doubts
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
@@ -51,6 +52,19 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
     for missing in missing_inputs(recipe):
         console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
+    if isinstance(site, SlurmSite):
+        for refused, sentence in told_by_cluster(plan, site):
+            words = "beyond the cluster, submit will refuse" if refused else "doubtful"
+            console.print(f"[yellow]{words}:[/] {sentence}", highlight=False, soft_wrap=True)
+
+
+def told_by_cluster(plan: Plan, site: SlurmSite) -> Iterator[tuple[bool, str]]:
+    """What the cluster, where it can be asked, would refuse of a plan (True), and what may be wrong (False)."""
+    from mrt_hpc.launch.slurm_limits import beyond
+
+    limits = asked_limits()
+    yield from ((True, sentence) for sentence in ([] if limits is None else beyond(plan, site, limits)))
+    yield from ((False, sentence) for sentence in doubts(plan, site, limits))
 
 
 def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:

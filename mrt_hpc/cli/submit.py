@@ -20,13 +20,14 @@ from mrt_hpc.launch.slots import machine_slots
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite, SlurmSite
+from mrt_hpc.recipe.site import LocalSite, SlurmSite, unknown_options
 from mrt_hpc.run.tasks import TaskState, forget_failures
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
+    from mrt_hpc.launch.slurm_limits import ClusterLimits
     from mrt_hpc.plan.model import Job, Plan
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.layout import RunLayout
@@ -42,11 +43,45 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
     plan = compile_plan(recipe, site)
     if isinstance(site, LocalSite):
         machine_slots(plan, site)  # refuses what can never run here, before anything is made
+    else:
+        refuse_beyond_cluster(plan, site)
     layout = create_or_open(run_path(recipe.name, run), recipe, plan)
     if isinstance(site, LocalSite):
         run_here(recipe, plan, layout, site)
     else:
         submit_to_slurm(recipe, plan, layout, site)
+
+
+def refuse_beyond_cluster(plan: Plan, site: SlurmSite) -> None:
+    """Ask the cluster for its limits before anything is made; what is doubtful is said.
+
+    Raises:
+        UserError: the cluster would refuse the plan, or never start it.
+    """
+    from mrt_hpc.launch.slurm_limits import require_within
+
+    limits = asked_limits()
+    for sentence in doubts(plan, site, limits):
+        click.echo(sentence, err=True)
+    require_within(plan, site, limits)
+
+
+def asked_limits() -> ClusterLimits | None:
+    """The cluster's limits; None where there are no commands of Slurm, or it did not answer, which is said."""
+    from mrt_hpc.launch.slurm_limits import cluster_limits
+
+    try:
+        return cluster_limits()
+    except UserError as error:
+        click.echo(f"the cluster's limits are not known: {error.what}: {error.value or 'no answer'}", err=True)
+        return None
+
+
+def doubts(plan: Plan, site: SlurmSite, limits: ClusterLimits | None) -> list[str]:
+    """What may be wrong with a site profile, a sentence each."""
+    from mrt_hpc.launch.slurm_limits import closed_partitions
+
+    return [*unknown_options(site), *(closed_partitions(plan, site, limits) if limits is not None else [])]
 
 
 def run_here(recipe: Recipe, plan: Plan, layout: RunLayout, site: LocalSite) -> None:
@@ -152,6 +187,13 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
     from mrt_hpc.launch.slurm import submit
     from mrt_hpc.launch.slurm_queue import cancel
 
+    new: list[tuple[str, str]] = []
+
+    def record(job: str, slurm_id: str) -> None:
+        record_submission(layout, job, slurm_id, site.name)
+        new.append((job, slurm_id))
+        click.echo(f"submitted {job} as job {slurm_id}")
+
     with claimed(layout, recipe.resilience.heartbeat_limit_s):  # two submissions at once would double every job
         queued = live_jobs(layout)
         if queued and is_renewed(layout, recipe, plan):
@@ -170,15 +212,25 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
         for job in jobs:
             if job.name not in queued:
                 forget_failures(layout, job.name, job.tasks)
-        new = submit(
-            jobs,
-            site,
-            layout,
-            known_ids={name: job.slurm_id for name, job in queued.items()},
-            record=lambda job, slurm_id: record_submission(layout, job, slurm_id, site.name),
-            satisfied=satisfied,
-        )
-    for name, slurm_id in new:
-        click.echo(f"submitted {name} as job {slurm_id}")
+        known = {name: job.slurm_id for name, job in queued.items()}
+        try:
+            submit(jobs, site, layout, known_ids=known, record=record, satisfied=satisfied)
+        except UserError as error:
+            raise half_way(error, new, [job.name for job in jobs if job.name not in {*known, *dict(new)}]) from error
     click.echo(f"{len(new)} job(s) submitted, {len(queued)} queued before, {len(satisfied)} done")
     click.echo(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.root}")
+
+
+def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[str]) -> UserError:
+    """The reason why a submission stopped, with what it had submitted until then, and what is left."""
+    if not new:
+        return error
+    submitted = ", ".join(f"{name} as job {slurm_id}" for name, slurm_id in new)
+    return UserError(
+        f"{error.what}\n  submitted before it, and queued: {submitted}\n  left: {', '.join(left)}",
+        value=error.value,
+        where=error.where,
+        expected=error.expected,
+        advice=f"{error.advice or 'look at the error above'}; the same submit command goes on with what is left",
+        exit_code=error.exit_code,
+    )

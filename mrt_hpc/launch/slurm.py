@@ -8,6 +8,7 @@ module and slurm_call are the only ones that import submitit.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 MAX_TIMEOUTS = 8
 """How often submitit queues a task again that a signal reached before it had handlers of its own; how often others come
 back, the recipe says (see ``launch.settle``)."""
+
+SBATCH_S = 150.0
+"""sbatch itself tries for 120 s where the queue is full, and then says why it gave up."""
+_QUEUE_FULL = re.compile(r"temporarily unable to accept job|queue full|resource temporarily unavailable", re.IGNORECASE)
 
 Record = Callable[[str, str], None]
 """``record(job name, Slurm job id)``, called as soon as the id is known."""
@@ -80,7 +85,7 @@ class ArrayExecutor(SlurmExecutor):
         atomic.write_text(script, self.text(ids))
         self._write_pickle(call)
         try:
-            job_id = run_slurm(["sbatch", "--parsable", str(script)]).strip().split(";")[0]
+            job_id = run_slurm(["sbatch", "--parsable", str(script)], SBATCH_S).strip().split(";")[0]
         except SlurmRefusedError as refusal:
             raise _explained(refusal, self.job, script) from None
         script.replace(JobPaths(self.folder, job_id).submission_file)
@@ -195,6 +200,15 @@ def _require_known(job: Job, ids: Mapping[str, str]) -> None:
 
 
 def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
+    if _QUEUE_FULL.search(refusal.reason):
+        return UserError(
+            f"Slurm had no room in its queue for job {job.name}",
+            value=refusal.reason,
+            where=str(script),
+            expected="room for a plan's jobs below MaxJobCount (scontrol show config), which all users share",
+            advice="the same submit command when others' jobs have left the queue (squeue --array | wc -l)",
+            exit_code=ExitCode.RETRYABLE,
+        )
     return UserError(
         f"Slurm refused to queue job {job.name}",
         value=refusal.reason,

@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
@@ -26,6 +28,8 @@ TIMEOUT_S = 120.0
 """A controller under load answers in tens of seconds; more means that it is down."""
 
 
+QUIET_S = 3.0
+"""After so long a user is told what is waited for."""
 BACK_OFF_S = 90.0
 """A controller that cannot be reached is asked again for so long, at growing intervals: it may be starting again."""
 _UNREACHABLE = re.compile(
@@ -64,21 +68,16 @@ def ask_slurm(command: Sequence[str]) -> str:
 
 def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     """Run one of Slurm's commands, once, and return what it printed. It must do what it is told wherever it is typed:
-    ``SQUEUE_STATES`` would hide jobs, and ``SBATCH_NO_REQUEUE`` wins over an option.
+    ``SQUEUE_STATES`` would hide jobs, and ``SBATCH_NO_REQUEUE`` wins over an option. One that takes long is said to.
 
     Raises:
         SlurmRefusedError: it ended with an error.
-        UserError: it is not installed here, or did not answer in time.
+        UserError: it is not installed here, or did not answer in time; with the words that it has printed so far.
     """
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env=_environment(),
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=_environment()
         )
     except FileNotFoundError:
         raise UserError(
@@ -87,16 +86,46 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
             expected="a machine with Slurm's commands",
             advice="log in to the cluster and try again; `mrt-hpc plan` works anywhere",
         ) from None
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"{command[0]} did not answer within {timeout_s:.0f} s",
-            where=shlex.join(command),
-            advice="look at `scontrol ping`; try again when the controller is up",
-            exit_code=ExitCode.RETRYABLE,
-        ) from None
-    if done.returncode:
-        raise SlurmRefusedError(command, (done.stderr.strip() or done.stdout.strip()) or f"exit code {done.returncode}")
-    return done.stdout
+    with process:
+        try:
+            printed, complaint = _answer(process, command, timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        reason = complaint.strip() or printed.strip() or f"exit code {process.returncode}"
+        raise SlurmRefusedError(command, reason)
+    return printed
+
+
+def _answer(process: subprocess.Popen[str], command: Sequence[str], timeout_s: float) -> tuple[str, str]:
+    """What a command has printed, on both streams, once it has ended. While it has not, its own words are passed on."""
+    end, said = time.monotonic() + timeout_s, None
+    while True:
+        try:
+            return process.communicate(timeout=max(0.0, min(QUIET_S, end - time.monotonic())))
+        except subprocess.TimeoutExpired as late:
+            words = _words(late.stderr)
+        if time.monotonic() >= end:
+            raise _no_answer(command, timeout_s, words)
+        if words != said:
+            print(f"waiting for {command[0]}: {words or 'no answer yet'}", file=sys.stderr, flush=True)
+            said = words
+
+
+def _words(printed: bytes | str | None) -> str:
+    """What a command has printed so far, which subprocess hands out as bytes."""
+    return (printed.decode(errors="replace") if isinstance(printed, bytes) else printed or "").strip()
+
+
+def _no_answer(command: Sequence[str], timeout_s: float, words: str) -> UserError:
+    return UserError(
+        f"{command[0]} did not answer within {timeout_s:.0f} s",
+        value=words or None,
+        where=shlex.join(command),
+        advice="look at `scontrol ping`; try again when the controller is up",
+        exit_code=ExitCode.RETRYABLE,
+    )
 
 
 def _environment() -> dict[str, str]:

@@ -1,0 +1,75 @@
+"""What Slurm's commands say while they wait and when they refuse is passed on; the commands are scripts here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mrt_hpc.cli.submit import submit_to_slurm
+from mrt_hpc.launch import slurm_commands
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.ledger import latest_ids
+from mrt_hpc.launch.slurm_commands import run_slurm
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import SlurmSite
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+WORDS = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+RETRYING = f"#!/bin/sh\necho '{WORDS}' >&2\nsleep 1\necho 7\n"
+DEAF = f"#!/bin/sh\necho '{WORDS}' >&2\nexec sleep 60\n"
+ROOM_FOR_TWO = """#!/bin/sh
+cd "$(dirname "$0")"
+echo x >> calls
+if [ $(wc -l < calls) -gt 2 ]; then
+  echo '{words}' >&2; echo 'sbatch: error: Batch job submission failed: Resource temporarily unavailable' >&2; exit 1
+fi
+echo $(wc -l < calls)
+"""
+
+
+def command(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a script in the place of one of Slurm's commands."""
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_whoever_waits_for_slurm_is_told_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(slurm_commands, "QUIET_S", 0.2)
+    command(tmp_path, "sbatch", RETRYING, monkeypatch)
+    assert run_slurm(["sbatch"]) == "7\n"
+    assert capsys.readouterr().err == f"waiting for sbatch: {WORDS}\n", "once, however long it takes"
+
+
+def test_a_command_that_does_not_answer_is_ended_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(tmp_path, "sbatch", DEAF, monkeypatch)
+    with pytest.raises(UserError, match="did not answer within") as refused:
+        run_slurm(["sbatch"], timeout_s=1.0)
+    assert WORDS in str(refused.value)
+
+
+def test_a_submission_that_stops_half_way_names_what_it_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(tmp_path, "squeue", "#!/bin/sh\n", monkeypatch)
+    command(tmp_path, "sbatch", ROOM_FOR_TWO.format(words=WORDS), monkeypatch)
+    recipe, site = load_recipe(QUICKSTART), SlurmSite(name="x")
+    plan = compile_plan(recipe, site)
+    layout = create_or_open(tmp_path / "run", recipe, plan)
+    with pytest.raises(UserError) as refused:
+        submit_to_slurm(recipe, plan, layout, site)
+    message = str(refused.value)
+    assert refused.value.exit_code is ExitCode.RETRYABLE
+    assert WORDS in message
+    assert "submitted before it, and queued: prepare as job 1, segment-000.inference as job 2" in message
+    assert "left: segment-000.trainer, segment-000.evaluation, report" in message
+    assert "the same submit command goes on" in message
+    assert latest_ids(layout) == {"prepare": "1", "segment-000.inference": "2"}
