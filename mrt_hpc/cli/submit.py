@@ -231,6 +231,6 @@ def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[st
         value=error.value,
         where=error.where,
         expected=error.expected,
-        advice=f"{error.advice or 'look at the error above'}; the same submit command goes on with what is left",
+        advice=f"{error.advice or 'look at the error above'}; that goes on with what is left",
         exit_code=error.exit_code,
     )

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from chaos_target import Target
+from slurm_cluster import is_known_to_have_ended
 from slurm_recipes import options, site_file
 
 from mrt_hpc.launch.ledger import latest_ids
+from mrt_hpc.launch.progress import task_records
 from mrt_hpc.launch.slurm_queue import QueueState, queue_states
+from mrt_hpc.plan.model import read_plan
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.tasks import TaskState
 
 if TYPE_CHECKING:
     from slurm_cluster import Cluster
@@ -40,6 +44,10 @@ SHRUNK = {
     "resources.evaluation.max_parallel": 1,
     "resilience.heartbeat_limit_s": 5.0,
 }
+MOST_AGAIN = 1
+"""How often the same command is typed again on a cluster that cancels what it preempts."""
+PLAIN_ARRAY_SIZE = 10
+"""MaxArraySize of a plain cluster."""
 QUEUE_LOOK_S = 3.0
 """Between two looks at Slurm's queue."""
 
@@ -134,6 +142,7 @@ class SlurmRun:
     changes: tuple[str, ...] = ()
     _root: Path = field(init=False)
     _looked: float = field(default=0.0, init=False)
+    _typed_again: int = field(default=0, init=False)
     _code: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -149,18 +158,28 @@ class SlurmRun:
     @property
     def where(self) -> str:
         """For the table."""
+        if self.cluster.is_plain:
+            return f"Slurm, plain +{self._typed_again}"
         return f"Slurm, {'QOS' if self.cluster.preempts_by_qos else 'partition'}"
 
     def submit(self) -> None:
         """Type the command, and keep it for the fault that types it again."""
         pushed: dict[str, object] = {"partitions": {"cpu": "preempt"}}
         pushed = {"qos": "lowly"} if self.cluster.preempts_by_qos else pushed
+        pushed |= {"max_array_size": PLAIN_ARRAY_SIZE} if self.cluster.is_plain else {}
         site = site_file(self.cluster, self._root, **pushed)
         recipe = str(self.cluster.checkout / RECIPE)
         further = dict(change.split("=", 1) for change in self.changes)
         words = ["submit", recipe, "--site", str(site), "--run", str(self._root), *options({**SHRUNK, **further})]
-        (self._root.parent / "submission.json").write_text(json.dumps(words))
-        done = self.cluster.mrt_hpc(*words)
+        self._submission.write_text(json.dumps(words))
+        self._type()
+
+    @property
+    def _submission(self) -> Path:
+        return self._root.parent / "submission.json"
+
+    def _type(self) -> None:
+        done = self.cluster.mrt_hpc(*json.loads(self._submission.read_text()))
         assert done.returncode == 0, done.stderr
 
     def target(self) -> Target:
@@ -171,10 +190,28 @@ class SlurmRun:
         """0 when all jobs are completed, 1 when they have ended otherwise, None while any is under way."""
         if self._code is None and time.monotonic() - self._looked > QUEUE_LOOK_S:
             self._looked = time.monotonic()
-            states = queue_states(latest_ids(RunLayout(self._root)).values()).values()
-            if all(state.ended and state.state is not QueueState.UNKNOWN for state in states):
-                self._code = int(any(state.state is not QueueState.COMPLETED for state in states))
+            self._code = self._found_in_files() if self.cluster.is_plain else self._found_in_queue()
         return self._code
+
+    def _found_in_queue(self) -> int | None:
+        states = queue_states(latest_ids(RunLayout(self._root)).values()).values()
+        if not all(is_known_to_have_ended(state) for state in states):
+            return None
+        return int(any(state.state is not QueueState.COMPLETED for state in states))
+
+    def _found_in_files(self) -> int | None:
+        """Without accounting: a queue that holds nothing of the run any more, and a run that is done or is not."""
+        layout = RunLayout(self._root)
+        states = queue_states(latest_ids(layout).values()).values()
+        if not all(state.ended and state.state is not QueueState.ENDING for state in states):
+            return None
+        if all(r.state is TaskState.DONE for job in read_plan(layout.plan).jobs for r in task_records(job, layout)):
+            return 0
+        if self._typed_again == MOST_AGAIN:
+            return 1
+        self._typed_again += 1
+        self._type()
+        return None
 
     def end(self) -> int:
         """How it ended; where it has not, cancel it and say 1."""
@@ -187,6 +224,8 @@ class SlurmRun:
         """Copy the run directory, the cluster's logs and its accounting."""
         copy_folder(self._root, where)
         copy_folder(Path(self.cluster.settings["ONEHOST_ROOT"]) / "log", where / "cluster")
+        if self.cluster.is_plain:
+            return
         command = ["sacct", "--duplicates", "--parsable2", "--format=ALL", "--starttime=now-1days", "--endtime=now"]
         with (where / "cluster" / "sacct.txt").open("w") as table:
             subprocess.run(command, stdout=table, check=True)

@@ -2,11 +2,13 @@
 
     python tests/chaos/chaos_run.py --seed 3 --faults 10
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition
+    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm plain
     python tests/chaos/chaos_run.py --seed 5 6 7 8 --scenes --slurm partition
 
 Faults strike at random moments between two events that stay (a group, a checkpoint), so that they hit every phase. As
 root the run lies on a small filesystem of its own, which can be filled; with ``--slurm`` it runs on a one-host cluster
-of its own, which preempts by partition or by QOS.
+of its own, which preempts by partition or by QOS. A plain cluster has no accounting and cancels what it preempts: there
+the same command is typed once more where jobs have left the queue before the run is done.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ LONGEST_QUIET_S = 300.0
 CLUSTERS = {
     "partition": {"ONEHOST_PREEMPT": "partition", "ONEHOST_PREEMPT_SIGNAL": "1"},
     "qos": {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0"},
+    "plain": {"ONEHOST_SHAPE": "plain"},
 }
 
 
@@ -226,7 +229,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--faults", type=int, default=10)
     parser.add_argument("--kinds", nargs="+", choices=[k.name for k in FaultKind])
-    parser.add_argument("--slurm", choices=sorted(CLUSTERS), help="on a one-host cluster that preempts by this")
+    parser.add_argument("--slurm", choices=sorted(CLUSTERS), help="on a one-host cluster of this kind")
     parser.add_argument(
         "--scenes",
         nargs="*",

@@ -44,6 +44,11 @@ class Cluster:
         return {**os.environ, **self.settings}.get("ONEHOST_PREEMPT") == "qos"
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it has no accounting and cancels what it preempts."""
+        return {**os.environ, **self.settings}.get("ONEHOST_SHAPE") == "plain"
+
+    @property
     def tests(self) -> Path:
         """The folder of these tests, for the modules that tasks import."""
         return self.checkout / "tests" / "slurm"
