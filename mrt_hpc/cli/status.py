@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mrt_hpc.analysis.model import few_answers
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
-from mrt_hpc.launch.ledger import latest_ids, local_process, process_elsewhere
+from mrt_hpc.launch.ledger import current_ids, latest_ids, local_process, process_elsewhere
 from mrt_hpc.launch.progress import progress, remarks, task_records
 from mrt_hpc.launch.slurm_queue import cancel, queue_states, unrecorded_jobs
 from mrt_hpc.plan.model import Plan, read_plan
@@ -112,7 +112,7 @@ def cancel_run(run: Path) -> None:
         os.kill(process.pid, signal.SIGINT)
         click.echo(f"told process {process.pid} to stop")
         stopped = True
-    if recorded := set(latest_ids(layout).values()):
+    if recorded := set(current_ids(layout)):
         ids = recorded | set(unrecorded_jobs(layout.root, recorded).values())
         cancel(sorted(ids))
         click.echo(f"cancelled {len(ids)} Slurm job(s)")

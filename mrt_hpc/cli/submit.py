@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +12,7 @@ import click
 from mrt_hpc.cli.display import Display
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.launch.create import create_or_open, is_renewed, renew
-from mrt_hpc.launch.ledger import claimed, latest_ids, record_submission
+from mrt_hpc.launch.ledger import claimed, current_ids, current_submissions, record_submission
 from mrt_hpc.launch.local import run_plan
 from mrt_hpc.launch.progress import failures, task_records
 from mrt_hpc.launch.sites import find_site
@@ -112,7 +112,7 @@ def refuse_queued(layout: RunLayout) -> None:
     if ids := live_jobs(layout):
         raise UserError(
             f"{len(ids)} job(s) of this run are in the queue of a Slurm cluster",
-            value=", ".join(sorted(job.slurm_id for job in ids.values())),
+            value=", ".join(sorted(slurm_id for job in ids.values() for slurm_id in job.slurm_ids)),
             where=layout.root,
             advice=f"submit with --site as before, or first mrt-hpc cancel {layout.root}",
         )
@@ -123,34 +123,64 @@ class LiveJob:
     """A job of the run that Slurm will run, or runs."""
 
     slurm_id: str
+    """Of its latest submission."""
     at_work: bool
     """Whether any task of it runs: what it waited for has happened."""
+    tasks: Mapping[int, str] = field(default_factory=dict)
+    """Slurm's names of its tasks that are queued or run, by their indices."""
+
+    @property
+    def slurm_ids(self) -> set[str]:
+        """Of all submissions of which a task lives."""
+        return {self.slurm_id, *(name.partition("_")[0] for name in self.tasks.values())}
 
 
 def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
     """The run's jobs that are queued or run, by job name; one squeue and one sacct at most."""
     from mrt_hpc.launch.slurm_queue import QueueState, queue_states
 
-    known = latest_ids(layout)
-    states = queue_states(sorted(set(known.values()))) if known else {}
-    tasks: dict[str, list[QueueState]] = {}
-    for task_id, task in states.items():
-        if not task.ended:
-            tasks.setdefault(task_id.partition("_")[0], []).append(task.state)
-    return {
-        job: LiveJob(slurm_id, QueueState.RUNNING in tasks[slurm_id])
-        for job, slurm_id in known.items()
-        if slurm_id in tasks
+    states = queue_states(current_ids(layout))
+    alive = {task_id: state.state for task_id, state in states.items() if not state.ended}
+    found = {}
+    for job, parts in current_submissions(layout).items():
+        names = {name for name in alive if name.partition("_")[0] in {one.slurm_id for one in parts}}
+        if names:
+            at_work = any(alive[name] is QueueState.RUNNING for name in names)
+            tasks = {int(name.partition("_")[2] or 0): name for name in sorted(names)}
+            found[job] = LiveJob(parts[-1].slurm_id, at_work, tasks)
+    return found
+
+
+def lost_tasks(jobs: Sequence[Job], live: Mapping[str, LiveJob], layout: RunLayout) -> dict[str, list[int]]:
+    """By job name, the tasks that have ended without being done while others of the same array are queued or run."""
+    lost = {
+        job.name: [
+            index
+            for index, record in enumerate(task_records(job, layout))
+            if index not in live[job.name].tasks and record.state is not TaskState.DONE
+        ]
+        for job in jobs
+        if job.name in live
     }
+    return {name: indices for name, indices in lost.items() if indices}
 
 
-def without_hope(jobs: Sequence[Job], live: Mapping[str, LiveJob], satisfied: Collection[str]) -> list[str]:
-    """Queued jobs of which a job that they wait for has ended without being done: Slurm is about to cancel them, or to
-    start them too early. In the plan's order, so that hope is lost all the way down.
+def awaited_as(job: LiveJob, partly: bool) -> str:
+    """How a dependency names a live job: by its id, or by its living tasks where others of it are lost."""
+    one = not partly and len(job.slurm_ids) == 1
+    return job.slurm_id if one else ":".join(job.tasks.values())
+
+
+def without_hope(
+    jobs: Sequence[Job], live: Mapping[str, LiveJob], satisfied: Collection[str], partly: Collection[str] = ()
+) -> list[str]:
+    """Queued jobs of which a job that they wait for has ended without being done, or a part of it has (``partly``):
+    Slurm is about to cancel them, or to start them too early. In the plan's order, so that hope is lost all the way
+    down.
     """
     kept: set[str] = set()
     for job in jobs:
-        hopeful = all(wait.job in satisfied or wait.job in kept for wait in job.after)
+        hopeful = all(wait.job in satisfied or wait.job in kept.difference(partly) for wait in job.after)
         if job.name in live and (live[job.name].at_work or hopeful):
             kept.add(job.name)
     return [name for name in live if name not in kept and name not in satisfied]
@@ -188,11 +218,13 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
     from mrt_hpc.launch.slurm_queue import cancel
 
     new: list[tuple[str, str]] = []
+    partly: dict[str, list[int]] = {}
 
     def record(job: str, slurm_id: str) -> None:
-        record_submission(layout, job, slurm_id, site.name)
+        record_submission(layout, job, slurm_id, site.name, partly.get(job))
         new.append((job, slurm_id))
-        click.echo(f"submitted {job} as job {slurm_id}")
+        again = f", of which task(s) {', '.join(map(str, partly[job]))} had been lost" if job in partly else ""
+        click.echo(f"submitted {job} as job {slurm_id}{again}")
 
     with claimed(layout, recipe.resilience.heartbeat_limit_s):  # two submissions at once would double every job
         queued = live_jobs(layout)
@@ -206,15 +238,17 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
         renew_if_asked(layout, recipe, plan)
         satisfied = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
         jobs = [job for job in plan.jobs if job.name not in satisfied]
-        hopeless = without_hope(jobs, queued, satisfied)
-        cancel(queued[name].slurm_id for name in hopeless)
+        partly = lost_tasks(jobs, queued, layout)
+        hopeless = without_hope(jobs, queued, satisfied, partly)
+        cancel(slurm_id for name in hopeless for slurm_id in sorted(queued[name].slurm_ids))
         queued = {name: job for name, job in queued.items() if name not in hopeless}
+        partly = {name: indices for name, indices in partly.items() if name in queued}
         for job in jobs:
-            if job.name not in queued:
-                forget_failures(layout, job.name, job.tasks)
-        known = {name: job.slurm_id for name, job in queued.items()}
+            again = range(job.tasks) if job.name not in queued else partly.get(job.name, ())
+            forget_failures(layout, job.name, again)
+        known = {name: awaited_as(job, name in partly) for name, job in queued.items()}
         try:
-            submit(jobs, site, layout, known_ids=known, record=record, satisfied=satisfied)
+            submit(jobs, site, layout, known_ids=known, record=record, satisfied=satisfied, lost_tasks=partly)
         except UserError as error:
             raise half_way(error, new, [job.name for job in jobs if job.name not in {*known, *dict(new)}]) from error
     click.echo(f"{len(new)} job(s) submitted, {len(queued)} queued before, {len(satisfied)} done")

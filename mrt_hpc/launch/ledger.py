@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.atomic import creating, write_json
@@ -20,8 +20,9 @@ from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
 from mrt_hpc.run.patience import children
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from mrt_hpc.plan.model import Job
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -34,6 +35,8 @@ class Submission:
     time: float
     site: str
     """Name of the site profile."""
+    tasks: tuple[int, ...] | None = None
+    """Indices of the tasks that it runs; None for all tasks of the job."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +59,55 @@ class LocalProcess:
         return self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
 
 
-def record_submission(layout: RunLayout, job: str, slurm_id: str, site: str) -> None:
-    """Add one sbatch call to the ledger."""
-    entry = Submission(job, slurm_id, time.time(), site)
-    write_json(layout.jobs / f"slurm-{slurm_id}-{job}.json", asdict(entry))
+def record_submission(
+    layout: RunLayout, job: str, slurm_id: str, site: str, tasks: Sequence[int] | None = None
+) -> None:
+    """Add one sbatch call to the ledger; ``tasks`` are the indices that it runs where these are not all of the job."""
+    some = {} if tasks is None else {"tasks": list(tasks)}  # a task that is at work may read with an earlier version
+    entry = {"job": job, "slurm_id": slurm_id, "time": time.time(), "site": site, **some}
+    write_json(layout.jobs / f"slurm-{slurm_id}-{job}.json", entry)
 
 
 def submissions(layout: RunLayout) -> list[Submission]:
     """All sbatch calls of the run, the oldest first."""
     paths = children(layout.jobs, "slurm-*.json")
-    return sorted((Submission(**json.loads(p.read_text())) for p in paths), key=lambda s: s.time)
+    return sorted((_submission(json.loads(p.read_text())) for p in paths), key=lambda s: s.time)
+
+
+def _submission(entry: dict[str, Any]) -> Submission:
+    tasks = entry.pop("tasks", None)
+    return Submission(**entry, tasks=None if tasks is None else tuple(tasks))
 
 
 def latest_ids(layout: RunLayout) -> dict[str, str]:
     """For each job of the plan the Slurm id of its latest submission."""
     return {s.job: s.slurm_id for s in submissions(layout)}
+
+
+def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
+    """For each job of the plan the latest submission of all its tasks, and later ones that sent some of them again."""
+    found: dict[str, list[Submission]] = {}
+    for one in submissions(layout):
+        found[one.job] = [one] if one.tasks is None else [*found.get(one.job, ()), one]
+    return found
+
+
+def current_ids(layout: RunLayout) -> list[str]:
+    """The Slurm ids under which any task of the run may be queued or at work."""
+    return sorted({one.slurm_id for parts in current_submissions(layout).values() for one in parts})
+
+
+def slurm_names(job: Job, parts: Sequence[Submission]) -> list[str]:
+    """Slurm's name of each task of a job, by its index: ``1234``, or ``1234_5`` for a task of an array.
+
+    Args:
+        job: of the plan.
+        parts: its current submissions, the oldest first; there is one at least.
+    """
+    if job.tasks == 1:
+        return [parts[-1].slurm_id]
+    latest = {index: one.slurm_id for one in parts for index in (range(job.tasks) if one.tasks is None else one.tasks)}
+    return [f"{latest.get(index, parts[0].slurm_id)}_{index}" for index in range(job.tasks)]
 
 
 @contextmanager

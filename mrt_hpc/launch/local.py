@@ -115,7 +115,7 @@ def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show:
     """
     run = LocalRun(plan, layout, site, machine_slots(plan, site), retries)
     for job in plan.jobs:
-        forget_failures(layout, job.name, job.tasks)
+        forget_failures(layout, job.name, range(job.tasks))
     run.ended = {key: TaskState.DONE for key in done_tasks(plan, layout)}
     try:
         while not all(run.finished(job) for job in plan.jobs):

@@ -18,7 +18,7 @@ from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 
-from mrt_hpc.launch.ledger import latest_ids
+from mrt_hpc.launch.ledger import current_submissions, slurm_names
 from mrt_hpc.launch.slurm_environment import slurm_task
 from mrt_hpc.plan.model import read_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
@@ -98,16 +98,16 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
     mine = record.state is TaskState.GAVE_BACK and record.attempt == attempt
     if not mine or not record.awaited or has_progressed(event_file(layout.events, job, index, 0, attempt)):
         return []
-    ids = latest_ids(layout)
+    sent = current_submissions(layout)
     awaited = [
         other
         for other in read_plan(layout.plan).jobs
-        if other.name in record.awaited and other.name in ids and job not in [wait.job for wait in other.after]
+        if other.name in record.awaited and other.name in sent and job not in [wait.job for wait in other.after]
     ]  # who waits for the end of this very job cannot start before it
     return [
-        f"{ids[other.name]}_{number}" if other.tasks > 1 else ids[other.name]
+        name
         for other in awaited
-        for number in range(other.tasks)
+        for number, name in enumerate(slurm_names(other, sent[other.name]))
         if read_task(layout, other.name, number).state not in (TaskState.DONE, TaskState.FAILED)
     ]
 

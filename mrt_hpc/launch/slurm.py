@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from submitit.core.utils import DelayedSubmission, JobPaths
@@ -56,11 +56,15 @@ class ArrayExecutor(SlurmExecutor):
     is handed out before anything else can go wrong.
     """
 
-    def __init__(self, job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> None:
+    def __init__(
+        self, job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool, indices: Sequence[int] = ()
+    ) -> None:
         folder = layout.logs / job.name
         super().__init__(folder, max_num_timeout=MAX_TIMEOUTS, python=python_command(job, site, layout))
-        self.job = job
+        self.job, self.indices = job, list(indices) or list(range(job.tasks))
         parameters = sbatch_parameters(job, site, layout, waited_for=waited_for)
+        if indices:
+            parameters["additional_parameters"]["array"] = array_of(indices, job.max_parallel)
         self.update_parameters(**parameters, dependency=dependency_tokens(job))
         if job.tasks > 1:
             self.parameters["map_count"] = job.tasks  # submitit's own word for the size of an array
@@ -102,10 +106,13 @@ class ArrayExecutor(SlurmExecutor):
         return self.folder / "call.pkl"
 
     def give_pickle(self, call: TaskCall, job_id: str) -> None:
-        """Put the pickle where each task of ``job_id`` looks for it; what is there already stays."""
+        """Put the pickle where each task of ``job_id`` looks for it, or the one task that it names; what is there
+        stays.
+        """
         if not self._pickle.exists():
             self._write_pickle(call)
-        tasks = [job_id] if self.job.tasks == 1 else [f"{job_id}_{k}" for k in range(self.job.tasks)]
+        one = self.job.tasks == 1 or "_" in job_id
+        tasks = [job_id] if one else [f"{job_id}_{k}" for k in self.indices]
         for task in tasks:
             try:
                 os.link(self._pickle, JobPaths(self.folder, task).submitted_pickle)
@@ -143,6 +150,7 @@ def submit(
     known_ids: Mapping[str, str],
     record: Record,
     satisfied: Collection[str] = (),
+    lost_tasks: Mapping[str, Sequence[int]] | None = None,
     function: str = RUN_TASK,
 ) -> list[tuple[str, str]]:
     """Submit the jobs of a plan that have no id yet, each with one sbatch, in the given order.
@@ -152,9 +160,11 @@ def submit(
 
     Args:
         jobs: jobs to submit; those in ``known_ids`` are passed over.
-        known_ids: Slurm job ids by job name, from earlier calls.
+        known_ids: by job name, from earlier calls: the id of the job, or several ids and names of tasks with colons in
+            between, as a dependency has them.
         record: called with each name and id as soon as sbatch has printed it.
         satisfied: jobs that ended well earlier, which nothing needs to wait for any more.
+        lost_tasks: by the name of a job in ``known_ids``, the indices of its tasks that are to be sent again.
         function: what each task calls, as ``module:name``, with run directory, job name and index in its array.
 
     Returns:
@@ -164,24 +174,38 @@ def submit(
         UserError: sbatch is missing, does not answer, or refuses; or a job waits for one that was never submitted.
     """
     layout = require_plain_path(layout)
-    ids = dict(known_ids)
-    todo = [job for job in jobs if job.name not in known_ids]
-    lost = unrecorded_jobs(layout.root, ids.values()) if todo else {}
+    ids, partly = dict(known_ids), lost_tasks or {}
+    todo = [job for job in jobs if job.name not in known_ids or job.name in partly]
+    lost = unrecorded_jobs(layout.root, _plain_ids(ids.values())) if todo else {}
     awaited = must_end_well(jobs)
     submitted = []
     for job in jobs:
-        executor = ArrayExecutor(_without(job, satisfied), site, layout, waited_for=job.name in awaited)
+        indices = partly.get(job.name, ())
+        executor = ArrayExecutor(
+            _without(job, satisfied), site, layout, waited_for=job.name in awaited, indices=indices
+        )
         call = TaskCall(function, str(layout.root), job.name)
         if job.name in known_ids:
-            executor.give_pickle(call, ids[job.name])  # an earlier call may have ended before it could
-            continue
+            for known in ids[job.name].split(":"):
+                executor.give_pickle(call, known)  # an earlier call may have ended before it could
+            if not indices:
+                continue
         _require_known(executor.job, ids)
         job_id = lost.get(job.name) or executor.submit_call(call, ids)
         record(job.name, job_id)
         executor.give_pickle(call, job_id)
-        ids[job.name] = job_id
+        ids[job.name] = f"{ids[job.name]}:{job_id}" if job.name in known_ids else job_id
         submitted.append((job.name, job_id))
     return submitted
+
+
+def array_of(indices: Sequence[int], max_parallel: int | None) -> str:
+    """Some tasks of an array, as sbatch takes them: ``1,4%2``."""
+    return f"{','.join(map(str, indices))}%{max_parallel or len(indices)}"
+
+
+def _plain_ids(known: Iterable[str]) -> set[str]:
+    return {one.partition("_")[0] for several in known for one in several.split(":")}
 
 
 def _without(job: Job, satisfied: Collection[str]) -> Job:

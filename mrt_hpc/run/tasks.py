@@ -17,6 +17,7 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.patience import patiently
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
@@ -103,8 +104,8 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
         ) from error
 
 
-def forget_failures(layout: RunLayout, job: str, tasks: int) -> None:
-    """Let tasks that failed for good be run again: their user has asked for it."""
-    for index in range(tasks):
+def forget_failures(layout: RunLayout, job: str, tasks: Iterable[int]) -> None:
+    """Let tasks of these indices that failed for good be run again: their user has asked for it."""
+    for index in tasks:
         if read_task(layout, job, index).state is not TaskState.DONE:
             task_file(layout, job, index).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from chaos_target import Target
 from slurm_cluster import is_known_to_have_ended
 from slurm_recipes import options, site_file
 
-from mrt_hpc.launch.ledger import latest_ids
+from mrt_hpc.launch.ledger import current_ids
 from mrt_hpc.launch.progress import task_records
 from mrt_hpc.launch.slurm_queue import QueueState, queue_states
 from mrt_hpc.plan.model import read_plan
@@ -194,7 +194,7 @@ class SlurmRun:
         return self._code
 
     def _found_in_queue(self) -> int | None:
-        states = queue_states(latest_ids(RunLayout(self._root)).values()).values()
+        states = queue_states(current_ids(RunLayout(self._root))).values()
         if not all(is_known_to_have_ended(state) for state in states):
             return None
         return int(any(state.state is not QueueState.COMPLETED for state in states))
@@ -202,7 +202,7 @@ class SlurmRun:
     def _found_in_files(self) -> int | None:
         """Without accounting: a queue that holds nothing of the run any more, and a run that is done or is not."""
         layout = RunLayout(self._root)
-        states = queue_states(latest_ids(layout).values()).values()
+        states = queue_states(current_ids(layout)).values()
         if not all(state.ended and state.state is not QueueState.ENDING for state in states):
             return None
         if all(r.state is TaskState.DONE for job in read_plan(layout.plan).jobs for r in task_records(job, layout)):

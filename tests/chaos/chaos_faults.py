@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 from chaos_target import Target
 
-from mrt_hpc.launch.ledger import latest_ids
+from mrt_hpc.launch.ledger import current_ids
 from mrt_hpc.launch.slurm_queue import queue_states
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until
@@ -298,7 +298,7 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
     """The user changes their mind twice."""
     if target.cluster is None:
         return None
-    ids = list(latest_ids(target.layout).values())
+    ids = current_ids(target.layout)
     cancelled = target.cluster.mrt_hpc("cancel", str(target.layout.root))
     assert cancelled.returncode == 0, cancelled.stderr
     wait_until(lambda: not target.tasks(*target.focus), reason="the cancelled tasks to leave", deadline_s=60)

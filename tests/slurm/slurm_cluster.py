@@ -119,6 +119,14 @@ class Cluster:
         file.write_text(json.dumps(request))
         return self.as_user(self.python, str(self.tests / "slurm_submit_driver.py"), "submit", str(file))
 
+    def submit_again(self, run_dir: Path, function: str) -> subprocess.CompletedProcess[str]:
+        """What `mrt-hpc submit` does with a run that is there, with trivial tasks."""
+        site = self.site().model_dump(mode="json")
+        request = {"run_dir": str(run_dir), "function": f"slurm_trivial_tasks:{function}", "site": site}
+        file = run_dir / "request.json"
+        file.write_text(json.dumps(request))
+        return self.as_user(self.python, str(self.tests / "slurm_submit_driver.py"), "again", str(file))
+
     def submitted(self, plan: Plan, run_dir: Path, function: str, **options: object) -> dict[str, str]:
         """The ids of a submission that has to succeed, by job name."""
         done = self.submit(plan, run_dir, function, **options)

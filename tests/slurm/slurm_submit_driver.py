@@ -2,9 +2,11 @@
 
     python slurm_submit_driver.py submit REQUEST.json    prints {"name": ..., "id": ...} lines
     python slurm_submit_driver.py cancel ID...
+    python slurm_submit_driver.py again REQUEST.json     what `mrt-hpc submit` does with a run that is there
 
-REQUEST holds plan, site, run directory, function, ids known from earlier, and optionally the name of the job after
-whose sbatch the process ends at once: ``die_after``, before the id is recorded, or ``die_once_recorded``.
+REQUEST holds site, run directory and function; for ``submit`` also plan, ids known from earlier, and optionally the
+name of the job after whose sbatch the process ends at once: ``die_after``, before the id is recorded, or
+``die_once_recorded``.
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
+from mrt_hpc.cli.submit import submit_to_slurm
+from mrt_hpc.launch import slurm
 from mrt_hpc.launch.slurm import submit
 from mrt_hpc.launch.slurm_queue import cancel
-from mrt_hpc.plan.model import Plan
+from mrt_hpc.plan.model import Plan, read_plan
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import RunLayout
 
@@ -43,8 +49,19 @@ def submit_request(path: str) -> None:
     )
 
 
+def submit_again(path: str) -> None:
+    """With trivial tasks in the place of the plan's own."""
+    request = json.loads(Path(path).read_text())
+    layout = RunLayout(Path(request["run_dir"]))
+    slurm.submit = partial(submit, function=request["function"])
+    site = SlurmSite.model_validate_json(json.dumps(request["site"]))
+    submit_to_slurm(read_recipe_lock(layout.recipe_lock), read_plan(layout.plan), layout, site)
+
+
+COMMANDS = {"submit": submit_request, "again": submit_again, "cancel": lambda *ids: cancel(ids)}
+
 if __name__ == "__main__":
     try:
-        submit_request(sys.argv[2]) if sys.argv[1] == "submit" else cancel(sys.argv[2:])
+        COMMANDS[sys.argv[1]](*sys.argv[2:])
     except UserError as error:
         sys.exit(error.message())

@@ -97,6 +97,9 @@ def _work(task: Task) -> None:
             wait_until(lambda: AWAITED[what] in latest_ids(task.layout), reason="the ledger", deadline_s=60)
             peers = tuple(job for job in task.plan.jobs if job.name == AWAITED[what])
             raise PeersAwayError("does not run", Peers(task.layout, peers, task.observer))
+        if what == "until-told":
+            wait_until((task.layout.root / "told").exists, reason="the word to end", deadline_s=600)
+            return
         if what == "gives-back":
             raise UserError("nobody is at work", exit_code=ExitCode.GIVE_BACK)
         if what == "saves":

@@ -10,8 +10,9 @@ from slurm_lives import run_directory, starts
 from slurm_plans import job, plan
 
 from mrt_hpc.cli.submit import live_jobs, without_hope
-from mrt_hpc.launch.ledger import record_submission
+from mrt_hpc.launch.ledger import current_submissions, latest_ids, record_submission
 from mrt_hpc.launch.slurm_queue import QueueState, queue_states
+from mrt_hpc.run.tasks import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -66,3 +67,24 @@ def test_a_job_that_is_queued_again_lives_while_its_processes_end(plain_cluster:
     assert set(live_jobs(layout)) == set(ids)
     assert {state.state for state in wait_for_end(ids).values()} == {QueueState.COMPLETED}
     assert starts(layout) == {"slow": 2, "after-slow": 1}
+
+
+@pytest.mark.timeout(300)
+def test_the_lost_half_of_an_array_is_sent_again_while_the_other_half_runs(plain_cluster: Cluster) -> None:
+    the_plan = plan(job("until-told", tasks=3), job("after-until-told", ok=("until-told",)))
+    layout = run_directory(plain_cluster, "half", the_plan)
+    sent = plain_cluster.submit_again(layout.root, "lives")
+    assert sent.returncode == 0, sent.stderr
+    wait_until(lambda: starts(layout)["until-told"] == 3, reason="all three tasks", deadline_s=60)
+    whole = latest_ids(layout)
+    assert plain_cluster.as_user("scancel", f"{whole['until-told']}_1").returncode == 0
+
+    sent = plain_cluster.submit_again(layout.root, "lives")
+    assert "of which task(s) 1 had been lost" in sent.stdout, sent.stderr
+    assert {s.tasks for s in current_submissions(layout)["until-told"]} == {None, (1,)}
+    assert set(live_jobs(layout)["until-told"].tasks) == {0, 1, 2}
+    assert "0 job(s) submitted" in plain_cluster.submit_again(layout.root, "lives").stdout
+    (layout.root / "told").touch()
+    wait_until(lambda: not live_jobs(layout), reason="the end of the run", deadline_s=120)
+    assert starts(layout) == {"until-told": 4, "after-until-told": 1}
+    assert {read_task(layout, "until-told", index).state for index in range(3)} == {TaskState.DONE}

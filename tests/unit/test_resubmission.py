@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.cli.submit import LiveJob, without_hope
+from mrt_hpc.cli.submit import LiveJob, awaited_as, without_hope
 from mrt_hpc.launch import slurm_commands, slurm_queue
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.ledger import current_ids, current_submissions, record_submission, slurm_names
+from mrt_hpc.launch.slurm import array_of
 from mrt_hpc.launch.slurm_queue import QueueState, TaskState, queue_states
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.model import Plan
@@ -55,6 +58,28 @@ def test_what_waits_for_a_job_that_has_failed_is_sent_anew_all_the_way_down(plan
 
 def test_a_job_that_runs_is_left_alone(plan: Plan) -> None:
     assert hopeless(plan, ("report",), at_work=(EVALUATION,), done=("prepare", INFERENCE, TRAINER)) == {"report"}
+
+
+def test_what_waits_for_an_array_of_which_a_part_is_lost_is_sent_again(plan: Plan) -> None:
+    live = {name: LiveJob(str(n), name == TRAINER) for n, name in enumerate(job.name for job in plan.jobs[1:])}
+    assert set(without_hope(plan.jobs, live, ["prepare"], partly=[EVALUATION])) == {"report"}
+    assert without_hope(plan.jobs, live, ["prepare"]) == []
+
+
+def test_a_dependency_on_an_array_in_parts_names_its_living_tasks() -> None:
+    assert awaited_as(LiveJob("12", True, {0: "12_0", 1: "12_1"}), partly=False) == "12"
+    assert awaited_as(LiveJob("12", True, {0: "12_0", 2: "12_2"}), partly=True) == "12_0:12_2"
+    assert awaited_as(LiveJob("15", True, {0: "12_0", 1: "15_1"}), partly=False) == "12_0:15_1"
+
+
+def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    for slurm_id, tasks in (("10", None), ("12", None), ("15", (1, 2)), ("16", (2,))):
+        record_submission(layout, INFERENCE, slurm_id, "here", tasks)
+    array = plan.job(INFERENCE).model_copy(update={"tasks": 4})
+    assert slurm_names(array, current_submissions(layout)[INFERENCE]) == ["12_0", "15_1", "16_2", "12_3"]
+    assert current_ids(layout) == ["12", "15", "16"]
+    assert array_of((1, 3), None) == "1,3%2"
 
 
 def states(monkeypatch: pytest.MonkeyPatch, squeue: str, sacct: str) -> dict[str, QueueState]:

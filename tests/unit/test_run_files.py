@@ -332,14 +332,14 @@ def test_a_task_that_fails_too_often_or_fatally_is_not_run_again(tmp_path: Path)
     )
     write_task(layout, "j", 3, record)
     assert (read_task(layout, "j", 3).message, read_task(layout, "j", 3).failures) == ("why", 3)
-    forget_failures(layout, "j", 4)
+    forget_failures(layout, "j", range(4))
     assert read_task(layout, "j", 3).state is TaskState.WAITING
 
 
 def test_forgetting_failures_leaves_what_is_done(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
     write_task(layout, "j", 0, TaskRecord(TaskState.DONE))
-    forget_failures(layout, "j", 1)
+    forget_failures(layout, "j", range(1))
     assert read_task(layout, "j", 0).state is TaskState.DONE
 
 
