@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mrt_hpc.analysis.model import few_answers
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
-from mrt_hpc.launch.ledger import current_ids, latest_ids, local_process, process_elsewhere
+from mrt_hpc.launch.ledger import current_ids, current_submissions, local_process, process_elsewhere
 from mrt_hpc.launch.progress import progress, remarks, task_records
 from mrt_hpc.launch.slurm_queue import cancel, queue_states, unrecorded_jobs
 from mrt_hpc.plan.model import Plan, read_plan
@@ -51,11 +51,13 @@ def open_run(run: Path) -> tuple[RunLayout, Plan]:
 def print_status(run: Path) -> None:
     """Print jobs, progress and failures; one squeue and one sacct at most."""
     layout, plan = open_run(run)
-    now, ids = progress(plan, layout), latest_ids(layout)
-    queued = queue_states(sorted(set(ids.values()))) if ids else {}
+    now, sent = progress(plan, layout), current_submissions(layout)
+    ids = {job: [one.slurm_id for one in parts] for job, parts in sent.items()}
+    queued = queue_states(current_ids(layout))
     table = Table("job", "Slurm", "tasks", "in the queue", title=str(layout.root), title_justify="left")
     for job in plan.jobs:
-        table.add_row(job.name, ids.get(job.name, ""), _tasks(job, layout), _queue(ids.get(job.name), queued))
+        mine = ids.get(job.name, [])
+        table.add_row(job.name, ", ".join(mine), _tasks(job, layout), _queue(mine, queued))
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(table)
     console.print(f"{collection_text(now)}{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
@@ -77,9 +79,9 @@ def _tasks(job: Job, layout: RunLayout) -> str:
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-def _queue(slurm_id: str | None, queued: dict[str, QueuedTask]) -> str:
+def _queue(slurm_ids: list[str], queued: dict[str, QueuedTask]) -> str:
     """States of a job's tasks in Slurm, with the reason why they wait."""
-    mine = [t for key, t in queued.items() if slurm_id is not None and key.partition("_")[0] == slurm_id]
+    mine = [t for key, t in queued.items() if key.partition("_")[0] in slurm_ids]
     counts = Counter(f"{t.state}" + (f" ({t.reason})" if t.reason and not t.ended else "") for t in mine)
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 

@@ -26,7 +26,7 @@ from mrt_hpc.launch.slurm_parameters import (
     sbatch_parameters,
 )
 from mrt_hpc.launch.slurm_queue import unrecorded_jobs
-from mrt_hpc.plan.model import DependencyKind
+from mrt_hpc.plan.model import Dependency, DependencyKind
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run import atomic
 
@@ -181,9 +181,8 @@ def submit(
     submitted = []
     for job in jobs:
         indices = partly.get(job.name, ())
-        executor = ArrayExecutor(
-            _without(job, satisfied), site, layout, waited_for=job.name in awaited, indices=indices
-        )
+        due = _in_turn(_without(job, satisfied), indices)
+        executor = ArrayExecutor(due, site, layout, waited_for=job.name in awaited, indices=indices)
         call = TaskCall(function, str(layout.root), job.name)
         if job.name in known_ids:
             for known in ids[job.name].split(":"):
@@ -210,6 +209,15 @@ def _plain_ids(known: Iterable[str]) -> set[str]:
 
 def _without(job: Job, satisfied: Collection[str]) -> Job:
     return job.model_copy(update={"after": tuple(wait for wait in job.after if wait.job not in satisfied)})
+
+
+def _in_turn(job: Job, lost: Sequence[int]) -> Job:
+    """The job, whose lost tasks start after those that live where only so many may run at a time: Slurm counts them
+    within one array only.
+    """
+    if not lost or job.max_parallel is None:
+        return job
+    return job.model_copy(update={"after": (*job.after, Dependency(job=job.name, kind=DependencyKind.AFTERANY))})
 
 
 def _require_known(job: Job, ids: Mapping[str, str]) -> None:

@@ -88,10 +88,10 @@ def beyond(plan: Plan, site: SlurmSite, limits: ClusterLimits) -> list[str]:
 
 def _arrays_beyond(plan: Plan, limits: ClusterLimits) -> Iterator[str]:
     largest = max(job.tasks for job in plan.jobs)
-    if limits.max_array_size is not None and largest > max(1, limits.max_array_size):
+    if limits.max_array_size is not None and largest > (allowed := max(1, limits.max_array_size)):
         yield (
             f"an array has {largest} tasks, and the cluster's MaxArraySize is {limits.max_array_size}: "
-            f"set max_array_size: {limits.max_array_size}"
+            f"set max_array_size: {allowed}"
         )
 
 

@@ -10,7 +10,7 @@ from slurm_lives import run_directory, starts
 from slurm_plans import job, plan
 
 from mrt_hpc.cli.submit import live_jobs, without_hope
-from mrt_hpc.launch.ledger import current_submissions, latest_ids, record_submission
+from mrt_hpc.launch.ledger import current_ids, current_submissions, latest_ids, record_submission
 from mrt_hpc.launch.slurm_queue import QueueState, queue_states
 from mrt_hpc.run.tasks import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
@@ -71,7 +71,7 @@ def test_a_job_that_is_queued_again_lives_while_its_processes_end(plain_cluster:
 
 @pytest.mark.timeout(300)
 def test_the_lost_half_of_an_array_is_sent_again_while_the_other_half_runs(plain_cluster: Cluster) -> None:
-    the_plan = plan(job("until-told", tasks=3), job("after-until-told", ok=("until-told",)))
+    the_plan = plan(job("until-told", tasks=3, max_parallel=3), job("after-until-told", ok=("until-told",)))
     layout = run_directory(plain_cluster, "half", the_plan)
     sent = plain_cluster.submit_again(layout.root, "lives")
     assert sent.returncode == 0, sent.stderr
@@ -83,6 +83,8 @@ def test_the_lost_half_of_an_array_is_sent_again_while_the_other_half_runs(plain
     assert "of which task(s) 1 had been lost" in sent.stdout, sent.stderr
     assert {s.tasks for s in current_submissions(layout)["until-told"]} == {None, (1,)}
     assert set(live_jobs(layout)["until-told"].tasks) == {0, 1, 2}
+    again = f"{latest_ids(layout)['until-told']}_1"
+    assert queue_states(current_ids(layout))[again].reason == "Dependency", "no more than three at a time, in all"
     assert "0 job(s) submitted" in plain_cluster.submit_again(layout.root, "lives").stdout
     (layout.root / "told").touch()
     wait_until(lambda: not live_jobs(layout), reason="the end of the run", deadline_s=120)
