@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -225,6 +226,7 @@ def _median_and_worst(times: Sequence[float | None]) -> str:
 
 def main() -> int:
     """Run the seeds one after another and print the table."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever limits our time leaves no cluster behind
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--faults", type=int, default=10)
