@@ -39,7 +39,8 @@ def require_plain_path(layout: RunLayout) -> RunLayout:
     """The layout with an absolute root, as tasks start in another folder.
 
     Raises:
-        UserError: the path holds a ``%``, which Slurm replaces in the names of log files.
+        UserError: the path holds a ``%``, which Slurm replaces in the names of log files, or a line break, which would
+            make the rest of it a line of the job script.
     """
     root = layout.root.absolute()
     if "%" in str(root):
@@ -47,6 +48,13 @@ def require_plain_path(layout: RunLayout) -> RunLayout:
             "the run directory's path holds a percent sign",
             value=str(root),
             expected="a path without %, which Slurm would replace in the names of log files",
+            advice="choose another run directory",
+        )
+    if not str(root).isprintable():
+        raise UserError(
+            "the run directory's path holds a line break or another control character",
+            value=str(root),
+            expected="a path that fits into a line of a job script",
             advice="choose another run directory",
         )
     return replace(layout, root=root)

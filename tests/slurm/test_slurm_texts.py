@@ -130,6 +130,11 @@ def test_a_path_that_slurm_would_rewrite_is_refused() -> None:
         text_of(job("a"), layout=RunLayout(Path("/runs/50%")))
 
 
+def test_a_path_that_would_become_two_lines_is_refused() -> None:
+    with pytest.raises(UserError, match="line break"):
+        text_of(job("a"), layout=RunLayout(Path("/runs/a\n#SBATCH --uid=0")))
+
+
 def test_texts_need_no_slurm(tmp_path: Path) -> None:
     """In a process that finds no Slurm command at all."""
     code = (
