@@ -1,5 +1,7 @@
 # What the scripts of this folder share; to be sourced, from the root of the checkout.
 VENV=${MRT_HPC_VENV:-.venv}
+PYTHONS="3.11 3.12 3.13" # the locks are made for these
+OLDEST_GLIBC=2.31 # llguidance, which vLLM needs, has wheels from there on; on older ones it wants a Rust compiler
 
 step() { echo "[mrt-hpc] $*" >&2; }
 fail() { echo "[mrt-hpc] error: $*" >&2; exit 1; }
@@ -34,12 +36,14 @@ ensure_venv() {
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv
 }
 
-# Where uv finds the CPU build of torch: a folder that pip is configured with, or PyTorch's own index. One option a line.
+# Where uv finds the CPU build of torch for the environment's Python: a folder that pip is configured with, or PyTorch's own index.
+# One option a line.
 torch_source() {
-  local links=() folder
+  local links=() folder tag
+  tag=$("$VENV/bin/python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
   read -r -a links <<< "$("$VENV/bin/python" -m pip config get global.find-links 2>/dev/null || true) ${PIP_FIND_LINKS:-}"
   for folder in "${links[@]}"; do
-    compgen -G "$folder/torch-*+cpu-*.whl" >/dev/null && { printf '%s\n' --find-links "$folder"; return; }
+    compgen -G "$folder/torch-*+cpu-$tag-*.whl" >/dev/null && { printf '%s\n' --find-links "$folder"; return; }
   done
   printf '%s\n' --index "$(grep -v '^#' env/index)" --index-strategy unsafe-best-match
 }
