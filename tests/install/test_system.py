@@ -1,0 +1,211 @@
+"""What env/setup needs of a system is looked for itself, and named as packages of that system: with recorded os-release
+files, a Python that lacks parts, and programs that write down how they were called.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from install_support import REPOSITORY
+
+TOOLS = ("bash", "cut", "dirname", "env", "grep", "head", "paste", "sort", "uname")
+DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\nVERSION_ID="12"\n'
+UBUNTU = 'NAME="Ubuntu"\nVERSION_ID="22.04"\nID=ubuntu\nID_LIKE=debian\n'
+MINT = "NAME='Linux Mint'\nID=linuxmint\nID_LIKE='ubuntu debian'\n"
+ROCKY = 'NAME="Rocky Linux"\nVERSION="9.4 (Blue Onyx)"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n'
+RHEL = 'NAME="Red Hat Enterprise Linux"\nID="rhel"\nID_LIKE="fedora"\nVERSION_ID="9.4"\n'
+FEDORA = 'NAME="Fedora Linux"\nID=fedora\nVERSION_ID=40\n'
+SLES = 'NAME="SLES"\nVERSION="15-SP6"\nID="sles"\nID_LIKE="suse"\n'
+TUMBLEWEED = 'NAME="openSUSE Tumbleweed"\nID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"\n'
+ARCH = 'NAME="Arch Linux"\nID=arch\n'
+THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True)
+class System:
+    """A make-believe system: its programs, and what it says it is."""
+
+    root: Path
+
+    @property
+    def programs(self) -> Path:
+        return self.root / "bin"
+
+    @property
+    def calls(self) -> Path:
+        """What its package manager was asked for."""
+        return self.root / "calls"
+
+    @property
+    def system_python(self) -> Path:
+        return self.root / "usr" / "bin" / "python3"
+
+    def program(self, name: str, script: str) -> None:
+        file = self.programs / name
+        file.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        file.chmod(0o755)
+
+    def user(self, number: int) -> None:
+        self.program("id", f"echo {number}")
+
+    def compiler(self) -> None:
+        compiler = shutil.which("g++")
+        assert compiler
+        self.program("g++", f'PATH={os.environ["PATH"]} exec {compiler} "$@"')
+
+    def python(self, *, lacks: tuple[str, ...] = ()) -> None:
+        """This very Python in another place: with what is linked there, and no more."""
+        self.system_python.parent.mkdir(parents=True)
+        shutil.copy(Path(sys.executable).resolve(), self.system_python)
+        library = self.root / "usr" / "lib" / f"python{THIS}"
+        library.mkdir(parents=True)
+        for part in Path(sysconfig.get_path("stdlib")).iterdir():
+            if part.name not in lacks:
+                (library / part.name).symlink_to(part)
+        if "Python.h" not in lacks:
+            headers = self.root / "usr" / "include" / f"python{THIS}"
+            headers.parent.mkdir()
+            headers.symlink_to(sysconfig.get_path("include"))
+
+    def old_python(self) -> None:
+        """As RHEL 9 and SLES 15 have it."""
+        self.system_python.parent.mkdir(parents=True)
+        self.system_python.write_text(f"#!{shutil.which('bash')}\necho 3.9\n")
+        self.system_python.chmod(0o755)
+
+    def setup(self, function: str = "need_system") -> subprocess.CompletedProcess[str]:
+        where = f"OS_RELEASE={self.root}/os-release SYSTEM_PYTHON={self.system_python}"
+        script = f"set -euo pipefail; . env/common.sh; {where}; {function}"
+        bash = shutil.which("bash")
+        assert bash
+        environment = {"PATH": str(self.programs), "HOME": str(self.root)}
+        return subprocess.run(
+            [bash, "-c", script],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> System:
+    """One without Python, compiler and package manager, used by an ordinary user."""
+    system = System(tmp_path)
+    system.programs.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found, tool
+        (system.programs / tool).symlink_to(found)
+    system.user(1000)
+    (tmp_path / "os-release").write_text(ARCH)
+    return system
+
+
+def test_a_system_that_has_all_is_asked_for_nothing(system: System) -> None:
+    system.python()
+    system.compiler()
+    done = system.setup()
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("release", "asked"),
+    [
+        (DEBIAN, "apt-get install -y --no-install-recommends g++ python3-dev python3-venv;"),
+        (UBUNTU, "apt-get install -y --no-install-recommends g++ python3-dev python3-venv;"),
+        (MINT, "apt-get install -y --no-install-recommends g++ python3-dev python3-venv;"),
+        (ROCKY, "dnf install -y gcc-c++ python3-devel python3-libs;"),
+        (FEDORA, "dnf install -y gcc-c++ python3-devel python3-libs;"),
+        (SLES, f"zypper --non-interactive install gcc-c++ python{THIS.replace('.', '')}-base"),
+        (TUMBLEWEED, f"zypper --non-interactive install gcc-c++ python{THIS.replace('.', '')}-base"),
+    ],
+)
+def test_missing_parts_are_named_as_packages_of_the_system(system: System, release: str, asked: str) -> None:
+    (system.root / "os-release").write_text(release)
+    system.python(lacks=("Python.h", "ensurepip"))
+    done = system.setup()
+    assert done.returncode == 1
+    assert asked in done.stderr
+    assert "Python.h" in done.stderr
+    assert "uv python install" in done.stderr
+    assert "containers/cuda.def" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("release", "asked"),
+    [
+        (UBUNTU, "g++ python3.11 python3.11-dev python3.11-venv;"),
+        (RHEL, "dnf install -y gcc-c++ python3.11 python3.11-devel python3.11-libs;"),
+        (SLES, "zypper --non-interactive install gcc-c++ python311 python311-base python311-devel;"),
+    ],
+)
+def test_beside_an_old_python_a_newer_one_is_asked_for(system: System, release: str, asked: str) -> None:
+    (system.root / "os-release").write_text(release)
+    system.old_python()
+    assert asked in system.setup().stderr
+
+
+def test_a_debian_without_python_is_asked_for_its_own(system: System) -> None:
+    (system.root / "os-release").write_text(DEBIAN)
+    assert "g++ python3 python3-dev python3-venv;" in system.setup().stderr
+
+
+def test_an_unknown_system_is_told_what_is_missing_and_no_package(system: System) -> None:
+    system.python(lacks=("Python.h",))
+    done = system.setup()
+    assert "lacks Python's headers (Python.h); a C++ compiler; ask its administrators" in done.stderr
+
+
+def test_root_installs_what_is_missing(system: System) -> None:
+    (system.root / "os-release").write_text(ROCKY)
+    system.user(0)
+    system.python()
+    compiler = system.programs / "g++"
+    system.program(
+        "dnf", f'echo "$@" > {system.calls}; echo "#!{shutil.which("bash")}" > {compiler}; /bin/chmod +x {compiler}'
+    )
+    done = system.setup()
+    assert done.returncode == 0, done.stderr
+    assert system.calls.read_text() == "install -y gcc-c++\n"
+
+
+def test_packages_that_do_not_bring_what_is_missing_end_the_setup(system: System) -> None:
+    (system.root / "os-release").write_text(ROCKY)
+    system.user(0)
+    system.python()
+    system.program("dnf", "true")
+    done = system.setup()
+    assert done.returncode == 1
+    assert "lacks a C++ compiler even with gcc-c++" in done.stderr
+
+
+def test_a_compiler_without_its_library_counts_as_missing(system: System) -> None:
+    system.python()
+    system.program("g++", "echo 'vector: No such file or directory' >&2; exit 1")
+    assert "lacks a C++ compiler;" in system.setup().stderr
+
+
+@pytest.mark.parametrize(("glibc", "refused"), [("2.28", True), ("2.30", True), ("2.31", False), ("2.39", False)])
+def test_a_c_library_without_wheels_is_refused(system: System, glibc: str, refused: bool) -> None:
+    system.program("getconf", f"echo glibc {glibc}")
+    done = system.setup("need_machine")
+    assert bool(done.returncode) is refused
+    assert (f"is glibc {glibc}" in done.stderr) is refused
+    assert ("containers/cuda.def" in done.stderr) is refused
+
+
+def test_another_c_library_or_processor_is_refused(system: System) -> None:
+    assert "no GNU C library" in system.setup("need_machine").stderr  # no getconf, or one that knows no such name
+    (system.programs / "uname").unlink()
+    system.program("uname", "echo aarch64")
+    assert "this machine is aarch64" in system.setup("need_machine").stderr
