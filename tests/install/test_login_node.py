@@ -1,0 +1,168 @@
+"""The wheel with its declared base dependencies, alone in an environment, runs every command that a login node does: on
+each Python of the locks that this machine has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from install_support import REPOSITORY, UV, require_registry, shell
+
+from mrt_hpc.analysis.model import IterationMetrics, Phase
+from mrt_hpc.analysis.statistics import summarise_evaluation
+from mrt_hpc.run.layout import RunLayout
+
+PYTHONS = shell(". env/common.sh; echo $PYTHONS").split()
+COMMANDS = ("plan", "submit", "status", "logs", "cancel", "report", "fields")
+RECIPES = ("recipes/quickstart.yaml", "recipes/mrt_online.yaml", "recipes/backtracking.yaml")
+HEAVY = "torch, transformers, vllm, deepspeed, math_verify, httpx, wandb, ray"
+SLURM_PROGRAMS = {
+    "sbatch": "echo $(( $(date +%s%N) / 1000 % 100000000 ))",
+    "squeue": "",
+    "sacct": "",
+    "scontrol": "",
+    "scancel": "",
+}
+"""A cluster that accepts every job, of which none can be seen any more."""
+SITE = "type: slurm\nname: lab\npartitions: {cpu: short, gpu: gpu}\n"
+
+
+@dataclass(frozen=True)
+class LoginNode:
+    """An environment with the wheel, in a folder from which commands are given."""
+
+    folder: Path
+
+    @property
+    def command(self) -> Path:
+        return self.folder / "env" / "bin" / "mrt-hpc"
+
+    @property
+    def run(self) -> RunLayout:
+        return RunLayout(self.folder / "run")
+
+    def gives(self, *arguments: str | Path, code: int = 0) -> str:
+        """What a command prints."""
+        environment = {
+            "PATH": f"{self.folder / 'slurm'}:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "LANG": "C.UTF-8",
+            "MPLCONFIGDIR": str(self.folder / "matplotlib"),
+        }
+        done = subprocess.run(
+            [self.command, *arguments],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert "Traceback" not in done.stdout + done.stderr, done.stderr
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+
+def interpreter(version: str) -> Path | None:
+    """A Python of this version on this machine: this one, one of PATH, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [sys.executable, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+    for candidate in filter(None, candidates):
+        told = [candidate, "-c", "import sys, ssl; print('%d.%d' % sys.version_info[:2])"]
+        if subprocess.run(told, capture_output=True, text=True, check=False).stdout.strip() == version:
+            return Path(candidate)
+    return None
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is left in the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    shutil.copytree(REPOSITORY / "mrt_hpc", source / "mrt_hpc", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    _uv("build", "--wheel", str(source), "--out-dir", str(folder))
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def node(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> LoginNode:
+    python = interpreter(request.param)
+    if python is None:
+        pytest.skip(f"this machine has no Python {request.param}")
+    folder = tmp_path_factory.mktemp(f"login-{request.param}")
+    _uv("venv", "--python", str(python), str(folder / "env"))
+    _uv("pip", "install", "--python", str(folder / "env" / "bin" / "python"), str(wheel))
+    (folder / "lab.yaml").write_text(SITE)
+    (folder / "slurm").mkdir()
+    for name, script in SLURM_PROGRAMS.items():
+        (folder / "slurm" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / "slurm" / name).chmod(0o755)
+    return LoginNode(folder)
+
+
+def _uv(*arguments: str) -> None:
+    done = subprocess.run([UV, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    require_registry(done)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_heavy_is_installed(node: LoginNode) -> None:
+    script = f"import importlib.util as u; print([n for n in '{HEAVY}'.split(', ') if u.find_spec(n)])"
+    python = node.command.with_name("python")
+    done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(node: LoginNode, command: str) -> None:
+    assert "Examples:" in node.gives(command, "--help")
+
+
+def test_plan_and_fields(node: LoginNode) -> None:
+    site = node.folder / "lab.yaml"
+    assert "training.learning_rate" in node.gives("fields")
+    assert "max_array_size" in node.gives("fields", "site")
+    for recipe in RECIPES:
+        assert "segment-000" in node.gives("plan", recipe, "--site", site, "--run", node.run.root)
+        assert "#SBATCH" in node.gives("plan", recipe, "--site", site, "--run", node.run.root, "--sbatch")
+
+
+def test_a_run_from_its_submission_to_its_report(node: LoginNode) -> None:
+    recipe = REPOSITORY / "recipes" / "quickstart.yaml"
+    submitted = node.gives("submit", recipe, "--site", node.folder / "lab.yaml", "--run", node.run.root)
+    assert "submitted segment-000.trainer" in submitted
+    _measure(node.run)
+    assert "segment-000.trainer" in node.gives("status", node.run.root)
+    (node.run.logs / "segment-000.trainer.00000.attempt.rank0.log").write_text("the last word\n")
+    assert "the last word" in node.gives("logs", node.run.root, "trainer")
+    assert "report.md" in node.gives("report", node.run.root)
+    assert (node.run.plots / "accuracy.png").exists()
+    node.gives("cancel", node.run.root)
+    node.gives("status", node.run.root)
+
+
+def test_refusals_are_told_in_words(node: LoginNode) -> None:
+    assert "no such file" in node.gives("plan", "recipes/none.yaml", code=2)
+    assert "not a run directory" in node.gives("status", node.folder, code=2)
+    model = "model={type: hugging_face, path: nowhere}"
+    refused = node.gives("submit", "recipes/quickstart.yaml", "--set", model, "--run", node.folder / "other", code=2)
+    assert "no model directory" in refused
+
+
+def _measure(run: RunLayout) -> None:
+    """What the roles would have measured in three iterations."""
+    for number in range(3):
+        seconds = {Phase.GENERATION: 3.0, Phase.OPTIMISATION: 1.0}
+        metrics = IterationMetrics(iteration=number, reward_mean=0.3, tokens_per_rollout=100.0, seconds=seconds)
+        metrics.write(run.metrics(number))
+    for version in (0, 3):
+        rewards = {f"p{number}": [float(number < 4 + version), 0.0] for number in range(20)}
+        summarise_evaluation(version, "held-out", rewards).write(run.evaluation_summary(version, "held-out"))
