@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.launch.gpus import require_gpus
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.plan.model import Role, read_plan
@@ -185,10 +186,11 @@ def _heart(task: Task) -> AbstractContextManager[object]:
 
 def role_function(role: Role) -> RoleFunction:
     """What does a role's work; imported in the moment of the call, so that nobody pays for another role's libraries and
-    a failing import is told like any other failure.
+    a failing import is told like any other failure. The task's GPUs are looked for before that.
     """
 
     def run(task: Task) -> None:
+        require_gpus(task.job.resources)
         importlib.import_module(f"mrt_hpc.roles.{role.value}").run(task)
 
     return run

@@ -1,0 +1,273 @@
+"""What a task sees of the GPUs that it asked for, and whether the environment can use them.
+
+torch goes on without a word on CPU where it finds no GPU, a hundred times slower. So a task that asked for GPUs looks
+first, in a process of its own: a driver may hang, and a process that has spoken to it can no longer be forked safely.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from mrt_hpc.plan.model import JobResources
+
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DRIVER_LIBRARY = "libcuda.so.1"
+NO_LIBRARY = f"no {DRIVER_LIBRARY}"
+NO_DEVICE = "cuInit failed with error 100"
+"""CUDA_ERROR_NO_DEVICE: none was given to this process."""
+LEAVE_OUT = "leave the node out (sbatch: {exclude: NODE} in the site profile) and submit again"
+OLDEST_CAPABILITY = (7, 5)
+"""Turing: the wheels of torch for CUDA 12.8 and newer have no code for Volta and older."""
+OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+"""Of NVIDIA's data-centre drivers, by CUDA's major version (NVIDIA, CUDA Compatibility, table 1)."""
+LOOK_LIMIT_S = 120.0
+"""For the driver's answer; a machine with eight GPUs takes a few seconds where no daemon keeps the driver awake."""
+_MAJOR, _MINOR = 75, 76
+"""Numbers of the two attributes in cuda.h."""
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """What a process sees, before any library has looked for GPUs."""
+
+    driver: str | None
+    """Version of the kernel's driver; None where there is none."""
+    devices: tuple[str, ...]
+    """Files of the GPUs in /dev."""
+    visible: str | None
+    """CUDA_VISIBLE_DEVICES; None where it is not set."""
+    container: str | None
+    """Image that the process runs in; None outside Apptainer and Singularity."""
+    torch_cuda: str | None
+    """CUDA version that the installed torch was built for; None for a build without."""
+    problem: str | None = None
+    """What the driver's library said instead of an answer, as in ``cuInit failed with error 100``."""
+    driver_cuda: tuple[int, int] | None = None
+    """Newest CUDA version that the driver's library knows."""
+    capabilities: tuple[tuple[int, int], ...] = ()
+    """Compute capability of each GPU that CUDA can use."""
+
+    def told(self) -> str:
+        """All of it in a line, for a reader who has to find out why."""
+        gpus = ", ".join(f"{major}.{minor}" for major, minor in self.capabilities)
+        parts = [
+            f"driver {self.driver or 'not loaded'}",
+            f"{', '.join(self.devices) or 'no GPU'} in /dev",
+            "CUDA_VISIBLE_DEVICES " + ("not set" if self.visible is None else f"{self.visible!r}"),
+            f"{len(self.capabilities)} usable" + (f" (compute capability {gpus})" if gpus else ""),
+            *([self.problem] if self.problem else []),
+            *([f"in the container {self.container}"] if self.container else []),
+        ]
+        return "; ".join(parts)
+
+
+def require_gpus(resources: JobResources) -> None:
+    """Look for the GPUs of a task before it starts its work; nothing is looked for where none were asked for.
+
+    Raises:
+        UserError: they are not there, or the installed torch cannot use them.
+    """
+    if resources.gpus_per_rank and (error := verdict(look(), resources)):
+        raise error
+
+
+def verdict(view: GpuView, resources: JobResources) -> UserError | None:
+    """Why a process of a task cannot work with the GPUs that it sees; None where it can."""
+    if view.torch_cuda is None:
+        return _refused(
+            "the installed torch is a build without CUDA",
+            view,
+            expected="the environment of env/setup cuda, or an image built from containers/cuda.def",
+            advice="run `env/setup cuda`, or name that image as container.image in the site profile, and submit again",
+        )
+    return _too_few(view, resources) or _driver_too_old(view, view.torch_cuda) or _too_old_gpus(view)
+
+
+def _too_few(view: GpuView, resources: JobResources) -> UserError | None:
+    """A rank may see its own GPUs only, or all that its ranks of this node have together, or more."""
+    seen, own = len(view.capabilities), resources.gpus_per_rank
+    on_node = own * resources.ranks_per_node
+    if seen == own or seen >= on_node:
+        return None
+    return _refused(
+        f"this task asked for {on_node} GPU(s) on this node, {own} a rank, and a rank sees {seen}",
+        view,
+        expected=f"{own}, or at least {on_node}, that CUDA can use",
+        advice=_way_to_gpus(view),
+        exit_code=ExitCode.RETRYABLE if _is_out_of_order(view) else ExitCode.FATAL,
+    )
+
+
+def _is_out_of_order(view: GpuView) -> bool:
+    """Whether all is there and does not work: another node may do better."""
+    return bool(view.driver and view.problem) and view.problem not in (NO_LIBRARY, NO_DEVICE) and view.visible != ""
+
+
+def _way_to_gpus(view: GpuView) -> str:
+    if view.driver is None:
+        return (
+            "send GPU jobs to a partition whose nodes have GPUs: partitions.gpu in the site profile; and submit again"
+        )
+    if view.container and view.problem == NO_LIBRARY:
+        return (
+            "start the container with --nv: container.executable in the site profile has to be apptainer or "
+            f"singularity, or a script that passes --nv on; try `apptainer exec --nv {view.container} nvidia-smi`"
+        )
+    if view.problem == NO_DEVICE or view.visible == "":
+        return (
+            "let Slurm give out GPUs: gpu_request and gpu_type in the site profile (`scontrol show node` tells the "
+            "Gres of nodes), or remove CUDA_VISIBLE_DEVICES from its environment; and submit again"
+        )
+    return f"run `nvidia-smi` on this node, tell its administrators if it fails; {LEAVE_OUT}"
+
+
+def _driver_too_old(view: GpuView, torch_cuda: str) -> UserError | None:
+    wanted = int(torch_cuda.partition(".")[0])
+    if view.driver_cuda is None or view.driver_cuda[0] >= wanted:
+        return None
+    return _refused(
+        f"this node's driver is too old for the installed torch, which was built for CUDA {torch_cuda}",
+        view,
+        expected=f"driver {OLDEST_DRIVER.get(wanted, f'for CUDA {wanted}')} or newer, or NVIDIA's package cuda-compat",
+        advice="choose nodes with a newer driver (partitions.gpu or sbatch: {constraint: ...} in the site profile), or "
+        "ask for one; and submit again",
+    )
+
+
+def _too_old_gpus(view: GpuView) -> UserError | None:
+    if all(capability >= OLDEST_CAPABILITY for capability in view.capabilities):
+        return None
+    return _refused(
+        "this node's GPUs are too old for the installed torch",
+        view,
+        expected="compute capability {}.{} or newer (Turing and later; not Volta)".format(*OLDEST_CAPABILITY),
+        advice="choose nodes with newer GPUs (gpu_type or partitions.gpu in the site profile), and submit again",
+    )
+
+
+def _refused(
+    what: str, view: GpuView, *, expected: str, advice: str, exit_code: ExitCode = ExitCode.FATAL
+) -> UserError:
+    where = f"node {os.uname().nodename}"
+    return UserError(what, where=where, value=view.told(), expected=expected, advice=advice, exit_code=exit_code)
+
+
+def look() -> GpuView:
+    """What this process sees.
+
+    Raises:
+        UserError: the driver gave no answer, or broke down; another node may do better.
+    """
+    command = [sys.executable, "-P", "-m", __name__]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise _broken(f"the NVIDIA driver of this node gave no answer in {LOOK_LIMIT_S:.0f} s") from None
+    if done.returncode:
+        raise _broken(f"the NVIDIA driver of this node broke down: {done.stderr.strip() or done.returncode}")
+    return view_of(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _broken(what: str) -> UserError:
+    return UserError(
+        what,
+        where=f"node {os.uname().nodename}",
+        advice=f"run `nvidia-smi` there; {LEAVE_OUT}",
+        exit_code=ExitCode.RETRYABLE,
+    )
+
+
+def view_of(data: dict[str, object]) -> GpuView:
+    """From JSON, where tuples are lists."""
+    return GpuView(**{name: _as_tuple(value) for name, value in data.items()})  # type: ignore[arg-type]
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(_as_tuple(part) for part in value) if isinstance(value, list) else value
+
+
+def seen_here() -> GpuView:
+    """What this very process sees; it speaks to the driver."""
+    driver_cuda, capabilities, problem = _ask_driver()
+    return GpuView(
+        driver=_driver_version(),
+        devices=tuple(sorted(str(file) for file in Path("/dev").glob("nvidia[0-9]*"))),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        container=os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER"),
+        torch_cuda=_cuda_of_torch(),
+        problem=problem,
+        driver_cuda=driver_cuda,
+        capabilities=capabilities,
+    )
+
+
+def _driver_version() -> str | None:
+    """The version, as in ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...``."""
+    if not DRIVER_FILE.exists():
+        return None
+    match = re.search(r"\b\d{3}\.[\d.]+\b", DRIVER_FILE.read_text())
+    return match[0] if match else "of unknown version"
+
+
+def _cuda_of_torch() -> str | None:
+    """As its module ``version`` says; importing torch for that would take seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    match = re.search(r"^cuda\b.*=\s*'([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
+    return match[1] if match else None
+
+
+class DriverError(Exception):
+    """A call to the driver's library failed."""
+
+
+def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[int, int], ...], str | None]:
+    """CUDA version of the driver, compute capability of each usable GPU, and what went wrong."""
+    version = None
+    try:
+        library = ctypes.CDLL(DRIVER_LIBRARY)
+    except OSError:
+        return None, (), NO_LIBRARY
+    try:
+        number = _asked(library, "cuDriverGetVersion")  # 12080 for 12.8
+        version = (number // 1000, number % 1000 // 10)
+        _call(library, "cuInit", 0)
+        devices = range(_asked(library, "cuDeviceGetCount"))
+        return version, tuple(_capability(library, device) for device in devices), None
+    except DriverError as error:
+        return version, (), str(error)
+
+
+def _capability(library: ctypes.CDLL, device: int) -> tuple[int, int]:
+    major, minor = (_asked(library, "cuDeviceGetAttribute", number, device) for number in (_MAJOR, _MINOR))
+    return major, minor
+
+
+def _asked(library: ctypes.CDLL, function: str, *arguments: int) -> int:
+    """The number that a function of the library writes to where its first argument points."""
+    answer = ctypes.c_int()
+    _call(library, function, ctypes.byref(answer), *arguments)
+    return answer.value
+
+
+def _call(library: ctypes.CDLL, function: str, *arguments: object) -> None:
+    code = getattr(library, function)(*arguments)
+    if code:
+        raise DriverError(f"{function} failed with error {code}")
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(seen_here())))
