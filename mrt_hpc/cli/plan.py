@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.cli.submit import asked_limits, doubts
+from mrt_hpc.launch.containers import with_models_bound
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
@@ -79,7 +80,7 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
     if not isinstance(site, SlurmSite):
         raise UserError("this machine is no Slurm cluster, so there are no sbatch texts", advice="add --site SITE")
     layout = RunLayout(run_path(recipe.name, run))
-    for name, text in sbatch_texts(compile_plan(recipe, site), site, layout):
+    for name, text in sbatch_texts(compile_plan(recipe, site), with_models_bound(site, recipe), layout):
         print(f"# ---- {name}\n{text}")
 
 

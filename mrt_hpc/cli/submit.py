@@ -11,6 +11,7 @@ import click
 
 from mrt_hpc.cli.display import Display
 from mrt_hpc.cli.options import run_path
+from mrt_hpc.launch.containers import with_models_bound
 from mrt_hpc.launch.create import create_or_open, is_renewed, renew
 from mrt_hpc.launch.ledger import claimed, current_ids, current_submissions, record_submission
 from mrt_hpc.launch.local import run_plan
@@ -248,7 +249,15 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
             forget_failures(layout, job.name, again)
         known = {name: awaited_as(job, name in partly) for name, job in queued.items()}
         try:
-            submit(jobs, site, layout, known_ids=known, record=record, satisfied=satisfied, lost_tasks=partly)
+            submit(
+                jobs,
+                with_models_bound(site, recipe),
+                layout,
+                known_ids=known,
+                record=record,
+                satisfied=satisfied,
+                lost_tasks=partly,
+            )
         except UserError as error:
             raise half_way(error, new, [job.name for job in jobs if job.name not in {*known, *dict(new)}]) from error
     click.echo(f"{len(new)} job(s) submitted, {len(queued)} queued before, {len(satisfied)} done")

@@ -27,6 +27,17 @@ SIGNAL_BEFORE_LIMIT_S = 90
 LAST_WORD = Path(__file__).with_name("last_word.sh")
 MOST_AWAITED = 100
 """Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
+CACHES = {
+    "XDG_CACHE_HOME": "other",
+    "VLLM_CACHE_ROOT": "vllm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""What is compiled on a node is kept there, not in the home directory, where quotas are small and nodes wait for each
+other: the variables that say where, unless they are set already, and the folders below that of the caches."""
 LATE_S = 5
 """Between a task's last look at its time and the moment in which Slurm takes note of its end, at most."""
 
@@ -149,10 +160,29 @@ def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     """The shell words that start Python in a task, in the container where the site has one.
 
     The signal that announces a time limit or a preemption would kill a Python that is still importing. It is therefore
-    ignored until submitit listens. The folder for temporary files is made here, as each node of a task has its own.
+    ignored until submitit listens. The folders for temporary files and for caches are made here, as each node of a task
+    has its own; a container sees them.
     """
-    start = ["bash", "-c", 'trap "" USR2; mkdir -p "${TMPDIR:-/tmp}" && exec "$0" "$@"']
-    return shlex.join([*start, *_python(job, site, layout)])
+    lines = ['trap "" USR2', *_folder_lines(), *(_bind_lines() if site.container else ()), 'exec "$0" "$@"']
+    return shlex.join(["bash", "-c", "; ".join(lines), *_python(job, site, layout)])
+
+
+def _folder_lines() -> list[str]:
+    """Shell lines that make this node's folders. Nobody else may own the caches: what they hold is run."""
+    exports = [f'{name}="${{{name}:-$caches/{folder}}}"' for name, folder in CACHES.items()]
+    return [
+        'mkdir -p "${TMPDIR:-/tmp}" || exit 1',
+        'caches="${TMPDIR:-/tmp}/mrt-hpc-caches-$(id -u)"',
+        'mkdir -p -m 700 "$caches" && [ -O "$caches" ] || { echo "$caches belongs to another user" >&2; exit 1; }',
+        f"export {' '.join(exports)}",
+    ]
+
+
+def _bind_lines() -> list[str]:
+    """Shell lines that let Apptainer, or Singularity, see a folder whose name only the node knows."""
+    names = ("APPTAINER_BIND", "SINGULARITY_BIND")
+    binds = [f'{name}="${{{name}:+${name},}}$TMPDIR"' for name in names]
+    return [f'if [ -n "${{TMPDIR:-}}" ]; then export {" ".join(binds)}; fi']
 
 
 def _python(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:

@@ -46,7 +46,8 @@ class Container(Section):
     executable: Line = "apptainer"
     """The command, as found on the compute nodes."""
     binds: tuple[Line, ...] = ()
-    """More folders to bind, as in ``source:target``."""
+    """More folders to bind, as in ``source:target``; the run directory, models and TMPDIR are bound anyway.
+    """
     python: Line = "python3"
     """Python in the container that has mrt-hpc installed."""
 
@@ -113,7 +114,8 @@ class SlurmSite(Section):
     container: Container | None = None
     """Apptainer image; null runs on the node itself."""
     scratch: Line | None = None
-    """Node-local folder for sockets and caches; null is the node's TMPDIR."""
+    """Node-local folder for sockets, temporary files and what vLLM, Triton and torch compile; null is the node's own.
+    """
     max_array_size: Positive = 1001
     """The cluster's MaxArraySize (``scontrol show config``); the largest array index is one less."""
     max_submit_jobs: Positive | None = None

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from slurm_plans import job, plan
 
+from mrt_hpc.launch.containers import with_models_bound
 from mrt_hpc.launch.slurm import sbatch_texts, submit
 from mrt_hpc.launch.slurm_environment import SlurmTask
 from mrt_hpc.launch.slurm_queue import queue_states
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import Container, GpuRequest, Partitions, SlurmSite
 from mrt_hpc.run.layout import RunLayout
 
@@ -169,3 +171,51 @@ def test_ranks_come_from_slurms_variables() -> None:
     assert SlurmTask.from_environment({}) is None
     with pytest.raises(UserError, match="SLURM_PROCID"):
         SlurmTask.from_environment({"SLURM_JOB_ID": "1", "SLURM_PROCID": "x"})
+
+
+def started(text: str, environment: dict[str, str], program: str) -> str:
+    """What a task's start line runs, with a program in place of Python or Apptainer."""
+    words = shlex.split(text.split("\nsrun ")[1])
+    bash = words.index("bash")
+    assert words[bash + 1] == "-c"
+    command = ["bash", "-c", words[bash + 2], "bash", "-c", program]
+    environment = {"PATH": os.environ["PATH"], **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_is_compiled_is_kept_on_the_node_and_not_in_the_home_directory(tmp_path: Path) -> None:
+    environment = {"HOME": "/home/me", "TMPDIR": str(tmp_path / "mine"), "TRITON_CACHE_DIR": "/shared/triton"}
+    names = ["VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH"]
+    shown = started(text_of(job("a")), environment, "; ".join(f"echo ${name}" for name in ["TRITON_CACHE_DIR", *names]))
+    first, *others = shown.split()
+    assert first == "/shared/triton", "what the site or the user says has the last word"
+    assert len(others) == len(names)
+    for folder in others:
+        assert Path(folder).is_relative_to(tmp_path / "mine")
+    (caches,) = (tmp_path / "mine").iterdir()
+    assert caches.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_container_sees_the_folder_for_temporary_files(tmp_path: Path) -> None:
+    text = text_of(job("a"), SITE.model_copy(update={"container": Container(image="/i.sif")}))
+    bound = started(
+        text, {"TMPDIR": str(tmp_path), "APPTAINER_BIND": "/site"}, "echo $APPTAINER_BIND $SINGULARITY_BIND"
+    )
+    assert bound.split() == [f"/site,{tmp_path}", str(tmp_path)]
+    assert started(text, {}, "echo $APPTAINER_BIND").strip() == ""
+
+
+def test_a_container_sees_every_model_of_the_recipe(tmp_path: Path) -> None:
+    blobs, snapshot, prover = tmp_path / "blobs", tmp_path / "snapshot", tmp_path / "prover"
+    for folder in (blobs, snapshot, prover):
+        folder.mkdir()
+    (blobs / "weights").write_text("")
+    (snapshot / "model.safetensors").symlink_to(blobs / "weights")
+    changes = (f"model={{type: hugging_face, path: {snapshot}}}", f"prover.model={prover}")
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "mrt_online.yaml", changes)
+    container = Container(image="/i.sif", binds=("/shared:/data", str(prover)))
+    site = with_models_bound(SITE.model_copy(update={"container": container}), recipe)
+    assert site.container is not None
+    assert site.container.binds == ("/shared:/data", str(prover), str(blobs), str(snapshot))
+    assert f"--bind {snapshot}" in text_of(job("a"), site)
+    assert with_models_bound(SITE, recipe) == SITE
