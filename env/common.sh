@@ -8,6 +8,8 @@ fail() { echo "[mrt-hpc] error: $*" >&2; exit 1; }
 . env/system.sh
 
 ensure_venv() {
+  [ ! -x "$VENV/bin/python" ] || is_locked_for "$VENV/bin/python" ||
+    fail "$VENV has Python $(python_version "$VENV/bin/python"), and the locks are made for $PYTHONS; remove it, or name another: MRT_HPC_VENV=DIR env/setup"
   [ -x "$VENV/bin/uv" ] && return
   local python; python=$(find_python) || fail "no Python of the versions $PYTHONS was found; $WITHOUT_ROOT"
   [ -x "$VENV/bin/python" ] || { step "making $VENV with $python"; "$python" -m venv "$VENV"; }

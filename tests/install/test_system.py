@@ -209,3 +209,11 @@ def test_another_c_library_or_processor_is_refused(system: System) -> None:
     (system.programs / "uname").unlink()
     system.program("uname", "echo aarch64")
     assert "this machine is aarch64" in system.setup("need_machine").stderr
+
+
+def test_an_environment_of_another_python_is_not_taken_for_one_of_ours(system: System) -> None:
+    system.old_python()
+    python = system.root / "old" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(system.system_python)
+    assert "old has Python 3.9" in system.setup(f"VENV={system.root}/old; ensure_venv").stderr
