@@ -228,11 +228,13 @@ class Training(Section):
     learning_rate: PositiveFloat
     """Peak learning rate of AdamW."""
     warmup_ratio: Share = 0.1
-    """Share of all optimiser steps over which the learning rate rises from 0."""
+    """Share of all optimiser steps over which the learning rate rises linearly to its peak; the first step has a rate
+    above 0.
+    """
     schedule: Literal["cosine", "constant"] = "cosine"
     """Course of the learning rate after the warm-up."""
     minimum_ratio: Share = 0.0
-    """Where the cosine ends, as a share of the peak."""
+    """Where the cosine ends, as a share of the peak; it ends one optimiser step beyond the last, which still learns."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """AdamW's decoupled weight decay."""
     betas: tuple[Share, Share] = (0.9, 0.999)

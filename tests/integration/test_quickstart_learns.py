@@ -12,6 +12,7 @@ import pytest
 from mrt_hpc.analysis.model import EvaluationSummary
 from mrt_hpc.analysis.statistics import paired_difference
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -37,6 +38,12 @@ def test_accuracy_rises_clear_of_chance(evaluations: tuple[EvaluationSummary, Ev
 def test_the_traces_stay_sound(evaluations: tuple[EvaluationSummary, EvaluationSummary], share: str) -> None:
     first, trained = evaluations
     assert trained.quality[share] >= first.quality[share] - 0.05
+
+
+def test_the_last_iteration_teaches(quickstart: RunLayout) -> None:
+    last = read_recipe_lock(quickstart.recipe_lock).schedule.iterations
+    before, after = (read_manifest(quickstart.weights_version(version)).digest for version in (last - 1, last))
+    assert before != after
 
 
 def test_the_report_shows_it(quickstart: RunLayout) -> None:
