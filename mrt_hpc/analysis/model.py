@@ -164,7 +164,9 @@ class IterationMetrics(Record):
     """Mean ratio of the sampled tokens' probabilities, the trainer's over the server's: 1 when they agree."""
     mismatch_max: float | None = None
     trainer: dict[str, float] = {}
-    """Whatever else the trainer measured."""
+    """What else the trainer measured, by the names of :class:`mrt_hpc.training.statistics.UpdateStats`. Older files
+    repeat ``loss`` and others here, and hold a ``truncated_share`` of importance weights.
+    """
 
 
 def few_answers(share: float | None, where: str) -> str | None:

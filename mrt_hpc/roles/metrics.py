@@ -62,8 +62,10 @@ class Timeline:
 def iteration_metrics(
     iteration: int, lesson: Lesson, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
-    """Everything measured in one iteration."""
+    """Everything measured in one iteration; what the trainer measured is told once, by field or under ``trainer``."""
     measured = rollout_measures(iteration, lesson.batch, quality) if lesson.batch is not None else {}
+    update: dict[str, Any] = stats.as_dict()
+    named = update.keys() & IterationMetrics.model_fields.keys()
     return IterationMetrics(
         iteration=iteration,
         tokens_per_rollout=float(np.mean([len(s.token_ids) for s in lesson.sequences])),
@@ -72,15 +74,8 @@ def iteration_metrics(
         batch=lesson.digest,
         trained_branches=sum(branch.has_signal for branch in lesson.branches),
         dropped_branches=lesson.dropped_branches,
-        loss=stats.loss,
-        grad_norm=stats.grad_norm,
-        learning_rate=stats.learning_rate,
-        entropy=stats.entropy,
-        kl_reference=stats.kl_reference,
-        clip_fraction=stats.clip_fraction,
-        mismatch_mean=stats.mismatch_mean,
-        mismatch_max=stats.mismatch_max,
-        trainer=stats.as_dict(),
+        trainer={name: value for name, value in update.items() if name not in named},
+        **{name: update[name] for name in named},
         **measured,
     )
 

@@ -83,11 +83,9 @@ def run(task: Task) -> None:
 
 def trainer_settings(recipe: Recipe) -> TrainerSettings:
     """The engine's settings: the recipe's training section and what it needs of the others."""
-    role_only = {"checkpoint_every", "keep_checkpoints", "keep_weights", "weights_dtype"}
-    fields = recipe.training.model_dump(exclude=role_only)
     learns_rollouts = recipe.algorithm.samples_rollouts
     return TrainerSettings(
-        **fields,
+        recipe.training,
         total_steps=recipe.schedule.iterations * recipe.training.optimizer_steps_per_iteration,
         # Given samples were not drawn from the policy, so no temperature was applied to them.
         temperature=recipe.sampling.temperature if learns_rollouts else 1.0,

@@ -95,8 +95,8 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
             "step": trainer.step,
             "optimizer_steps": trained.optimizer_steps,
             "world_size": trainer.ranks.world_size,
-            "zero_stage": trainer.settings.zero_stage,
-            "precision": trainer.settings.precision.value,
+            "zero_stage": trainer.settings.training.zero_stage,
+            "precision": trainer.settings.training.precision.value,
             "cursor": cursor,
             "generators": told,
         }

@@ -15,6 +15,7 @@ import torch
 from torch.utils import deterministic
 
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import generators
 from mrt_hpc.training.accelerator import deepspeed, device
@@ -23,7 +24,7 @@ from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.packing import pack, padded_tokens, split_by_group
 from mrt_hpc.training.policy import Policy, load_policy, logit_chunks
-from mrt_hpc.training.settings import Objective, Precision, TrainerSettings
+from mrt_hpc.training.settings import Objective, TrainerSettings
 from mrt_hpc.training.statistics import Stopwatch, Tally, UpdateStats
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ class TrainerEngine:
         self.reference = reference
         self.step = 0
         """Optimiser steps taken since the start of the run."""
-        self._loss_settings = LossSettings(
-            settings.clip_low, settings.clip_high, settings.importance_cap, settings.kl_coefficient
-        )
+        self._loss_settings = LossSettings.of(settings.training)
 
     @property
     def policy(self) -> Policy:
@@ -101,9 +100,11 @@ class TrainerEngine:
         Sequences without any advantage count in the divisor but are not computed, unless the KL term gives them a
         gradient.
         """
-        computed = [s for s in sequences if s.trained_tokens and (s.has_signal or self.settings.kl_coefficient > 0)]
+        computed = [
+            s for s in sequences if s.trained_tokens and (s.has_signal or self.settings.training.kl_coefficient > 0)
+        ]
         widths = [s.width for s in computed]
-        plan = pack(widths, self.ranks.world_size, self.settings.max_tokens_per_micro_batch)
+        plan = pack(widths, self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch)
         plan = plan or [((),) * self.ranks.world_size]
         positions = sum(padded_tokens(widths, indices) for step in plan for indices in step)
         return MiniBatch(
@@ -152,12 +153,11 @@ class TrainerEngine:
 
     def learning_rate(self, step: int) -> float:
         """The schedule at one optimiser step."""
-        s = self.settings
-        return learning_rate(step, s.total_steps, s.learning_rate, s.warmup_ratio, s.schedule, s.minimum_ratio)
+        return learning_rate(step, self.settings.total_steps, self.settings.training)
 
     def _mini_batches(self, batch: Sequence[TrainingSequence]) -> list[MiniBatch]:
         parts = split_by_group(
-            [s.group for s in batch], [s.width for s in batch], self.settings.optimizer_steps_per_iteration
+            [s.group for s in batch], [s.width for s in batch], self.settings.training.optimizer_steps_per_iteration
         )
         prepared = (self.prepare([batch[i] for i in part]) for part in parts)
         return [m for m in prepared if m.trained_tokens]
@@ -222,7 +222,7 @@ class TrainerEngine:
             mismatch_mean=sums["mismatch"] / computed,
             mismatch_max=mismatch_max,
             mismatch_kl=sums["mismatch_kl"] / computed,
-            truncated_share=sums["truncated"] / computed,
+            importance_capped_share=sums["capped"] / computed,
             tokens=sum(m.trained_tokens for m in mini_batches),
             computed_tokens=int(sums["tokens"]),
             positions=positions,
@@ -234,7 +234,7 @@ class TrainerEngine:
             seconds_forward=clock.seconds["forward"],
             seconds_backward=clock.seconds["backward"],
             seconds_step=clock.seconds["step"],
-            seconds=time.perf_counter() - started,
+            seconds_update=time.perf_counter() - started,
         )
 
 
@@ -250,38 +250,42 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
     Raises:
         UserError: no usable model, or a KL term without a reference.
     """
-    if settings.kl_coefficient > 0 and reference_dir is None:
+    if settings.training.kl_coefficient > 0 and reference_dir is None:
         raise UserError(
-            "a KL term needs a reference model", value=settings.kl_coefficient, where="training.kl_coefficient"
+            "a KL term needs a reference model", value=settings.training.kl_coefficient, where="training.kl_coefficient"
         )
     _seed(settings, ranks)
-    policy = load_policy(model_dir, settings.temperature, settings.precision, settings.gradient_checkpointing)
+    policy = load_policy(
+        model_dir, settings.temperature, settings.training.precision, settings.training.gradient_checkpointing
+    )
     engine, *_ = deepspeed.initialize(
         model=policy,
-        optimizer=lambda groups: torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True),
-        model_parameters=_parameter_groups(policy, settings.weight_decay),
+        optimizer=lambda groups: torch.optim.AdamW(
+            groups, lr=settings.training.learning_rate, betas=settings.training.betas, fused=True
+        ),
+        model_parameters=_parameter_groups(policy, settings.training.weight_decay),
         config=deepspeed_config(settings, sum(p.numel() for p in policy.parameters())),
         dist_init_required=False,
     )
     engine.train()
-    reference = _reference(settings, reference_dir) if settings.kl_coefficient > 0 and reference_dir else None
+    reference = _reference(settings, reference_dir) if settings.training.kl_coefficient > 0 and reference_dir else None
     return TrainerEngine(engine, settings, model_dir, ranks, reference)
 
 
 def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, Any]:
     """DeepSpeed's configuration for a model of so many parameters; how many micro-batches a step has is left open."""
-    bf16 = settings.precision is Precision.BF16
+    bf16 = settings.training.precision is Precision.BF16
     bucket = min(LARGEST_BUCKET, parameters + parameters % 2)  # ZeRO 1 and 2 want an even number
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": settings.gradient_clip,
+        "gradient_clipping": settings.training.gradient_clip,
         "bf16": {"enabled": bf16},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
-            "stage": max(1, settings.zero_stage) if bf16 else settings.zero_stage,
+            "stage": max(1, settings.training.zero_stage) if bf16 else settings.training.zero_stage,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
             "stage3_param_persistence_threshold": min(100_000, parameters // 100),
@@ -308,5 +312,5 @@ def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any
 
 
 def _reference(settings: TrainerSettings, directory: Path) -> Policy:
-    policy = load_policy(directory, settings.temperature, settings.precision)
+    policy = load_policy(directory, settings.temperature, settings.training.precision)
     return policy.requires_grad_(False).eval().to(device())

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from mrt_hpc.training.settings import Schedule
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Training
 
 
-def learning_rate(
-    step: int, total_steps: int, peak: float, warmup_ratio: float, schedule: Schedule, minimum_ratio: float = 0.0
-) -> float:
+def learning_rate(step: int, total_steps: int, training: Training) -> float:
     """The rate of optimiser step ``step`` (0-based).
 
     Rises linearly over the first ``warmup_ratio`` of the steps, its first value already above 0, then follows
-    ``schedule`` down to ``minimum_ratio * peak`` one step beyond the last: each step has a rate above 0 and teaches
-    something. From there on it stays.
+    ``schedule``: the cosine begins at the peak and reaches ``minimum_ratio`` of it one step beyond the last, where it
+    stays. A step at the end of a cosine that falls to 0 would leave the weights as they are, and its rollouts unused.
     """
-    warmup_steps = math.ceil(warmup_ratio * total_steps)
+    warmup_steps = math.ceil(training.warmup_ratio * total_steps)
     if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    if schedule is Schedule.CONSTANT:
-        return peak
-    decay_steps = max(1, total_steps - warmup_steps)
-    progress = min(1.0, (step - warmup_steps) / decay_steps)
-    return peak * (minimum_ratio + (1.0 - minimum_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+        return training.learning_rate * (step + 1) / warmup_steps
+    if training.schedule == "constant":
+        return training.learning_rate
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return training.learning_rate * (training.minimum_ratio + (1.0 - training.minimum_ratio) * share)

@@ -15,12 +15,16 @@ pi_ref - log pi: never negative, and unbiased for tokens sampled from pi.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Training
+
 SUMS = (
     "tokens", "objective", "nll", "entropy", "kl_reference", "kl_old", "clipped", "mismatch", "mismatch_kl",
-    "truncated",
+    "capped",
 )  # fmt: skip
 """Names of the token sums kept beside the loss, in order."""
 
@@ -31,12 +35,17 @@ LARGEST_LOG_WEIGHT = 20.0
 
 @dataclass(frozen=True)
 class LossSettings:
-    """The part of the trainer's settings that the policy loss needs."""
+    """The part of the recipe's ``training`` section that the policy loss needs."""
 
     clip_low: float
     clip_high: float
     importance_cap: float
     kl_coefficient: float
+
+    @staticmethod
+    def of(training: Training) -> LossSettings:
+        """Those of a recipe's section."""
+        return LossSettings(training.clip_low, training.clip_high, training.importance_cap, training.kl_coefficient)
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ def policy_loss(
                 clipped=(clipped * advantages < ratio * advantages).float(),
                 mismatch=mismatch,
                 mismatch_kl=k3(behaviour_logprobs, old_logprobs),
-                truncated=(mismatch > settings.importance_cap).float(),
+                capped=(mismatch > settings.importance_cap).float(),
             ),
             mismatch.max() if mismatch.numel() else torch.zeros((), device=mismatch.device),
         )

@@ -24,8 +24,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.training.accelerator import device
-from mrt_hpc.training.settings import Precision
 
 if TYPE_CHECKING:
     from pathlib import Path

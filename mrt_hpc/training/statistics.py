@@ -42,8 +42,8 @@ class UpdateStats:
     mismatch_max: float
     mismatch_kl: float
     """KL from the behaviour policy to pi_old (k3)."""
-    truncated_share: float
-    """Share of tokens whose importance weight was truncated."""
+    importance_capped_share: float
+    """Share of tokens whose importance weight was above its cap. (A truncated rollout is another thing.)"""
     tokens: int
     """Trained tokens of the batch: what the loss is divided by, summed over optimiser steps."""
     computed_tokens: int
@@ -61,11 +61,11 @@ class UpdateStats:
     seconds_forward: float
     seconds_backward: float
     seconds_step: float
-    seconds: float
+    seconds_update: float
     """Of this rank; the whole update."""
 
     def as_dict(self) -> dict[str, float | int]:
-        """For JSON and metrics."""
+        """By name; no name stands for another thing in ``IterationMetrics``."""
         return asdict(self)
 
 

@@ -51,7 +51,7 @@ def plain(folder: Path, optimizer_steps: int) -> dict[str, Any]:
     """The same by the plain trainer: gradients of batch 0, then updates on batches 0, 1 and 2."""
     chosen = settings(optimizer_steps_per_iteration=optimizer_steps)
     trainer = PlainTrainer(folder / "model", chosen)
-    rates = (learning_rate(k, 10, chosen.learning_rate, 0.0, chosen.schedule) for k in range(10))
+    rates = (learning_rate(k, 10, chosen.training) for k in range(10))
     batch = random_batch(0)
     loss, gradients = trainer.gradients(batch, trainer.old_logprobs(batch))
     norm = trainer.apply(next(rates))
@@ -88,7 +88,7 @@ def test_updates_are_those_of_the_plain_trainer(folder: Path, world_size: int, v
     """Clipping, learning rate, weight decay and, with two steps, ratios to the policy before the iteration."""
     actual, expected = measured(folder, world_size, variant), plain(folder, int(variant.split(":")[3]))
     assert actual["norm"] == pytest.approx(expected["norm"], rel=1e-5)
-    assert actual["norm"] > settings().gradient_clip  # so that clipping did something
+    assert actual["norm"] > settings().training.gradient_clip  # so that clipping did something
     for update, (loss, norm) in zip(actual["updates"], expected["updates"], strict=True):
         assert update["loss"] == pytest.approx(loss, abs=TOLERANCE)
         assert update["grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -114,7 +114,7 @@ def test_the_difference_between_engine_and_trainer_is_told(folder: Path, world_s
     trainer = PlainTrainer(folder / "model", settings())
     old = trainer.old_logprobs(random_batch(0))
     trainer.gradients(random_batch(0), old)
-    trainer.apply(settings().learning_rate)
+    trainer.apply(settings().training.learning_rate)
     computed = [(s, o) for s, o in zip(batch, trainer.old_logprobs(batch), strict=True) if s.has_signal]
     ratios = torch.cat(
         [(o - torch.from_numpy(s.behaviour_logprobs))[torch.from_numpy(s.mask)].exp() for s, o in computed]
@@ -122,5 +122,5 @@ def test_the_difference_between_engine_and_trainer_is_told(folder: Path, world_s
     update = measured(folder, world_size, "2:40:fp32:1:-")["updates"][0]
     assert update["mismatch_mean"] == pytest.approx(float(ratios.mean()), rel=1e-3)
     assert update["mismatch_max"] == pytest.approx(float(ratios.max()), rel=1e-3)
-    assert update["truncated_share"] == pytest.approx(float((ratios > 1.5).float().mean()), abs=1e-6)
+    assert update["importance_capped_share"] == pytest.approx(float((ratios > 1.5).float().mean()), abs=1e-6)
     assert update["computed_tokens"] == len(ratios) < update["tokens"] == sum(s.trained_tokens for s in batch)

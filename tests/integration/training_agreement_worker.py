@@ -9,10 +9,10 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from training_support import VOCABULARY, end_at_once, random_batch, settings
 
+from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.training import policy
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.settings import Precision
 from mrt_hpc.training.statistics import Tally
 
 
@@ -30,7 +30,7 @@ def measure(trainer: TrainerEngine) -> dict[str, object]:
     norm = trainer.apply()
     updates = [trainer.update(random_batch(seed)).as_dict() for seed in (1, 2)]
     weights = {
-        n: (p.detach() if trainer.settings.zero_stage == 0 else safe_get_full_fp32_param(p)).float().clone()
+        n: (p.detach() if trainer.settings.training.zero_stage == 0 else safe_get_full_fp32_param(p)).float().clone()
         for n, p in named(trainer)
     }
     return {"loss": loss, "gradients": gradients, "norm": norm, "updates": updates, "weights": weights}

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from training_support import end_at_once, random_batch, settings
 
+from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint, export
 from mrt_hpc.training.engine import build
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.settings import Precision
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 

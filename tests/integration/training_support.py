@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from mrt_hpc.recipe.schema import Precision, Training
 from mrt_hpc.training.batch import TrainingSequence
 from mrt_hpc.training.rendezvous import leave
-from mrt_hpc.training.settings import Objective, Precision, Schedule, TrainerSettings
+from mrt_hpc.training.settings import Objective, TrainerSettings
 
 VOCABULARY = 48
 
@@ -63,22 +64,21 @@ def random_batch(seed: int = 0, sequences: int = 13, behaviour_noise: float = 0.
     return batch
 
 
-def settings(**changes: object) -> TrainerSettings:
-    """Settings of the tests: 32 bits, a rate that moves the weights, clips that bite."""
+def settings(objective: Objective = Objective.POLICY_GRADIENT, **changes: object) -> TrainerSettings:
+    """Settings of the tests, with changes of the recipe's section: 32 bits, a rate that moves the weights, clips that
+    bite.
+    """
     defaults: dict[str, object] = {
-        "total_steps": 10,
-        "temperature": 0.8,
         "learning_rate": 1e-2,
         "warmup_ratio": 0.0,
-        "schedule": Schedule.COSINE,
         "gradient_clip": 0.5,
         "importance_cap": 1.5,
         "precision": Precision.FP32,
         "zero_stage": 0,
         "max_tokens_per_micro_batch": 128,
-        "objective": Objective.POLICY_GRADIENT,
+        "gradient_checkpointing": False,
     }
-    return TrainerSettings(**(defaults | changes))  # type: ignore[arg-type]
+    return TrainerSettings(Training(**(defaults | changes)), total_steps=10, temperature=0.8, objective=objective)  # type: ignore[arg-type]
 
 
 def plain_logprobs(model: torch.nn.Module, s: TrainingSequence, temperature: float) -> torch.Tensor:
@@ -97,9 +97,11 @@ def plain_loss(
         logprobs = plain_logprobs(model, s, chosen.temperature)
         for t in np.flatnonzero(s.mask):
             advantage = float(s.advantages[t])
-            weight = min(float((old_logprobs[t] - float(s.behaviour_logprobs[t])).exp()), chosen.importance_cap)
+            weight = min(
+                float((old_logprobs[t] - float(s.behaviour_logprobs[t])).exp()), chosen.training.importance_cap
+            )
             ratio = (logprobs[t] - old_logprobs[t]).exp()
-            clipped = ratio.clamp(1 - chosen.clip_low, 1 + chosen.clip_high)
+            clipped = ratio.clamp(1 - chosen.training.clip_low, 1 + chosen.training.clip_high)
             total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
             tokens += 1
     return total / tokens
@@ -114,10 +116,10 @@ class PlainTrainer:
         named = list(self.model.named_parameters())
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": [p for _, p in named if p.ndim > 1], "weight_decay": chosen.weight_decay},
+                {"params": [p for _, p in named if p.ndim > 1], "weight_decay": chosen.training.weight_decay},
                 {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
             ],
-            betas=chosen.betas,
+            betas=chosen.training.betas,
         )
 
     def old_logprobs(self, batch: list[TrainingSequence]) -> list[torch.Tensor]:
@@ -138,7 +140,7 @@ class PlainTrainer:
         """Clip, step, and give the norm before clipping."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.gradient_clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.training.gradient_clip)
         self.optimizer.step()
         return float(norm)
 

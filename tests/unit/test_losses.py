@@ -54,7 +54,7 @@ def test_importance_weights_are_truncated_and_told_untruncated(weight: float, us
     assert gradient == pytest.approx(-3.0 * used, rel=1e-6)
     assert named(loss)["mismatch"] == pytest.approx(weight, rel=1e-6)
     assert loss.largest_mismatch.item() == pytest.approx(weight, rel=1e-6)
-    assert named(loss)["truncated"] == (weight > 2.0)
+    assert named(loss)["capped"] == (weight > 2.0)
 
 
 def test_weight_times_ratio_is_the_ratio_to_the_behaviour_policy() -> None:

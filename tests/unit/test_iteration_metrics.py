@@ -1,0 +1,61 @@
+"""What the trainer tells of an iteration: each figure once, under one name."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, get_type_hints
+
+import numpy as np
+
+from mrt_hpc.analysis.model import IterationMetrics, Phase
+from mrt_hpc.recipe.schema import Training
+from mrt_hpc.roles.intake import Lesson
+from mrt_hpc.roles.metrics import Timeline, iteration_metrics
+from mrt_hpc.training.batch import TrainingSequence
+from mrt_hpc.training.settings import TrainerSettings
+from mrt_hpc.training.statistics import UpdateStats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUMBERS = {name: number for number, name in enumerate(f.name for f in fields(UpdateStats))}
+STATS = UpdateStats(**NUMBERS)  # type: ignore[arg-type]
+SEQUENCE = TrainingSequence(
+    [1], [2, 3], np.ones(2, np.float32), np.zeros(2, np.float32), np.ones(2, dtype=bool), group="0"
+)
+
+
+def told() -> IterationMetrics:
+    """Of an iteration that learnt one given sample."""
+    return iteration_metrics(3, Lesson([SEQUENCE], "digest"), STATS, Timeline(), {})
+
+
+def test_each_figure_of_the_update_is_told_once() -> None:
+    metrics = told()
+    assert not metrics.trainer.keys() & IterationMetrics.model_fields.keys()
+    named = metrics.model_dump(include=NUMBERS.keys() - metrics.trainer.keys())
+    assert named | metrics.trainer == NUMBERS
+    assert {"loss", "grad_norm", "learning_rate", "entropy", "clip_fraction"} <= named.keys()
+
+
+def test_a_share_of_truncated_rollouts_is_no_share_of_importance_weights() -> None:
+    assert "truncated_share" not in NUMBERS
+    capped = iteration_metrics(0, Lesson([SEQUENCE], "d"), replace(STATS, importance_capped_share=0.5), Timeline(), {})
+    assert capped.truncated_share is None
+    assert capped.trainer["importance_capped_share"] == 0.5
+
+
+def test_the_seconds_are_those_of_the_phases() -> None:
+    assert set(told().seconds) == set(Phase)
+
+
+def test_metrics_that_repeat_figures_are_still_read(tmp_path: Path) -> None:
+    older = told().model_dump(mode="json")
+    older["trainer"] |= {"loss": 1.0, "seconds": 2.0, "truncated_share": 0.25}
+    path = tmp_path / "metrics.json"
+    path.write_text(IterationMetrics.model_validate(older, strict=False).model_dump_json())
+    assert IterationMetrics.read(path).trainer["truncated_share"] == 0.25
+
+
+def test_the_trainer_has_no_second_list_of_the_recipes_fields() -> None:
+    assert not get_type_hints(TrainerSettings, localns={"Training": Training}).keys() & Training.model_fields.keys()
