@@ -261,6 +261,11 @@ class Training(Section):
     """Number format of the published weights versions."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass to save memory."""
+    deterministic: bool | None = None
+    """Use only kernels that give the same bits each time, so that a resumed run repeats an unbroken one; an operation
+    that has no such kernel is then an error. null: on for CPU, where it costs nothing, and off on GPU, where the
+    backward passes of attention and of the embedding become slower and cuBLAS keeps a workspace of its own.
+    """
     checkpoint_every: Positive = 1
     """Iterations between two checkpoints: what a lost trainer may have to compute again."""
     keep_checkpoints: Positive = 2

@@ -25,6 +25,7 @@ from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.training import checkpoint, rendezvous
+from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import Objective, TrainerSettings
@@ -65,6 +66,7 @@ def run(task: Task) -> None:
         UserError: inference failed, or does not run and the nodes are given back.
         Stopped: the task was told to leave, and has saved its state.
     """
+    choose_kernels(task.recipe.training.deterministic)
     ranks = Ranks(task.rank, task.world_size, task.local_rank)
     limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
     rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)

@@ -11,12 +11,16 @@ import logging
 import os
 
 import torch
+from torch.utils import deterministic as torch_deterministic
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
 import deepspeed.ops
+
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""Two values of it make cuBLAS deterministic: :4096:8 (24 MiB a stream and faster) and :16:8."""
 
 deepspeed.ops.__compatible_ops__ = {}  # read at one place only, before that operation is built
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -32,10 +36,28 @@ def backend() -> str:
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
+def choose_kernels(deterministic: bool | None) -> None:
+    """Use only deterministic kernels, or the fastest; before this process first uses its device.
+
+    cuBLAS reads its variable when it starts on a device. Where the environment has set it, it stays: torch names a
+    value that is of no use in the error of the first matrix product.
+
+    Args:
+        deterministic: an operation without a deterministic kernel is then an error; None: on CPU only.
+    """
+    wanted = device().type == "cpu" if deterministic is None else deterministic
+    if wanted:
+        os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.deterministic = wanted
+    torch.backends.cudnn.benchmark = False  # lengths change all the time: a search for each would never pay
+    torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads such memory
+
+
 def synchronize() -> None:
     """Wait for the device, so that a clock read next tells the truth."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
-__all__ = ["backend", "deepspeed", "device", "synchronize"]
+__all__ = ["backend", "choose_kernels", "deepspeed", "device", "synchronize"]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import deterministic
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import Precision
@@ -239,7 +238,8 @@ class TrainerEngine:
 
 
 def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_dir: Path | None = None) -> TrainerEngine:
-    """Start a trainer from a Hugging Face directory; collective, after ``rendezvous.join``.
+    """Start a trainer from a Hugging Face directory; collective, after ``rendezvous.join`` (and, before that,
+    ``accelerator.choose_kernels``).
 
     Args:
         settings: of the run.
@@ -296,10 +296,8 @@ def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, An
 
 
 def _seed(settings: TrainerSettings, ranks: Ranks) -> None:
-    """Seed every generator of this rank, and choose deterministic kernels where there are any."""
+    """Seed every generator of this rank."""
     generators.seed(derive_seed(settings.seed, "trainer", ranks.rank))
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, and nothing here reads such memory
 
 
 def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any]]:

@@ -42,9 +42,11 @@ def one_rank() -> Iterator[Ranks]:
     """This process as a trainer of one rank: once for all modules, as DeepSpeed joins no second group."""
     import torch  # tests of other kinds need not load it
 
+    from mrt_hpc.training.accelerator import choose_kernels
     from mrt_hpc.training.rendezvous import Ranks, join, leave
 
     torch.set_num_threads(1)
+    choose_kernels(None)
     join(Ranks(), timeout_s=60)
     yield Ranks()
     leave()

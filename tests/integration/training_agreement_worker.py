@@ -11,6 +11,7 @@ from training_support import VOCABULARY, end_at_once, random_batch, settings
 
 from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.training import policy
+from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.statistics import Tally
@@ -46,6 +47,7 @@ def main() -> None:
     model, output, *variants = sys.argv[4:]
     torch.set_num_threads(1)
     ranks = Ranks(rank, world_size, rank)
+    choose_kernels(None)
     join(ranks, Path(sys.argv[3]), timeout_s=120)
     for variant in variants:
         stage, tokens, precision, steps, options = variant.split(":")

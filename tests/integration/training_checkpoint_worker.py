@@ -17,6 +17,7 @@ from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint, export
+from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import build
 from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.trained_state import KEYS, TrainedState
@@ -74,6 +75,7 @@ def main() -> None:
     model, run, jobs = Path(sys.argv[4]), Path(sys.argv[5]), json.loads(sys.argv[6])
     torch.set_num_threads(1)
     ranks = Ranks(rank, world_size, rank)
+    choose_kernels(None)
     join(ranks, Path(sys.argv[3]), timeout_s=120)
     for job in jobs:
         seen = do(job, model, run, ranks)

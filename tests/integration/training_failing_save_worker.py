@@ -16,6 +16,7 @@ from training_support import end_at_once, random_batch, settings
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint
+from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import build
 from mrt_hpc.training.rendezvous import Ranks, join
 
@@ -90,6 +91,7 @@ def main() -> None:
     model, run, stage = Path(sys.argv[4]), Path(sys.argv[5]), int(sys.argv[6])
     torch.set_num_threads(1)
     ranks, layout = Ranks(rank, world_size, rank), RunLayout(run)
+    choose_kernels(None)
     join(ranks, Path(sys.argv[3]), timeout_s=40)
     checkpoint.FILE_BYTES = SMALL_FILES
     trainer = build(settings(zero_stage=stage), model, ranks)
