@@ -27,7 +27,7 @@ from mrt_hpc.training.settings import Objective, TrainerSettings
 from mrt_hpc.training.statistics import Stopwatch, Tally, UpdateStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mrt_hpc.training.rendezvous import Ranks
@@ -106,8 +106,9 @@ class TrainerEngine:
         plan = pack(widths, self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch)
         plan = plan or [((),) * self.ranks.world_size]
         positions = sum(padded_tokens(widths, indices) for step in plan for indices in step)
+        chunks = self._chunks(computed, plan)
         return MiniBatch(
-            [self._micro_step(computed, step) for step in plan],
+            [self._micro_step(computed, step, count) for step, count in zip(plan, chunks, strict=True)],
             sum(s.trained_tokens for s in sequences),
             positions,
             positions - sum(widths),
@@ -161,11 +162,23 @@ class TrainerEngine:
         prepared = (self.prepare([batch[i] for i in part]) for part in parts)
         return [m for m in prepared if m.trained_tokens]
 
-    def _micro_step(self, sequences: Sequence[TrainingSequence], step: Iterable[tuple[int, ...]]) -> MicroStep:
-        shares = [[sequences[i] for i in indices] for indices in step]
-        largest = max(sum(s.trained_tokens for s in share) for share in shares)
-        chunks = logit_chunks(largest, self.policy.vocabulary)
-        return MicroStep(collate(shares[self.ranks.rank]).to(device()), chunks)
+    def _micro_step(
+        self, sequences: Sequence[TrainingSequence], step: Sequence[tuple[int, ...]], chunks: int
+    ) -> MicroStep:
+        own = [sequences[i] for i in step[self.ranks.rank]]
+        return MicroStep(collate(own).to(device()), chunks)
+
+    def _chunks(self, sequences: Sequence[TrainingSequence], plan: Sequence[Sequence[tuple[int, ...]]]) -> list[int]:
+        """Pieces for the projection in each micro-step, the same on every rank.
+
+        ZeRO-3 fetches weights ahead in the order that it has seen before, and stops doing so, in silence, when the
+        order changes: there the count is that of the largest micro-batch that the recipe allows, in every micro-step.
+        """
+        largest = [max(sum(sequences[i].trained_tokens for i in share) for share in step) for step in plan]
+        if self.engine.zero_optimization_partition_weights():
+            bound = max(self.settings.training.max_tokens_per_micro_batch, *largest)
+            largest = [bound] * len(plan)
+        return [logit_chunks(tokens, self.policy.vocabulary) for tokens in largest]
 
     def _loss(self, micro_step: MicroStep, old_logprobs: torch.Tensor | None) -> TokenLoss:
         batch = micro_step.batch

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
-from training_support import plain_logprobs, random_batch, settings, tiny_model
+from training_support import VOCABULARY, plain_logprobs, random_batch, settings, tiny_model
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
-from mrt_hpc.training import export
+from mrt_hpc.training import export, policy
 from mrt_hpc.training.engine import build
 from mrt_hpc.training.rendezvous import TOKEN, Ranks, join
 from mrt_hpc.training.settings import Objective
@@ -39,6 +39,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(model: Path, ranks: Ranks, **changes: object) -> TrainerEngine:
     """A trainer of the tests' settings."""
     return build(settings(**changes), model, ranks)
+
+
+def test_partitioned_weights_are_fetched_in_one_order(
+    model: Path, one_rank: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "LOGIT_ELEMENTS", 7 * VOCABULARY)
+    trainer = make(model, one_rank, zero_stage=3, max_tokens_per_micro_batch=40)
+    invalidated = []
+    coordinator = trainer.engine.optimizer.parameter_offload.get_param_coordinator()
+    invalidate = coordinator._invalidate_trace
+    monkeypatch.setattr(coordinator, "_invalidate_trace", lambda: (invalidated.append(1), invalidate()))
+    for seed in (0, 1):
+        assert len(trainer.prepare(random_batch(seed)).micro_steps) > 2
+        assert {m.chunks for m in trainer.prepare(random_batch(seed)).micro_steps} == {6}  # 40 tokens, 7 at once
+        trainer.update(random_batch(seed))
+    assert not invalidated
+    assert coordinator.is_complete_trace()
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
