@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.run.patience import children, patiently
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 TEMPORARY_MARK = ".tmp-"
 """In the name of every unfinished file or directory: readers pass over such names."""
 SYNCS_AT_ONCE = 16
 """Files and directories of one tree that are forced to the disk side by side."""
+
+CHECKSUMS_AT_ONCE = min(8, len(os.sched_getaffinity(0)))
+"""Files of one tree that are read for their checksums side by side."""
 
 
 def is_temporary(path: Path) -> bool:
@@ -180,6 +183,18 @@ def sync_file(path: Path) -> None:
 def sync_directory(path: Path) -> None:
     """Force the names in ``path`` to the disk."""
     sync_file(path)
+
+
+def checksums(paths: Sequence[Path]) -> list[str]:
+    """[paths] SHA-256 of each file, several side by side: one thread takes in some 1.8 GB/s, less than a disk may give.
+
+    Raises:
+        OSError: of the first file, in the order of ``paths``, that cannot be read.
+    """
+    if not paths:
+        return []
+    with ThreadPoolExecutor(min(len(paths), CHECKSUMS_AT_ONCE)) as pool:
+        return list(pool.map(checksum, paths))
 
 
 def checksum(path: Path) -> str:

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import checksum, commit_directory, temporary_sibling, tree, write_json
+from mrt_hpc.run.atomic import checksums, commit_directory, temporary_sibling, tree, write_json
 from mrt_hpc.run.patience import error_number
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
 def write_manifest(directory: Path, **about: Any) -> Manifest:
     """Add a manifest of all files in ``directory``; the last thing written before its commit, which syncs it."""
     names = sorted(p.relative_to(directory).as_posix() for p in tree(directory)[1])
-    files = {n: ((directory / n).stat().st_size, checksum(directory / n)) for n in names}
+    digests = checksums([directory / n for n in names])
+    files = {n: ((directory / n).stat().st_size, digest) for n, digest in zip(names, digests, strict=True)}
     content = {"about": about, "files": files}
     write_json(directory / MANIFEST, {**content, "seal": _sha256(content)}, durable=False)
     return Manifest(files, about)
@@ -148,12 +149,19 @@ def verify(directory: Path) -> Manifest:
         DamagedError: naming the first file that is missing, cut short or changed.
     """
     manifest = read_manifest(directory)
-    for name, (size, digest) in manifest.files.items():
-        file = directory / name
-        if not file.is_file() or file.stat().st_size != size or checksum(file) != digest:
-            raise DamagedError(
-                "file differs from the manifest: it is damaged or was changed",
-                where=file,
-                expected=f"{size} bytes, SHA-256 {digest}",
-            )
+    files = [directory / name for name in manifest.files]
+    for file, (size, digest) in zip(files, manifest.files.values(), strict=True):
+        if not file.is_file() or file.stat().st_size != size:
+            raise _differs(file, size, digest)
+    for file, (size, digest), found in zip(files, manifest.files.values(), checksums(files), strict=True):
+        if found != digest:
+            raise _differs(file, size, digest)
     return manifest
+
+
+def _differs(file: Path, size: int, digest: str) -> DamagedError:
+    return DamagedError(
+        "file differs from the manifest: it is damaged or was changed",
+        where=file,
+        expected=f"{size} bytes, SHA-256 {digest}",
+    )

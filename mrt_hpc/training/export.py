@@ -24,7 +24,8 @@ T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPANIONS = {".json", ".jinja", ".txt", ".model", ".py"}
 """Suffixes of the small files that belong to a model: tokenizer, chat template, generation defaults, own code."""
-SHARD_SIZE = "5GB"
+SHARD_SIZE = "1GB"
+"""Of one file of weights, so that the checksums of a large model are computed side by side."""
 
 
 def publish(trainer: TrainerEngine, commit: Callable[[Callable[[Path], None]], T], dtype: str) -> T:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run import patience
+from mrt_hpc.run import atomic, patience
 from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, replacing, temporary_sibling, write_json
 from mrt_hpc.run.events import EventKind, EventLog, read_events
 from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
@@ -350,3 +352,20 @@ def test_a_damaged_state_of_a_task_is_an_error_with_advice(tmp_path: Path, conte
     task_file(layout, "j", 0).write_text(content)
     with pytest.raises(UserError, match="cannot be read"):
         read_task(layout, "j", 0)
+
+
+def test_checksums_are_computed_side_by_side_and_told_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / str(n) for n in range(5)]
+    for number, file in enumerate(files):
+        file.write_bytes(bytes([number]) * 1000)
+    both, one = threading.Barrier(2, timeout=10), atomic.checksum
+
+    def meet(path: Path) -> str:
+        if path in files[:2]:
+            both.wait()  # breaks unless two files are read at a time
+        return one(path)
+
+    monkeypatch.setattr(atomic, "CHECKSUMS_AT_ONCE", 2)
+    monkeypatch.setattr(atomic, "checksum", meet)
+    assert atomic.checksums(files) == [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    assert atomic.checksums([]) == []
