@@ -143,9 +143,15 @@ def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | 
 
 def trained_rate(iterations: Sequence[IterationMetrics], ranks: int) -> float | None:
     """Tokens per second of one rank while it updates, padding counted as the model computes it; None if unknown."""
-    timed = [(m.trainer["positions"], m.trainer["seconds"]) for m in iterations if m.trainer.get("seconds")]
+    told = [(m.trainer.get("positions"), _update_seconds(m)) for m in iterations]
+    timed = [(positions, seconds) for positions, seconds in told if positions and seconds]
     seconds = sum(seconds for _, seconds in timed)
     return sum(positions for positions, _ in timed) / seconds / ranks if seconds else None
+
+
+def _update_seconds(metrics: IterationMetrics) -> float | None:
+    """Older files name them ``seconds``."""
+    return metrics.trainer.get("seconds_update", metrics.trainer.get("seconds"))
 
 
 def collected_tokens(layout: RunLayout) -> int:

@@ -121,10 +121,12 @@ def test_the_rates_that_a_run_measured_by_hand() -> None:
     """2,000 tokens in 4 s on 2 tasks; 3,000 positions in 5 s on 3 ranks; an iteration without times tells nothing."""
     timed = IterationMetrics(
         iteration=0, tokens_per_rollout=1, generated_tokens=2000, sampling_seconds=4.0,
-        trainer={"positions": 3000, "seconds": 5.0},
+        trainer={"positions": 3000, "seconds_update": 5.0},
     )  # fmt: skip
     untimed = IterationMetrics(iteration=1, tokens_per_rollout=1, generated_tokens=99)
     assert sampled_rate([timed, untimed], tasks=2) == pytest.approx(250.0)
     assert trained_rate([timed, untimed], ranks=3) == pytest.approx(200.0)
     assert sampled_rate([untimed], tasks=2) is None
     assert trained_rate([untimed], ranks=3) is None
+    older = timed.model_copy(update={"trainer": {"positions": 3000, "seconds": 5.0}})
+    assert trained_rate([older], ranks=3) == pytest.approx(200.0)
