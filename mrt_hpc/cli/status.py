@@ -15,7 +15,7 @@ from rich.table import Table
 from mrt_hpc.analysis.model import few_answers
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
 from mrt_hpc.launch.ledger import current_ids, current_submissions, local_process, process_elsewhere
-from mrt_hpc.launch.progress import progress, remarks, task_records
+from mrt_hpc.launch.progress import progress, reason, remarks, task_records
 from mrt_hpc.launch.slurm_queue import cancel, queue_states, unrecorded_jobs
 from mrt_hpc.plan.model import Plan, read_plan
 from mrt_hpc.recipe.errors import UserError
@@ -69,7 +69,7 @@ def print_status(run: Path) -> None:
         colour = "red" if record.state is TaskState.FAILED else "yellow"
         tries = f", {record.failures} failure(s)" if record.failures else ""
         console.print(f"[{colour}]{record.state}:[/] {job.name} task {index}{tries}", highlight=False)
-        console.print(record.message, markup=False, highlight=False)
+        console.print(reason(record), markup=False, highlight=False)
     if now.report:
         console.print(f"report: {layout.report}", highlight=False, soft_wrap=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import dataclass, field
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 import click
@@ -15,7 +16,7 @@ from mrt_hpc.launch.containers import with_models_bound
 from mrt_hpc.launch.create import create_or_open, is_renewed, renew
 from mrt_hpc.launch.ledger import claimed, current_ids, current_submissions, record_submission
 from mrt_hpc.launch.local import run_plan
-from mrt_hpc.launch.progress import failures, task_records
+from mrt_hpc.launch.progress import failures, reason, task_records
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slots import machine_slots
 from mrt_hpc.plan.compile import compile_plan
@@ -200,9 +201,8 @@ def failed(plan: Plan, layout: RunLayout) -> UserError:
     if not broken:
         return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.root}")
     job, index, record = broken[0]
-    reason = record.message.strip().partition("\n")[0]
     return UserError(
-        f"{len(broken)} task(s) failed, first task {index} of {job.name}: {reason}",
+        f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
         where=layout.logs,
         advice=f"mrt-hpc logs {layout.root} {job.role}; the same submit command goes on where the run stopped",
         exit_code=ExitCode.RETRYABLE,

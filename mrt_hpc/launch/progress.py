@@ -81,5 +81,19 @@ def remarks(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
 
 
 def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks that have failed for good."""
-    return [remark for remark in remarks(plan, layout) if remark[2].state is TaskState.FAILED]
+    """The tasks that have failed for good: those that failed by themselves before those that failed because another
+    had, and the first in time before later ones.
+    """
+    broken = [remark for remark in remarks(plan, layout) if remark[2].state is TaskState.FAILED]
+    names = {job.name for job, _, _ in broken}
+    return sorted(broken, key=lambda remark: (not names.isdisjoint(remark[2].awaited), remark[2].time))
+
+
+def reason(record: TaskRecord) -> str:
+    """Why a task did not come to its end, whole; of a traceback, which older runs recorded, the error at its end."""
+    message = record.message.strip()
+    if not message.startswith("Traceback "):
+        return message
+    lines = message.splitlines()
+    last_frame = max(n for n, line in enumerate(lines) if line.startswith((" ", "Traceback ")))
+    return "\n".join(lines[last_frame + 1 :]) or message

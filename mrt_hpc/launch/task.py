@@ -26,7 +26,7 @@ from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.notice import GaveBack, Stopped
-from mrt_hpc.roles.peers import PeersAwayError
+from mrt_hpc.roles.peers import PeersAwayError, PeersFailedError
 from mrt_hpc.roles.task import Task
 from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
 from mrt_hpc.run.heartbeats import Heart, Observer
@@ -131,7 +131,9 @@ def record_after(task: Task, error: BaseException | None, running: TaskRecord) -
     if isinstance(error, Stopped | KeyboardInterrupt) and not isinstance(error, GaveBack):
         return replace(unfailed, state=TaskState.STOPPED)
     message, exit_code = _explained(task, error)
-    return running.failed(message, exit_code, task.recipe.resilience.retries, progressed=progressed)
+    awaited = error.awaited if isinstance(error, PeersFailedError) else ()
+    failed = running.failed(message, exit_code, task.recipe.resilience.retries, progressed=progressed)
+    return replace(failed, awaited=awaited)
 
 
 def _progressed(task: Task) -> bool:
@@ -152,7 +154,18 @@ def _explained(task: Task, error: BaseException) -> tuple[str, ExitCode]:
         return f"the time limit came before anything was finished\n  next:     raise {limit}", ExitCode.RETRYABLE
     if isinstance(error, UserError):
         return error.message(), error.exit_code
-    return "".join(traceback.format_exception(error, limit=-3)), ExitCode.RETRYABLE
+    return _unexpected(task, error).message(), ExitCode.RETRYABLE
+
+
+def _unexpected(task: Task, error: BaseException) -> UserError:
+    """An error that nothing in the package explains: its type and message, and where it was raised; the log has the
+    whole traceback.
+    """
+    what = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
+    advice = f"mrt-hpc logs {task.layout.root} {task.job.role} shows the log with the whole traceback"
+    return UserError(what, where=where, advice=advice)
 
 
 def _say_started(task: Task) -> None:

@@ -54,6 +54,21 @@ class PeersAwayError(UserError):
         """Names of their jobs."""
 
 
+class PeersFailedError(UserError):
+    """All peers that this task waits for have failed: a consequence, of which their own words tell the cause.
+
+    Args:
+        reason: what is being waited for.
+        peers: those waited for.
+        advice: the next command to type.
+    """
+
+    def __init__(self, reason: str, peers: Peers, advice: str) -> None:
+        super().__init__(f"no use to wait for {reason}: {peers.names} has failed", advice=advice)
+        self.awaited = tuple(job.name for job in peers.jobs)
+        """Names of their jobs."""
+
+
 @dataclass(frozen=True)
 class Peers:
     """All tasks of some jobs."""
@@ -121,7 +136,7 @@ class Vigil:
     def _give_up(self, lives: set[Life], waited_s: float) -> None:
         status = f"mrt-hpc status {self.peers.layout.root}"
         if lives == {Life.FAILED}:
-            raise UserError(f"no use to wait for {self.reason}: {self.peers.names} has failed", advice=status)
+            raise PeersFailedError(self.reason, self.peers, status)
         if lives <= {Life.DONE, Life.FAILED} and waited_s > self.limits.heartbeat_limit_s:
             raise UserError(
                 f"no use to wait for {self.reason}: {self.peers.names} has ended",

@@ -56,7 +56,8 @@ class TaskRecord:
     time: float = 0.0
     """Seconds since the epoch, by the writer's clock."""
     awaited: tuple[str, ...] = ()
-    """Of one that gave its nodes back: the jobs of which one has to run before it can go on."""
+    """Of one that gave its nodes back: the jobs of which one has to run before it can go on. Of one that failed: the
+    jobs whose failure was the cause."""
 
     def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
         """The record after one more failure: to be run again if that may help and has not been tried too often.
