@@ -20,7 +20,7 @@ from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
     from mrt_hpc.inference.client import Completion
     from mrt_hpc.inference.tokens import TokenBytes
@@ -99,7 +99,7 @@ class RolloutSampler:
     """Traces being sampled at once: enough to fill the server and no more than it can hold, so that the branches find
     their prefix in its cache. A group may begin with a part of its traces: its others follow as others end."""
 
-    async def sample(self, groups: Iterable[PromptedGroup]) -> AsyncIterator[ValuedTrace]:
+    async def sample(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[ValuedTrace, None]:
         """Every trace of every group, each as soon as the prover is through with it, in no particular order.
 
         Args:
@@ -117,6 +117,7 @@ class RolloutSampler:
             await work
         finally:
             work.cancel()
+            await asyncio.wait([work])  # until all that it has started has ended
 
     async def _sample_all(self, groups: Iterable[PromptedGroup], done: asyncio.Queue[ValuedTrace | None]) -> None:
         room = asyncio.Semaphore(self.concurrency)

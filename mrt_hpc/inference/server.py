@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-STOP_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 2.0
+"""For a server to end when it is asked to, before its processes are killed. It has nothing to save, and waits for its
+clients; whoever owns it may have been told to leave."""
+KILLED_DEADLINE_S = 20.0
+"""For the kernel to end processes that were killed: it frees their memory first."""
 RECOVERY_DEADLINE_S = 60.0
 """A server that runs but does not answer is given up after this."""
 CONTROL_TIMEOUT_S = 60.0
@@ -122,6 +126,7 @@ class VllmServer:
     """How often it was started."""
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _model_dir: Path = field(init=False, repr=False)
+    _closed: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
     _directory: Path = field(init=False, repr=False)
 
@@ -163,10 +168,12 @@ class VllmServer:
         """
 
         def look() -> None:
+            self._raise_if_closed()
             self._raise_if_dead()
             if check is not None:
                 check()
 
+        self._raise_if_closed()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.socket.unlink(missing_ok=True)
         with self.log.open("ab") as log:
@@ -260,7 +267,8 @@ class VllmServer:
         return totals
 
     def close(self) -> None:
-        """End the process and all its children, and remove the socket."""
+        """End the process and all its children, and remove the socket; no thread starts it again."""
+        self._closed.set()
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -277,7 +285,7 @@ class VllmServer:
     def _recovers(self) -> bool:
         """Whether it is well after all: it may only be busy."""
         end = time.monotonic() + RECOVERY_DEADLINE_S
-        while self._running() and time.monotonic() < end:
+        while self._running() and not self._closed.is_set() and time.monotonic() < end:
             if (status := self._health()) is not None:
                 return status == httpx.codes.OK
             time.sleep(_LOOK_EVERY_S)
@@ -292,6 +300,10 @@ class VllmServer:
 
     def _running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def _raise_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise UserError("the vLLM server was closed", where=self.log, exit_code=ExitCode.RETRYABLE)
 
     def _raise_if_dead(self) -> None:
         if not self._running():
@@ -317,7 +329,7 @@ class VllmServer:
             _wait_at_most(patience_s, lambda: _has_ended(process.pid))
             os.killpg(process.pid, signal.SIGKILL)  # its number is still its own, since nobody has reaped it
             process.wait()
-        _wait_at_most(STOP_DEADLINE_S, lambda: _group_is_empty(process.pid))
+        _wait_at_most(KILLED_DEADLINE_S, lambda: _group_is_empty(process.pid))
 
     def _control(
         self, path: str, *, method: str = "POST", timeout: float = CONTROL_TIMEOUT_S, **arguments: Any

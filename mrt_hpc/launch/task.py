@@ -77,6 +77,7 @@ def attempt(task: Task, role: RoleFunction) -> None:
         BaseException: what the role raised.
     """
     _say_started(task)
+    task.notice.record = lambda ending: _record(task, ending)
     try:
         _without_exits(role, task)
     except BaseException as error:
@@ -178,15 +179,21 @@ def _say_started(task: Task) -> None:
 
 
 def _say_ended(task: Task, error: BaseException | None) -> None:
-    """The first word of an attempt stands: a rank that fails because another has failed adds nothing."""
+    where = {"job": task.job.name, "task": task.index, "rank": task.rank}
+    task.events.emit(EventKind.TASK_ENDED, **where, outcome=_record(task, error).state.value)
+
+
+def _record(task: Task, error: BaseException | None) -> TaskRecord:
+    """Write down how an attempt ends, and return it. The first word of an attempt stands: a rank that fails because
+    another has failed adds nothing.
+    """
     before = read_task(task.layout, task.job.name, task.index)
     after = record_after(task, error, before)
-    where = {"job": task.job.name, "task": task.index, "rank": task.rank}
-    task.events.emit(EventKind.TASK_ENDED, **where, outcome=after.state.value)
     mine = before.attempt == task.attempt and before.state is TaskState.RUNNING
     failed = after.state in (TaskState.FAILED, TaskState.RETRYING)
     if mine and (task.rank == 0 or failed):
         task.patiently(lambda: write_task(task.layout, task.job.name, task.index, after), "the state of the task")
+    return after
 
 
 def _heart(task: Task) -> AbstractContextManager[object]:

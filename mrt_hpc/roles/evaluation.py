@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from mrt_hpc.mrt.regret import ValuedTrace, regret_by_problem
 from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.roles.graded import Asking, GroupGatherer, TraceGrader, graded_in_order, sampled_group
+from mrt_hpc.roles.notice import run_until_told
 from mrt_hpc.roles.parts import Parts, merged
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import Mu, ProverMaker, longest_question, shares_seeds
@@ -189,7 +191,7 @@ class UnitEvaluation:
         common = shares_seeds(recipe.evaluation.prover)
         with grader_pool(self.task) as pool, running_server(self.task, weights, length, common_seeds=common) as server:
             finisher = _PartFinisher(parts, self.unit, positions)
-            asyncio.run(self._sample(groups, server, pool, policy, maker, finisher))
+            run_until_told(self.task.notice, self._sample(groups, server, pool, policy, maker, finisher))
 
     def _prover_maker(self, policy: Mu) -> ProverMaker | None:
         wanted = self.task.recipe.evaluation.prover
@@ -212,8 +214,8 @@ class UnitEvaluation:
             sampler = RolloutSampler(client, policy.tokens, self._plan, valuer, concurrency)
             gatherer = GroupGatherer(grader, self.benchmark.samples)
             try:
-                async with asyncio.TaskGroup() as committing:
-                    async for trace in sampler.sample(groups):
+                async with aclosing(sampler.sample(groups)) as traces, asyncio.TaskGroup() as committing:
+                    async for trace in traces:
                         if group := gatherer.add(trace):
                             committing.create_task(finisher.commit(group))
             except ExceptionGroup as failures:

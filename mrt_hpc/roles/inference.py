@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.model import Role
 from mrt_hpc.roles.graded import Asking, GroupGatherer, TraceGrader, graded_in_order, sampled_group
 from mrt_hpc.roles.groups import positions_there
+from mrt_hpc.roles.notice import run_until_told
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import Mu, ProverMaker, asked_boundaries, longest_question, shares_seeds
@@ -298,7 +299,7 @@ class Worker:
     def sample(self, work: Round, equipment: Equipment) -> None:
         """Claim, sample, grade and commit."""
         clock = _Clock(waiting=work.waited_s, loading=self.loading_s)
-        count = asyncio.run(self._sample(work, equipment, clock))
+        count = run_until_told(self.task.notice, self._sample(work, equipment, clock))
         log.info("iteration %d: %d groups in %.1f s", work.iteration, count, clock.now)
 
     async def _sample(self, work: Round, equipment: Equipment, clock: _Clock) -> int:
@@ -317,8 +318,11 @@ class Worker:
             concurrency = recipe.serving.max_concurrent_sequences
             sampler = RolloutSampler(client, self.policy.tokens, plan, valuer, concurrency)
             try:
-                async with asyncio.TaskGroup() as finishing:
-                    async for trace in sampler.sample(self._claimed(work, starts, finish)):
+                async with (
+                    aclosing(sampler.sample(self._claimed(work, starts, finish))) as traces,
+                    asyncio.TaskGroup() as finishing,
+                ):
+                    async for trace in traces:
                         if group := gatherer.add(trace):
                             finishing.create_task(finish.commit(group))
             except ExceptionGroup as failures:

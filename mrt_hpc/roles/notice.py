@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrt_hpc.recipe.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
+
+T = TypeVar("T")
 
 
 class Stopped(SystemExit):
@@ -33,11 +36,16 @@ class Notice:
 
     _ending: Stopped | None = field(default=None, init=False)
     _safe_points_only: bool = field(default=False, init=False)
+    _cancel: Callable[[], object] | None = field(default=None, init=False)
     _waiting: bool = field(default=False, init=False)
     leaving: bool = field(default=False, init=False)
     """Whether it was raised: what unwinds is not unwound anew."""
     found_waiting: bool = field(default=False, init=False)
     """Whether the task was waiting for its peers when the notice came."""
+    record: Callable[[Stopped], object] | None = None
+    """Writes down how the task ends. A role whose unwinding takes seconds has that done first (see :meth:`announce`):
+    a task that is killed meanwhile has said what becomes of it.
+    """
 
     @property
     def given(self) -> bool:
@@ -52,15 +60,22 @@ class Notice:
             True when the role leaves by itself, at its next safe point; False when it is leaving already.
 
         Raises:
-            Stopped: ``ending``, when it has asked for no safe point.
+            Stopped: ``ending``, when it has asked for no safe point, and is in no event loop.
         """
         if self.leaving:
             return False
         self._ending = ending
         self.found_waiting = self._waiting
+        if self._cancel is not None:
+            return self._have_cancelled(self._cancel)
         if not self._safe_points_only:
             self.leave_if_given()
         return True
+
+    def _have_cancelled(self, cancel: Callable[[], object]) -> bool:
+        self.leaving = True
+        cancel()
+        return False
 
     def force(self) -> None:
         """There is no more time for a safe point.
@@ -89,6 +104,29 @@ class Notice:
         finally:
             self._safe_points_only = False
 
+    @contextmanager
+    def cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """Within the block a notice calls ``cancel`` and raises nothing."""
+        self._cancel = cancel
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+    def announce(self) -> None:
+        """Write down how the task ends, if it was told to leave, before it has unwound."""
+        if self._ending is not None and self.record is not None:
+            self.record(self._ending)
+
+    def raise_if_leaving(self) -> None:
+        """For what a notice has cancelled.
+
+        Raises:
+            Stopped: what the notice said.
+        """
+        if self._ending is not None and self.leaving:
+            raise self._ending
+
     def leave_if_given(self) -> None:
         """A safe point.
 
@@ -98,3 +136,32 @@ class Notice:
         if self._ending is not None and not self.leaving:
             self.leaving = True
             raise self._ending
+
+
+def run_until_told(notice: Notice, work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in an event loop of its own; a notice to leave cancels it, with all that it has started.
+
+    An exception that a signal's handler raises would break out of the loop and leave its tasks pending.
+
+    Raises:
+        Stopped: what the notice said.
+    """
+    try:
+        result = asyncio.run(_cancelled_by(notice, work))
+    except asyncio.CancelledError:
+        notice.raise_if_leaving()
+        raise
+    notice.raise_if_leaving()  # where the cancellation came when all was done
+    return result
+
+
+async def _cancelled_by(notice: Notice, work: Coroutine[Any, Any, T]) -> T:
+    cancel = asyncio.current_task(loop := asyncio.get_running_loop()).cancel  # type: ignore[union-attr]
+    with notice.cancelling(
+        lambda: loop.call_soon_threadsafe(cancel)
+    ):  # from a signal's handler: it wakes the loop, too
+        try:
+            return await work
+        except asyncio.CancelledError:
+            notice.announce()
+            raise

@@ -153,6 +153,8 @@ async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationC
             yield client
         finally:
             watch.cancel()
+            if task.notice.leaving:
+                server.close()  # what waits for its answers in a thread of the loop waits no longer
             await _ended(watch)
 
 

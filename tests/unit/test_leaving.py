@@ -1,0 +1,126 @@
+"""A task that is told to leave in the midst of its requests: all that it has started ends, soon and without noise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.roles.notice import GaveBack, Notice, Stopped, run_until_told
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOON_S = 8.0
+DEAF = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "300"])
+print(child.pid, flush=True)
+signal.pause()
+"""
+BUSY = """
+import asyncio, logging, os, signal, sys
+from types import SimpleNamespace
+from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
+from mrt_hpc.launch.signals import heed_signals
+from mrt_hpc.roles import notice as notices
+
+class NeverDone:
+    def __init__(self):
+        self.asked = 0
+    async def stream(self, requests):
+        self.asked += 1
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(asyncio.sleep(300))
+            if self.asked == 4:
+                os.kill(os.getpid(), signal.SIGUSR2)
+        yield None
+
+async def sample():
+    group = SimpleNamespace(starts=[])
+    sampler = RolloutSampler(NeverDone(), None, RolloutPlan(0, 0, 1))
+    async with asyncio.TaskGroup() as finishing:
+        finishing.create_task(asyncio.sleep(300))
+        async for _ in sampler.sample([group] * 4):
+            pass
+
+task = SimpleNamespace(notice=notices.Notice(), seconds_left=1000.0)
+task.notice.record = lambda ending: print("recorded", ending.why)
+heed_signals(task)
+run = getattr(notices, "run_until_told", lambda _, work: asyncio.run(work))
+try:
+    run(task.notice, sample())
+except notices.GaveBack:
+    print("left")
+"""
+
+
+def test_a_task_that_gives_its_nodes_back_leaves_no_pending_tasks_behind() -> None:
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert first.startswith("recorded gave the nodes back")
+    assert second == "left"
+
+
+@pytest.fixture
+def deaf_server(tmp_path: Path) -> Iterator[tuple[VllmServer, int]]:
+    """A server that does not heed SIGTERM, and has a child."""
+    server = VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")
+    process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with process.stdout:
+        child = int(process.stdout.readline())
+    server._process = process
+    yield server, child
+    server.close()
+
+
+def test_a_server_that_does_not_heed_the_signal_is_gone_soon_with_its_children(
+    deaf_server: tuple[VllmServer, int],
+) -> None:
+    server, child = deaf_server
+    began = time.monotonic()
+    server.close()
+    assert time.monotonic() - began < SOON_S / 2, "a task may have two servers"
+    assert not server.socket.parent.exists()
+    wait_until(lambda: not Path(f"/proc/{child}").exists() or None, reason="the child's end", deadline_s=5)
+
+
+def test_a_closed_server_is_not_started_again_by_a_thread_that_waited_for_it(
+    deaf_server: tuple[VllmServer, int],
+) -> None:
+    server, _ = deaf_server
+    server.close()
+    with pytest.raises(UserError, match="was closed"):
+        server.restart_if_dead()
+    assert server.starts == 0
+
+
+async def _told(notice: Notice, ending: Stopped) -> str:
+    assert not notice.tell(ending)
+    return "done all the same"
+
+
+def test_a_notice_that_comes_when_all_is_done_is_heeded_too() -> None:
+    with pytest.raises(GaveBack):
+        run_until_told(notice := Notice(), _told(notice, GaveBack("why")))
+    assert not notice.tell(Stopped(128 + signal.SIGTERM)), "it leaves already"
+
+
+def test_work_that_is_not_disturbed_gives_its_result() -> None:
+    async def work() -> int:
+        return os.getpid()
+
+    assert run_until_told(Notice(), work()) == os.getpid()
