@@ -16,7 +16,7 @@ from mrt_hpc.analysis.model import few_answers
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
 from mrt_hpc.launch.ledger import current_ids, current_submissions, local_process, process_elsewhere
 from mrt_hpc.launch.progress import progress, reason, remarks, task_records
-from mrt_hpc.launch.slurm_queue import cancel, queue_states, unrecorded_jobs
+from mrt_hpc.launch.slurm_queue import QueueState, cancel, queue_states, unrecorded_jobs
 from mrt_hpc.plan.model import Plan, read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.layout import RunLayout
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.model import Job
 
 PIPE_WIDTH = 160
+QUEUE_WITHIN_S = 3.5
+"""For Slurm to answer; what the run's files tell is not held back for longer."""
 
 
 def open_run(run: Path) -> tuple[RunLayout, Plan]:
@@ -49,17 +51,20 @@ def open_run(run: Path) -> tuple[RunLayout, Plan]:
 
 
 def print_status(run: Path) -> None:
-    """Print jobs, progress and failures; one squeue and one sacct at most."""
+    """Print jobs, progress and failures; one squeue and one sacct at most, and neither where Slurm does not answer."""
     layout, plan = open_run(run)
     now, sent = progress(plan, layout), current_submissions(layout)
     ids = {job: [one.slurm_id for one in parts] for job, parts in sent.items()}
-    queued = queue_states(current_ids(layout))
+    queued, unreached = _ask_queue(sorted(current_ids(layout)))
     table = Table("job", "Slurm", "tasks", "in the queue", title=str(layout.root), title_justify="left")
     for job in plan.jobs:
         mine = ids.get(job.name, [])
-        table.add_row(job.name, ", ".join(mine), _tasks(job, layout), _queue(mine, queued))
+        in_queue = unreached if mine and unreached else _queue(mine, queued)
+        table.add_row(job.name, ", ".join(mine), _tasks(job, layout), in_queue)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(table)
+    if unreached:
+        console.print(f"[yellow]Slurm's queue was {unreached}:[/] all else is from the run's files", highlight=False)
     console.print(f"{collection_text(now)}{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
     if warning := few_answers(now.answered, f"iteration {now.iterations_done - 1}"):
         console.print(f"[yellow]few answers:[/] {warning}", highlight=False)
@@ -71,7 +76,17 @@ def print_status(run: Path) -> None:
         console.print(f"[{colour}]{record.state}:[/] {job.name} task {index}{tries}", highlight=False)
         console.print(reason(record), markup=False, highlight=False)
     if now.report:
-        console.print(f"report: {layout.report}", highlight=False, soft_wrap=True)
+        age = " (older than the newest results; mrt-hpc report writes it from what is there)" if now.stale else ""
+        console.print(f"report: {layout.report}{age}", highlight=False, soft_wrap=True)
+
+
+def _ask_queue(slurm_ids: list[str]) -> tuple[dict[str, QueuedTask], str]:
+    """What the queue knows of these jobs; or nothing, and that it was not reached."""
+    try:
+        return queue_states(slurm_ids, QUEUE_WITHIN_S), ""
+    except UserError as error:
+        click.echo(f"{error.what}: {error.value}" if error.value else error.what, err=True)
+        return {}, "not reached"
 
 
 def _tasks(job: Job, layout: RunLayout) -> str:
@@ -82,8 +97,13 @@ def _tasks(job: Job, layout: RunLayout) -> str:
 def _queue(slurm_ids: list[str], queued: dict[str, QueuedTask]) -> str:
     """States of a job's tasks in Slurm, with the reason why they wait."""
     mine = [t for key, t in queued.items() if key.partition("_")[0] in slurm_ids]
-    counts = Counter(f"{t.state}" + (f" ({t.reason})" if t.reason and not t.ended else "") for t in mine)
+    counts = Counter(f"{_word(t)}" + (f" ({t.reason})" if t.reason and not t.ended else "") for t in mine)
     return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _word(task: QueuedTask) -> str:
+    """A task that Slurm has forgotten has left the queue; how it ended stands beside, from the run's files."""
+    return "no longer queued" if task.state is QueueState.UNKNOWN else str(task.state)
 
 
 def print_logs(run: Path, role: str | None, lines: int, everything: bool) -> None:

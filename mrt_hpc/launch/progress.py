@@ -12,6 +12,9 @@ from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from mrt_hpc.plan.model import Job, Plan
     from mrt_hpc.run.layout import RunLayout
 
@@ -31,6 +34,8 @@ class Progress:
     evaluations_done: int
     evaluations: int
     report: bool
+    stale: bool
+    """Whether the report is older than the newest metrics or evaluation."""
 
 
 def progress(plan: Plan, layout: RunLayout) -> Progress:
@@ -50,7 +55,23 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
         evaluations_done=sum(layout.evaluation_shard(u.version, u.benchmark, u.shard).exists() for u in units),
         evaluations=len(units),
         report=layout.report.exists(),
+        stale=_written(layout.report) < max(_results_written(plan, layout), default=0.0),
     )
+
+
+def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
+    """When each result was written that the report tells, by the filesystem's clock, as that of the report."""
+    yield from (_written(layout.metrics(iteration)) for iteration in range(plan.iterations))
+    units = {(unit.version, unit.benchmark) for job in plan.jobs for unit in job.evaluations}
+    yield from (_written(layout.evaluation_summary(*unit)) for unit in units)
+
+
+def _written(path: Path) -> float:
+    """Seconds since the epoch; 0 for what is not there."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _collects(plan: Plan) -> bool:

@@ -46,6 +46,10 @@ leave, or leaving took too long (see ``launch.signals``)."""
 _ATTEMPT = re.compile(r"(\d+)(?:_\d+)?\.(\d+)")
 ABANDONED = "abandoned"
 """The word that says: nobody whom the task waits for is in the queue."""
+STOPPED = (
+    "stopped from outside: preempted, cancelled, or interrupted by its user\n"
+    "  next:     nothing where Slurm queues it again; otherwise the same submit command goes on from there"
+)
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
 """A task that was stopped from outside is started again only by those who know that nobody meant it to stay away."""
 
@@ -74,7 +78,8 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
         progressed = has_progressed(event_file(layout.events, job, index, 0, attempt))
         record = replace(record, attempt=attempt)
         if exit_code in TOLD_TO_LEAVE and not _any_failed(layout, job, index, attempt):
-            record = replace(record, state=TaskState.STOPPED, failures=0 if progressed else record.failures)
+            failures = 0 if progressed else record.failures
+            record = replace(record, state=TaskState.STOPPED, message=STOPPED, failures=failures)
         else:
             record = record.failed(message, ExitCode.RETRYABLE, retries, progressed=progressed)
         patiently(lambda: write_task(layout, job, index, record), "the state of the task")

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.slurm_commands import SlurmRefusedError, ask_slurm
+from mrt_hpc.launch.slurm_commands import SlurmRefusedError, ask_slurm, run_slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
@@ -105,12 +105,13 @@ _SLURM_STATES = {
 _NEVER_BACK = frozenset({QueueState.COMPLETED, QueueState.FAILED, QueueState.CANCELLED, QueueState.TIMEOUT})
 
 
-def queue_states(job_ids: Iterable[str]) -> dict[str, TaskState]:
+def queue_states(job_ids: Iterable[str], within_s: float | None = None) -> dict[str, TaskState]:
     """The state of every task of these jobs, by task id, from one squeue and one sacct.
 
     Args:
         job_ids: ids as sbatch printed them. An array gives one entry a task (``1234_5``). A job that neither command
             knows gives one entry under its own id, ``UNKNOWN``: accounting may lag by seconds behind a job's end.
+        within_s: seconds after which Slurm counts as not reached; None to be patient with a controller that is busy.
 
     Raises:
         UserError: a command is missing, did not answer, or refused.
@@ -118,8 +119,9 @@ def queue_states(job_ids: Iterable[str]) -> dict[str, TaskState]:
     wanted = list(dict.fromkeys(job_ids))
     if not wanted:
         return {}
-    queued = _queued(wanted)  # first: a task that ends between the two calls is then found in one of them
-    states = _merged(_accounted(wanted), queued)
+    ask = ask_slurm if within_s is None else _hurried(within_s)
+    queued = _queued(wanted, ask)  # first: a task that ends between the two calls is then found in one of them
+    states = _merged(_accounted(wanted, ask), queued)
     found = {task_id.split("_")[0] for task_id in states}
     return states | {job: TaskState(job, QueueState.UNKNOWN) for job in wanted if job not in found}
 
@@ -187,10 +189,16 @@ def _knows_better(accounted: QueueState, queued: TaskState) -> bool:
     return queued.ended and TaskState("", accounted).ended and accounted is not QueueState.UNKNOWN
 
 
-def _queued(job_ids: list[str]) -> dict[str, TaskState]:
+def _hurried(within_s: float) -> Callable[[list[str]], str]:
+    """Asks each command once, all of them within one time."""
+    end = time.monotonic() + within_s
+    return lambda command: run_slurm(command, timeout_s=max(0.1, end - time.monotonic()))
+
+
+def _queued(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, TaskState]:
     listing = ["squeue", "--all", "--states=all", "--noheader", "--array", f"--jobs={','.join(job_ids)}"]
     try:
-        lines = ask_slurm([*listing, "--format=%i|%T|%e|%r|%N"]).splitlines()
+        lines = ask([*listing, "--format=%i|%T|%e|%r|%N"]).splitlines()
     except SlurmRefusedError as refusal:
         if _ALREADY_OVER.search(refusal.reason):
             return {}  # squeue forgets ended jobs after minutes, and then calls their ids invalid
@@ -214,11 +222,11 @@ def _queue_state(word: str, end: str) -> QueueState:
     return _state(word)
 
 
-def _accounted(job_ids: list[str]) -> dict[str, TaskState]:
+def _accounted(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, TaskState]:
     fields = "JobID,State,ExitCode,NodeList,ElapsedRaw"
     command = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}", f"--format={fields}"]
     try:
-        lines = ask_slurm(command).splitlines()
+        lines = ask(command).splitlines()
     except SlurmRefusedError as refusal:
         if "accounting storage is disabled" in refusal.reason:
             return {}  # such a cluster forgets what has ended

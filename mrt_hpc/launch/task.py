@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.gpus import require_gpus
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
+from mrt_hpc.launch.settle import STOPPED
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
@@ -130,7 +131,7 @@ def record_after(task: Task, error: BaseException | None, running: TaskRecord) -
         awaited = error.awaited if isinstance(error, PeersAwayError) else ()
         return replace(unfailed, state=TaskState.GAVE_BACK, message=error.message(), awaited=awaited)
     if isinstance(error, Stopped | KeyboardInterrupt) and not isinstance(error, GaveBack):
-        return replace(unfailed, state=TaskState.STOPPED)
+        return replace(unfailed, state=TaskState.STOPPED, message=STOPPED)
     message, exit_code = _explained(task, error)
     awaited = error.awaited if isinstance(error, PeersFailedError) else ()
     failed = running.failed(message, exit_code, task.recipe.resilience.retries, progressed=progressed)

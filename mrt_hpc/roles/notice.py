@@ -157,9 +157,7 @@ def run_until_told(notice: Notice, work: Coroutine[Any, Any, T]) -> T:
 
 async def _cancelled_by(notice: Notice, work: Coroutine[Any, Any, T]) -> T:
     cancel = asyncio.current_task(loop := asyncio.get_running_loop()).cancel  # type: ignore[union-attr]
-    with notice.cancelling(
-        lambda: loop.call_soon_threadsafe(cancel)
-    ):  # from a signal's handler: it wakes the loop, too
+    with notice.cancelling(lambda: loop.call_soon_threadsafe(cancel)):  # also wakes a loop that sleeps
         try:
             return await work
         except asyncio.CancelledError:
