@@ -11,14 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from submitit.core.utils import DelayedSubmission
 
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm_environment import slurm_task
+from mrt_hpc.launch.slurm_watch import QueueWatch
 from mrt_hpc.launch.task import RoleFunction, run_task
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.layout import RunLayout
 
 TaskFunction = Callable[[str, str, int], None]
 """``function(run directory, job name, index in the job's array)``."""
@@ -34,10 +37,20 @@ def run_plan_task(run_dir: str, job_name: str, index: int, role: RoleFunction | 
         SystemExit: the role failed in a way that it can explain; the exit code says whether running again may help.
     """
     try:
-        run_task(run_dir, job_name, index, slurm_placement(), role)
+        run_task(run_dir, job_name, index, slurm_placement(), role, queue_watch(run_dir))
     except UserError as error:
         print(error.message(), file=sys.stderr, flush=True)
         sys.exit(int(error.exit_code))
+
+
+def queue_watch(run_dir: str) -> QueueWatch:
+    """What tells this task whether the jobs that it waits for are gone.
+
+    Raises:
+        UserError: called outside Slurm.
+    """
+    task = slurm_task()
+    return QueueWatch(RunLayout(Path(run_dir)), task.array_job_id or task.job_id)
 
 
 def slurm_placement() -> Placement:

@@ -27,7 +27,7 @@ from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.notice import GaveBack, Stopped
-from mrt_hpc.roles.peers import PeersAwayError, PeersFailedError
+from mrt_hpc.roles.peers import Gone, PeersAwayError, PeersFailedError, never_gone
 from mrt_hpc.roles.task import Task
 from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
 from mrt_hpc.run.heartbeats import Heart, Observer
@@ -48,7 +48,14 @@ NEAR_LIMIT_S = 150.0
 RoleFunction = Callable[["Task"], None]
 
 
-def run_task(run_dir: str, job_name: str, index: int, placement: Placement, role: RoleFunction | None = None) -> None:
+def run_task(
+    run_dir: str,
+    job_name: str,
+    index: int,
+    placement: Placement,
+    role: RoleFunction | None = None,
+    gone: Gone = never_gone,
+) -> None:
     """Run one process of one array task to its end.
 
     Args:
@@ -57,6 +64,7 @@ def run_task(run_dir: str, job_name: str, index: int, placement: Placement, role
         index: the task's index within the job.
         placement: which rank this process is, of which attempt.
         role: does the work; None for the role that the plan names.
+        gone: whether jobs have left for good whatever would start them.
 
     Raises:
         UserError: the role failed in a way that it can explain, or gives its nodes back.
@@ -64,7 +72,7 @@ def run_task(run_dir: str, job_name: str, index: int, placement: Placement, role
     layout = RunLayout(Path(run_dir))
     if read_task(layout, job_name, index).state is TaskState.DONE:
         return
-    task = load_task(layout, job_name, index, placement)
+    task = replace(load_task(layout, job_name, index, placement), gone=gone)
     _set_up_logging(task)
     heed_signals(task)
     with _heart(task):

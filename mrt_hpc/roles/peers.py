@@ -6,6 +6,7 @@ Two sources, both files: what each task's last attempt said of itself, and wheth
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 """Between two looks at the peers during a wait."""
+
+
+Gone = Callable[[tuple[str, ...]], bool]
+"""Whether all of these jobs are known to have left whatever would start them, and will not come back; asked often."""
+
+
+def never_gone(_: tuple[str, ...]) -> bool:
+    """Where only the files of the run tell of other jobs."""
+    return False
 
 
 class Life(StrEnum):
@@ -55,16 +65,17 @@ class PeersAwayError(UserError):
 
 
 class PeersFailedError(UserError):
-    """All peers that this task waits for have failed: a consequence, of which their own words tell the cause.
+    """All peers that this task waits for have failed, or are gone: a consequence; their own words tell the cause.
 
     Args:
         reason: what is being waited for.
         peers: those waited for.
         advice: the next command to type.
+        what: has become of them.
     """
 
-    def __init__(self, reason: str, peers: Peers, advice: str) -> None:
-        super().__init__(f"no use to wait for {reason}: {peers.names} has failed", advice=advice)
+    def __init__(self, reason: str, peers: Peers, advice: str, what: str = "has failed") -> None:
+        super().__init__(f"no use to wait for {reason}: {peers.names} {what}", advice=advice)
         self.awaited = tuple(job.name for job in peers.jobs)
         """Names of their jobs."""
 
@@ -104,6 +115,7 @@ class Vigil:
     limits: Resilience
     reason: str
     """What is being waited for."""
+    gone: Gone = never_gone
     _began: float = field(default_factory=time.monotonic, init=False)
     _next_look: float = field(default=0.0, init=False)
     _nobody_since: float | None = field(default=None, init=False)
@@ -112,8 +124,8 @@ class Vigil:
         """Look at the peers.
 
         Raises:
-            UserError: all have failed, or have ended without a result; or none has run, or brought anything, for longer
-                than the recipe allows, and the task gives its nodes back.
+            UserError: all have failed, are gone, or have ended without a result; or none has run, or brought anything,
+                for longer than the recipe allows, and the task gives its nodes back.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -143,6 +155,9 @@ class Vigil:
                 advice=f"{status}, and the same submit command again",
                 exit_code=ExitCode.RETRYABLE,
             )
+        if self.gone(tuple(job.name for job in self.peers.jobs)):
+            what = "has left the queue and will not come back"
+            raise PeersFailedError(self.reason, self.peers, f"{status}, and the same submit command again", what)
         if waited_s > self.limits.wait_limit_minutes * 60:
             why = f"has not run for {waited_s / 60:.1f} minutes; no {self.reason} without it"
             raise PeersAwayError(why, self.peers)

@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from mrt_hpc.roles.notice import Notice
-from mrt_hpc.roles.peers import Peers, Vigil
+from mrt_hpc.roles.peers import Gone, Peers, Vigil, never_gone
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.lineage import set_aside
 from mrt_hpc.run.patience import patiently
@@ -56,6 +56,8 @@ class Task:
     """Of the hearts of other tasks."""
     time_left_s: float | None = None
     """Seconds to the time limit when the attempt began; None where there is no limit."""
+    gone: Gone = never_gone
+    """Tells of the jobs of other tasks what no file of the run can tell."""
     notice: Notice = field(default_factory=Notice)
     _began: float = field(default_factory=time.monotonic, init=False)
 
@@ -86,7 +88,7 @@ class Task:
 
     def vigil(self, reason: str, producers: Peers) -> Vigil:
         """The watch over those who produce what this task is about to wait for."""
-        return Vigil(producers, self.recipe.resilience, reason)
+        return Vigil(producers, self.recipe.resilience, reason, self.gone)
 
     def keep(self, vigil: Vigil, condition: Callable[[], T | None]) -> T:
         """Wait for what the segment's tasks of another role produce.
