@@ -31,9 +31,12 @@ signal.pause()
 BUSY = """
 import asyncio, logging, os, signal, sys
 from types import SimpleNamespace
+from mrt_hpc.inference.client import Settings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
+from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.roles import notice as notices
+from mrt_hpc.run.records import Problem
 
 class NeverDone:
     def __init__(self):
@@ -48,11 +51,12 @@ class NeverDone:
         yield None
 
 async def sample():
-    group = SimpleNamespace(starts=[])
+    start = Start([1], 1, Settings(max_tokens=4))
+    groups = [PromptedGroup(Problem(str(n), "", ""), [1], (start,)) for n in range(4)]
     sampler = RolloutSampler(NeverDone(), None, RolloutPlan(0, 0, 1))
     async with asyncio.TaskGroup() as finishing:
         finishing.create_task(asyncio.sleep(300))
-        async for _ in sampler.sample([group] * 4):
+        async for _ in sampler.sample(groups):
             pass
 
 task = SimpleNamespace(notice=notices.Notice(), seconds_left=1000.0)
