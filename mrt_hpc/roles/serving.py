@@ -154,6 +154,7 @@ async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationC
         finally:
             watch.cancel()
             if task.notice.leaving:
+                task.notice.announce()  # before the seconds that the server takes
                 server.close()  # what waits for its answers in a thread of the loop waits no longer
             await _ended(watch)
 
