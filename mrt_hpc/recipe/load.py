@@ -44,15 +44,32 @@ class Source:
     """Line numbers, from 1, of fields and list items."""
     overrides: dict[Location, str]
     """Fields set on the command line, with the text they came from."""
+    mend: str = ""
+    """What to do about a fault in it; empty is to edit the file."""
+    below: Location = ()
+    """Where in the file stands what is checked."""
 
     def where(self, location: Location) -> str:
         """Where a field stands, for an error: file and line, or the command-line option."""
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
                 return f"--set {self.overrides[location[:length]]}"
-            if location[:length] in self.lines:
-                return f"{self.path}, line {self.lines[location[:length]]}"
+            if (line := self.line(location[:length])) is not None:
+                return f"{self.path}, line {line}"
         return str(self.path)
+
+    def line(self, location: Location) -> int | None:
+        """The line of a field, from 1; None for one that the file does not hold."""
+        return self.lines.get((*self.below, *location))
+
+    def advice(self, location: Location) -> str:
+        """What to do about a fault in a field: about the option that has set it, the file, or both."""
+        edit = self.mend or f"edit {self.path}"
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.overrides:
+                return f"change the option --set {self.overrides[location[:length]]}"
+        options = " ".join(f"--set {text}" for text in self.overrides.values())
+        return f"{edit}, or change the options {options}" if options else edit
 
 
 def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -205,7 +222,7 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
         value=value,
         where=source.where(location),
         expected=expected,
-        advice=f"edit {source.path}",
+        advice=source.advice(location),
     )
 
 
@@ -259,8 +276,8 @@ def _child(data: Any, step: int | str) -> Any:
 
 
 def _line_of(source: Source, location: Location) -> int:
-    lines = [source.lines[location[:n]] for n in range(len(location), 0, -1) if location[:n] in source.lines]
-    return lines[0] if lines else 0
+    lines = (source.line(location[:n]) for n in range(len(location), 0, -1))
+    return next((line for line in lines if line is not None), 0)
 
 
 def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from importlib import metadata
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -29,8 +30,18 @@ def read_recipe_lock(path: Path) -> Recipe:
     """
     source = read_source(path, (), advice=f"mrt-hpc status {path.parent}")
     if not isinstance(source.data.get("recipe"), dict):
-        raise UserError("the lock holds no recipe", where=path, expected="the file that `mrt-hpc submit` wrote")
-    return validate(source, Recipe, source.data["recipe"])
+        raise UserError(
+            "the lock holds no recipe",
+            where=path,
+            expected="the file that `mrt-hpc submit` wrote",
+            advice=f"restore {path} from a backup, or submit the recipe with another --run directory",
+        )
+    mend = (
+        f"restore {path} from a backup if it was changed, or go on with the version of mrt-hpc that wrote it "
+        f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
+    )
+    found = replace(source, data=source.data["recipe"], below=("recipe",), mend=mend)
+    return validate(found, Recipe, found.data)
 
 
 def lock_text(recipe: Recipe) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import mrt_hpc
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
@@ -157,3 +158,37 @@ def test_an_option_that_sbatch_does_not_know_is_named() -> None:
 @pytest.mark.parametrize("path", sorted((RECIPES.parent / "slurm" / "sites").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_site_profile_of_the_project_is_valid(path: Path) -> None:
     assert load_site(path).name
+
+
+def advice(refused: pytest.ExceptionInfo[UserError]) -> str:
+    return str(refused.value.advice)
+
+
+def test_a_fault_in_an_option_says_to_change_the_option() -> None:
+    with pytest.raises(UserError) as refused:
+        load_recipe(RECIPES / "mrt_online.yaml", ("training.learning_rate=fast",))
+    assert advice(refused) == "change the option --set training.learning_rate=fast"
+
+
+def test_a_fault_in_the_file_says_to_edit_it_and_names_the_options_that_may_be_the_cause(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text((RECIPES / "mrt_online.yaml").read_text().replace("learning_rate: 1e-6", "learning_rate: fast"))
+    with pytest.raises(UserError) as refused:
+        load_recipe(path)
+    assert advice(refused) == f"edit {path}"
+    with pytest.raises(UserError) as refused:
+        load_recipe(RECIPES / "mrt_online.yaml", ("schedule.max_staleness=9",))
+    assert "keep_weights" in refused.value.what
+    assert advice(refused).endswith("or change the options --set schedule.max_staleness=9")
+
+
+def test_a_fault_in_a_lock_names_its_line_and_the_version_that_wrote_it(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.lock.yaml"
+    text = lock_text(load_recipe(RECIPES / "mrt_online.yaml")).replace("learning_rate: 1e-06", "learning_rate: fast")
+    path.write_text(text)
+    line = text.splitlines().index("    learning_rate: fast") + 1
+    with pytest.raises(UserError) as refused:
+        read_recipe_lock(path)
+    assert refused.value.where == f"{path}, line {line}"
+    assert "edit" not in advice(refused)
+    assert f"this is {mrt_hpc.__version__}" in advice(refused)
