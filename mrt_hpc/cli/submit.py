@@ -47,7 +47,7 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
         machine_slots(plan, site)  # refuses what can never run here, before anything is made
     else:
         refuse_beyond_cluster(plan, site)
-    layout = create_or_open(run_path(recipe.name, run), recipe, plan)
+    layout = create_or_open(run_path(recipe.name, run), recipe, plan, group_access=site.group_access)
     if isinstance(site, LocalSite):
         run_here(recipe, plan, layout, site)
     else:

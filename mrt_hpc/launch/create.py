@@ -27,6 +27,7 @@ from mrt_hpc.recipe.schema import (
     SmallWorldSamples,
     Suffixes,
 )
+from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
@@ -47,8 +48,14 @@ FREE_SECTIONS = ("resources", "resilience")
 """Of the recipe: they decide how a run is run and never what comes out, so a later submission may change them."""
 
 
-def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
+def create_or_open(root: Path, recipe: Recipe, plan: Plan, *, group_access: bool = False) -> RunLayout:
     """The run directory of a recipe: made if absent, opened if it was made from this experiment.
+
+    Args:
+        root: where it is, or will be.
+        recipe: what to run.
+        plan: how to run it.
+        group_access: whether a directory that is made here can be read by the user's group.
 
     Raises:
         UserError: the data are wrong, the directory belongs to another recipe, or it is no run directory.
@@ -57,6 +64,7 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
     if layout.recipe_lock.is_file():
         refuse_writable_by_others(layout.root)
         refuse_other_recipe(layout, recipe)
+        follow_access(layout.root)
         return layout
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(
@@ -68,12 +76,17 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan) -> RunLayout:
     temporary = temporary_sibling(layout.root)
     try:
         temporary.mkdir(mode=0o700)
+        if group_access:
+            open_to_group(temporary)
         refuse_writable_by_others(temporary)
+        follow_access(temporary)
         _fill(RunLayout(temporary), recipe, plan, data)
         mine = commit_directory(temporary, layout.root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return layout if mine else create_or_open(root, recipe, plan)  # another submission was faster
+    return (
+        layout if mine else create_or_open(root, recipe, plan, group_access=group_access)
+    )  # another submission was faster
 
 
 def refuse_writable_by_others(root: Path) -> None:

@@ -29,6 +29,7 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.peers import Gone, PeersAwayError, PeersFailedError, never_gone
 from mrt_hpc.roles.task import Task
+from mrt_hpc.run.access import follow_access
 from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
@@ -70,6 +71,7 @@ def run_task(
         UserError: the role failed in a way that it can explain, or gives its nodes back.
     """
     layout = RunLayout(Path(run_dir))
+    follow_access(layout.root)
     if read_task(layout, job_name, index).state is TaskState.DONE:
         return
     task = replace(load_task(layout, job_name, index, placement), gone=gone)

@@ -78,6 +78,10 @@ class LocalSite(Section):
     """Environment variables of every task."""
     throughput: MeasuredThroughput = MeasuredThroughput()
     """How fast processes sample and train here."""
+    group_access: bool = False
+    """Whether members of your group may read the runs that are made with this profile; they may never write, and the
+    run's secrets stay yours alone.
+    """
 
 
 class Partitions(Section):
@@ -127,6 +131,10 @@ class SlurmSite(Section):
     """Ask for memory; false where the cluster gives out whole nodes."""
     throughput: MeasuredThroughput = MeasuredThroughput()
     """How fast processes sample and train here."""
+    group_access: bool = False
+    """Whether members of your group may read the runs that are made with this profile; they may never write, and the
+    run's secrets stay yours alone.
+    """
     sbatch: dict[SbatchOption, Line] = Field(default_factory=dict)
     """More sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
 

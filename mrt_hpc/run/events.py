@@ -88,7 +88,7 @@ class EventLog:
         """Write a line; after one that a full disk has cut short, on a line of its own."""
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
         text = b"\n" + text if self._torn else text
         self._torn = os.write(self._descriptor, text) < len(text)
         if self._torn:

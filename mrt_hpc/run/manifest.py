@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.run.access import share_as_directory
 from mrt_hpc.run.atomic import checksums, commit_directory, temporary_sibling, tree, write_json
 from mrt_hpc.run.patience import error_number
 
@@ -86,6 +87,7 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
     temporary.mkdir()
     try:
         write(temporary)
+        share_as_directory(temporary)
         write_manifest(temporary, **about)
         return commit_directory(temporary, path)
     finally:
