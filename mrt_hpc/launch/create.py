@@ -84,9 +84,9 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan, *, group_access: bool
         mine = commit_directory(temporary, layout.root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return (
-        layout if mine else create_or_open(root, recipe, plan, group_access=group_access)
-    )  # another submission was faster
+    if mine:
+        return layout
+    return create_or_open(root, recipe, plan, group_access=group_access)  # another submission was faster
 
 
 def refuse_writable_by_others(root: Path) -> None:

@@ -36,7 +36,10 @@ def follow_access(root: Path) -> None:
 def share_as_directory(directory: Path) -> None:
     """Let the group read the files below a directory that it may read: safetensors takes no heed of the umask, and
     writes files for their owner alone.
+
+    A file that the group reads already is left alone: it may be a link to one that belongs to another user.
     """
     if is_open_to_group(directory):
         for file in tree(directory)[1]:
-            file.chmod(stat.S_IMODE(file.stat().st_mode) | stat.S_IRGRP)
+            if not (mode := stat.S_IMODE(file.stat().st_mode)) & stat.S_IRGRP:
+                file.chmod(mode | stat.S_IRGRP)
