@@ -8,15 +8,20 @@ DEFAULT_INSTRUCTION = "\n\nReason step by step, and put your final answer within
 """Follows the problem in the prompt."""
 
 DEFAULT_FORCED_TEXT = (
-    "\n\nTime is up. I should stop thinking and give my best answer now.\n</think>\n\n"
+    "Time is up. I should stop thinking and give my best answer now.\n</think>\n\n"
     "**Final Answer**\n\nThe final answer is"
 )
-"""Closes the thought at a boundary and starts mu's answer."""
+"""Closes the thought at a boundary and starts mu's answer. It begins without a newline: an inner prefix ends with the
+blank line before the next marker, the prompt with the newline after ``<think>``, and a whole thought with the newline
+before ``</think>``. A text that began with a blank line would put two of them behind every inner prefix.
+"""
 
 OPEN_FORCED_TEXT = (
-    "\n\nTime is up. I should stop here and give my best answer now.\n\n**Final Answer**\n\nThe final answer is"
+    "\nTime is up. I should stop here and give my best answer now.\n\n**Final Answer**\n\nThe final answer is"
 )
-"""The same for a model that writes no thinking tags."""
+"""The same for a model that writes no thinking tags. It begins with one newline: the whole thought ends inside the
+sentence that opens the box, whose words must not run into the prover's; behind an inner prefix it is a third newline.
+"""
 
 REFERENCE_MARKERS = (
     "Wait",

@@ -58,6 +58,19 @@ def test_what_of_the_forced_text_is_the_answers() -> None:
     assert answer_start("", "") == ""
 
 
+@pytest.mark.parametrize("before", ["Try 3.\n\n", "<think>\n", "So it is 8.\n"])
+def test_the_forced_text_starts_a_line_behind_every_prefix_without_a_second_blank_line(before: str) -> None:
+    """Behind an inner prefix, the prompt's end, and a whole thought."""
+    assert "\n\n\n" not in before + DEFAULT_FORCED_TEXT
+    assert "\nTime is up." in before + DEFAULT_FORCED_TEXT
+
+
+@pytest.mark.parametrize("before", ["Try 3.\n\n", "Solve it.\n", "The answer is $"])
+def test_the_forced_text_without_tags_adds_no_blank_line_and_runs_into_no_words(before: str) -> None:
+    assert "\n\n\n\n" not in before + OPEN_FORCED_TEXT
+    assert "\nTime is up." in before + OPEN_FORCED_TEXT
+
+
 def test_provers_of_a_recipe_without_tags_force_answers_without_tags() -> None:
     recipe = load_recipe(
         RECIPES / "instruct_mrt_online.yaml",
