@@ -1,8 +1,8 @@
 r"""Cutting a trace into episodes (paper, Section 5 and its appendix).
 
-The rule: the thought is cut at blank lines into paragraphs; a new episode starts at a paragraph that begins with a
-reconsideration marker ("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after the last
-boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps merge into one episode, and whatever
+The rule: the thought is split at every two newlines into paragraphs; a new episode starts at a paragraph that begins
+with a reconsideration marker ("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after
+the last boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps merge into one episode, and whatever
 lies beyond ``max_episodes`` joins the last one.
 
 Progress is credited to tokens, so a boundary must be a token boundary. A cut that falls inside a token moves to that
@@ -22,7 +22,7 @@ from mrt_hpc.recipe.prompts import REFERENCE_MARKERS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BLANK_LINES = re.compile(rb"\n[ \t]*\n\s*")
+_BLANK_LINE = re.compile(rb"\n\n")
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,14 @@ def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
 
 
 def paragraph_starts(text: bytes) -> list[int]:
-    """Byte offsets of the paragraphs after the first: where text goes on after blank lines.
+    """Byte offsets of the paragraphs after the first, as ``text.split("\\n\\n")`` makes them.
 
-    Source: paper, Section 5.
+    Four newlines have an empty paragraph between them, which counts; after three the paragraph begins with a newline; a
+    line of spaces separates nothing. An empty paragraph at the end of the text is left out.
+
+    Source: paper, Section 5, and the authors' code.
     """
-    return [m.end() for m in _BLANK_LINES.finditer(text) if m.end() < len(text)]
+    return [m.end() for m in _BLANK_LINE.finditer(text) if m.end() < len(text)]
 
 
 def merge_steps(starts: list[int], group_size: int) -> list[int]:

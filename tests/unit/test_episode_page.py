@@ -44,7 +44,7 @@ CASES = [
     # what looks like a marker and is none
     ("pppl", {}),
     ("pppq", {}),
-    ("ppp|i", {}),  # blanks before a paragraph belong to what separates it
+    ("pppi", {}),  # blanks before a paragraph belong to it
     # the next one three paragraphs after the last
     ("ppp|WWW|W", {}),
     ("ppp|Wpp|W", {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +19,25 @@ def words(text: str) -> list[bytes]:
     return [raw[i : i + 3] for i in range(0, len(raw), 3)]
 
 
-def test_paragraphs_are_separated_by_blank_lines_with_or_without_spaces() -> None:
-    assert paragraph_starts(b"a\n\nb\n \t\n\nc\nd\n\n") == [3, 9]
+@pytest.mark.parametrize(
+    "text",
+    ["a\n\nb", "a\n\n\nWait", "a\n\n\n\nWait", "a\n\n\n\n\nb\nc\n\nd", "a\n\n  Wait", "\n\na", "a"],
+)
+def test_paragraphs_are_those_of_a_split_at_two_newlines(text: str) -> None:
+    ends = [0, *paragraph_starts(text.encode())]
+    found = [text[a:b].removesuffix("\n\n") for a, b in pairwise([*ends, len(text)])]
+    assert found == text.split("\n\n")
+
+
+def test_an_empty_paragraph_counts_but_one_at_the_end_of_the_text_is_none() -> None:
+    rule = EpisodeRule(min_paragraphs=3)
+    assert episode_starts(b"a\n\n\n\nb\n\nWait", rule) == [8]
+    assert paragraph_starts(b"a\n\nb\n\n") == [3]
+
+
+@pytest.mark.parametrize("between", ["\n\n\n", "\n \n", "\n\n "])
+def test_a_marker_behind_a_newline_or_spaces_is_not_at_the_start_of_its_paragraph(between: str) -> None:
+    assert episode_starts(f"a{between}Wait".encode(), ONE) == []
 
 
 def test_a_marker_opens_an_episode_only_at_the_start_of_a_paragraph() -> None:
