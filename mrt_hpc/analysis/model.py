@@ -7,7 +7,7 @@ Owns their names, units and round trip. Leaves out how they are computed (``stat
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -99,6 +99,8 @@ class EvaluationSummary(Record):
     small world."""
     regret: dict[int, dict[str, float]] = {}
     """Normalised regret of each problem, by budget in tokens and problem id; empty where prefixes were not valued."""
+    regret_tokens: Literal["sampled", "all"] = "sampled"
+    """Which tokens ``regret`` counts: the sampled ones of the trace alone, or prompt, closing text and answer too."""
     seconds: float | None = None
     """Wall time of the evaluation."""
 

@@ -60,6 +60,8 @@ class RegretRow:
     version: int
     budget: int
     """Tokens."""
+    counted: str
+    """Which tokens count."""
     regret: float
     difference: Estimate | None
     """As in EvaluationRow; below zero is better."""
@@ -166,10 +168,12 @@ def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
             valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
             for evaluation in valued:
                 first, this = valued[0].regret[budget], evaluation.regret[budget]
-                compared = evaluation is not valued[0] and this.keys() == first.keys()
+                alike = this.keys() == first.keys() and evaluation.regret_tokens == valued[0].regret_tokens
+                compared = evaluation is not valued[0] and alike
                 change = paired_difference(first, this) if compared else None
                 mean = float(np.mean(list(this.values())))
-                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, mean, change))
+                counted = evaluation.regret_tokens
+                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, mean, change))
     return rows
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy.special import stdtrit
@@ -169,6 +169,7 @@ def summarise_evaluation(
     answered_share: float | None = None,
     quality: Mapping[str, float] | None = None,
     regret: Mapping[int, dict[str, float]] | None = None,
+    regret_tokens: Literal["sampled", "all"] = "sampled",
     seconds: float | None = None,
 ) -> EvaluationSummary:
     """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
@@ -195,6 +196,7 @@ def summarise_evaluation(
         answered_share=answered_share,
         quality=dict(quality or {}),
         regret=dict(regret or {}),
+        regret_tokens=regret_tokens,
         seconds=seconds,
     )
 

@@ -4,6 +4,9 @@ For one trace, the area under its values against its tokens from (0, 0) to a bud
 interpolation at C, or the last value held to C where the trace ends earlier; divided by C. Regret is 1 less the mean of
 that over the traces of a problem, then over problems. V_0, the value of the empty prefix, stands at token 0 as well:
 where it is known, the area begins there.
+
+The tokens of a boundary are the sampled ones before it; or, as the authors count, all that it takes to answer there:
+prompt, prefix, the prover's text and the answer.
 """
 
 from __future__ import annotations
@@ -46,12 +49,35 @@ def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], 
     return float(np.trapezoid(np.append(height[inside], last), np.append(at[inside], budget)) / budget)
 
 
+def tokens_to_answer(asked: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+    """The tokens that it takes to answer at each boundary, averaged over the branches there.
+
+    A boundary with shorter answers than the one before it counts no fewer tokens, so that the area has a base.
+
+    Args:
+        asked: [k + 1] of each boundary's branches, the tokens of prompt, prefix and the prover's text.
+        answered: [k + 1] of the same branches, the tokens sampled.
+
+    Returns:
+        [k + 1], ascending; neighbours may be equal.
+
+    Raises:
+        ValueError: a boundary without a branch.
+
+    Source: the authors' code.
+    """
+    if not all(asked):
+        raise ValueError("a boundary without a branch has no answer whose tokens could be counted")
+    means = [float(np.mean(before) + np.mean(drawn)) for before, drawn in zip(asked, answered, strict=True)]
+    return np.maximum.accumulate(np.array(means))
+
+
 @dataclass(frozen=True)
 class ValuedTrace:
     """A trace as regret sees it."""
 
     tokens: NDArray[np.float64]
-    """[k + 1] before each boundary."""
+    """[k + 1] of each boundary, ascending."""
     values: NDArray[np.float64]
     """[k + 1] V_0 .. V_k."""
 

@@ -86,6 +86,10 @@ def evaluation_fits(recipe: Recipe) -> None:
             "evaluation.prover.type",
             f"one that estimates how often stopping at once answers right, not {prover.type}: regret is made of that",
         )
+    if evaluation.regret_tokens == "all" and isinstance(prover, GoldLikelihood):
+        raise misfit(
+            "evaluation.regret_tokens", "sampled with prover gold_likelihood, which samples no answers to be counted"
+        )
     if max(evaluation.regret_budgets, default=0) > evaluation.max_tokens:
         raise misfit(
             "evaluation.regret_budgets", "no more than evaluation.max_tokens: nothing is known of longer traces"

@@ -370,6 +370,10 @@ class Evaluation(Section):
     """How the evaluated traces are cut for it: one rule where algorithms are compared; null is that of the training."""
     regret_budgets: tuple[Positive, ...] = (4096, 8192, 12288, 16384)
     """Tokens up to which regret is measured."""
+    regret_tokens: Literal["sampled", "all"] = "sampled"
+    """Which tokens regret counts before a boundary: the sampled ones of the trace alone; or all that the model reads
+    and writes to answer there, as the authors count: prompt, prefix, the prover's text, the mean length of its answers.
+    """
 
 
 class Expected(Section):

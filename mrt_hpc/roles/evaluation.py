@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mrt_hpc.analysis.statistics import summarise_evaluation
 from mrt_hpc.inference.client import Settings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.mrt.episodes import EpisodeRule
-from mrt_hpc.mrt.regret import ValuedTrace, regret_by_problem
+from mrt_hpc.mrt.regret import ValuedTrace, regret_by_problem, tokens_to_answer
 from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.roles.graded import Asking, GroupGatherer, TraceGrader, graded_in_order, sampled_group
@@ -42,8 +42,10 @@ from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from mrt_hpc.grading.pool import GraderPool
     from mrt_hpc.inference.server import VllmServer
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Benchmark
     from mrt_hpc.roles.graded import GradedTrace
     from mrt_hpc.roles.task import Task
-    from mrt_hpc.run.records import Problem, Rollout
+    from mrt_hpc.run.records import Branch, Problem, Rollout
     from mrt_hpc.run.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -264,6 +266,7 @@ class UnitEvaluation:
             answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
             quality=trace_quality(self.benchmark.problems, traces),
             regret=self._regret(parts),
+            regret_tokens=self.task.recipe.evaluation.regret_tokens,
         )
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.patiently(lambda: summary.write(path), "the summary of an evaluation")
@@ -273,7 +276,7 @@ class UnitEvaluation:
 
     def _regret(self, parts: list[Sampled]) -> dict[int, dict[str, float]]:
         """By budget and problem; nothing where no prefix was valued."""
-        traces = valued_traces(parts)
+        traces = valued_traces(parts, self.task.recipe.evaluation.regret_tokens)
         return {
             budget: regret_by_problem(traces, budget) for budget in self.task.recipe.evaluation.regret_budgets if traces
         }
@@ -305,16 +308,40 @@ class _PartFinisher:
         self.parts.task.events.emit(kind, what="part", position=position, **self.unit.model_dump())
 
 
-def valued_traces(parts: Sequence[Sampled]) -> dict[str, list[ValuedTrace]]:
-    """The traces of each problem with the values of all their prefixes; those that were not valued are left out."""
+def valued_traces(
+    parts: Sequence[Sampled], counted: Literal["sampled", "all"] = "sampled"
+) -> dict[str, list[ValuedTrace]]:
+    """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
+
+    Args:
+        parts: the shards of one version and benchmark.
+        counted: the tokens of a boundary, see ``evaluation.regret_tokens``.
+    """
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     for value in sorted((v for part in parts for v in part.values), key=lambda v: v.boundary):
         values[value.problem_id, value.sample].append(value.value)
     traces: dict[str, list[ValuedTrace]] = defaultdict(list)
+    branches = _branches_by_boundary(parts)
     for rollout in (r for part in parts for r in part.rollouts):
         if found := values.get((rollout.problem_id, rollout.sample)):
-            traces[rollout.problem_id].append(ValuedTrace(np.array(rollout.boundaries, float), np.array(found)))
+            tokens = np.array(rollout.boundaries, float) if counted == "sampled" else _to_answer(rollout, branches)
+            traces[rollout.problem_id].append(ValuedTrace(tokens, np.array(found)))
     return dict(traces)
+
+
+def _branches_by_boundary(parts: Sequence[Sampled]) -> dict[tuple[str, int, int], list[Branch]]:
+    found: dict[tuple[str, int, int], list[Branch]] = defaultdict(list)
+    for branch in (b for part in parts for b in part.branches):
+        found[branch.problem_id, branch.sample, branch.boundary].append(branch)
+    return found
+
+
+def _to_answer(rollout: Rollout, branches: Mapping[tuple[str, int, int], list[Branch]]) -> NDArray[np.float64]:
+    """[k + 1] tokens of prompt, prefix, the prover's text and the answers."""
+    where = [(rollout.problem_id, rollout.sample, j) for j in range(len(rollout.boundaries))]
+    drawn = [branches.get(key, []) for key in where]
+    asked = [[b.prompt_tokens for b in these] for these in drawn]
+    return tokens_to_answer(asked, [[len(b.token_ids) for b in these] for these in drawn])
 
 
 def _rewards(rollouts: list[Rollout]) -> dict[str, list[float]]:

@@ -124,9 +124,12 @@ def test_regret_is_told_by_budget_with_its_change(tmp_path: Path) -> None:
         for version, regret, spread in ((0, 0.75, 0.0), (30, 0.5, 0.1))
     )
     text = write_report(RUN.model_copy(update={"evaluations": (before, after)}), tmp_path).read_text()
-    assert "| held_out | 64 | 0 | 0.75 | – |" in text
-    assert "| held_out | 64 | 30 | 0.5 | −25.0 (−29.8 to −20.2) |" in text
+    assert "| held_out | 64 | sampled | 0 | 0.75 | – |" in text
+    assert "| held_out | 64 | sampled | 30 | 0.5 | −25.0 (−29.8 to −20.2) |" in text
     assert "lower is better" in text
+    counted = after.model_copy(update={"regret_tokens": "all"})
+    mixed = write_report(RUN.model_copy(update={"evaluations": (before, counted)}), tmp_path / "mixed").read_text()
+    assert "| held_out | 64 | all | 30 | 0.5 | – |" in mixed, "other tokens are another measure"
     assert "regret" not in write_report(RUN, tmp_path / "without").read_text()
 
 

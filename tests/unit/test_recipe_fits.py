@@ -80,6 +80,12 @@ SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"
             "evaluation.prover.model",
             "as its own prover",
         ),
+        (
+            "grpo",
+            ["evaluation.prover={type: gold_likelihood}", "evaluation.regret_tokens=all"],
+            "evaluation.regret_tokens",
+            "samples no answers",
+        ),
         ("grpo", ["evaluation.prover={type: majority}"], "evaluation.prover.type", "how often stopping at once"),
         ("grpo", ["evaluation.prover={type: boxed_answer}"], "evaluation.regret_budgets", "evaluation.max_tokens"),
         ("length_curriculum", ["schedule.iterations=10"], "schedule.length_curriculum", "within schedule.iterations"),
