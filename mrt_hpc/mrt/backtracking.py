@@ -7,7 +7,7 @@ differ in what the model is shown of it all:
     resample            the attempt, then a right solution from the very beginning
     shared_prefix       the attempt, then the steps up to the best one once more, and the right continuation
     no_shared_prefix    the attempt, then the right continuation alone
-    no_full_rollout     the attempt only until the first step that lost value, then the right continuation
+    no_full_rollout     the attempt only until the first step that clearly lost value, then the right continuation
 
 Each becomes a conversation (attempt, a word about where to go back to, revision) or a suffix (the revision, given all
 before it). Left out: the sampling of attempts and rollouts.
@@ -39,7 +39,7 @@ class Variant(StrEnum):
     NO_SHARED_PREFIX = "no_shared_prefix"
     """Go on from there without repeating them."""
     NO_FULL_ROLLOUT = "no_full_rollout"
-    """Stop the attempt where it first lost value."""
+    """Stop the attempt where it first clearly lost value."""
 
 
 @dataclass(frozen=True)
@@ -103,24 +103,43 @@ def best_boundary(values: NDArray[np.float64]) -> int:
     return int(len(values) - 1 - np.argmax(values[::-1]))
 
 
-def first_loss(values: NDArray[np.float64]) -> int:
-    """The boundary after the first step that lost value; k when none did.
+def first_loss(values: NDArray[np.float64], rollouts: Sequence[int], min_loss_sigmas: float) -> int:
+    """The boundary after the first step that lost more value than its noise explains; k when none did.
 
-    Source: the authors' code.
+    The standard error of the difference between the two values of a step is that of two shares of the same underlying
+    probability, sqrt(p (1 - p) (1 / n + 1 / m)), p being the share of right ones among the n + m rollouts together.
+
+    Args:
+        values: [k + 1] share of right ones among the rollouts from each prefix.
+        rollouts: [k + 1] how many these are.
+        min_loss_sigmas: how many standard errors a loss is larger than; 0 takes any loss.
+
+    Source: the authors' code, which takes any loss.
     """
-    falls = np.flatnonzero(np.diff(values) < 0)
+    n = np.asarray(rollouts, dtype=np.float64)
+    before, after = n[:-1], n[1:]
+    pooled = (before * values[:-1] + after * values[1:]) / (before + after)
+    errors = np.sqrt(pooled * (1 - pooled) * (1 / before + 1 / after))
+    falls = np.flatnonzero(-np.diff(values) > min_loss_sigmas * errors)
     return int(falls[0]) + 1 if falls.size else len(values) - 1
 
 
-def revise(attempt: Attempt, variant: Variant) -> Revision | None:
+def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Revision | None:
     """The revision of an attempt; None where it needs none, being right, or where no rollout shows a right one.
+
+    Args:
+        attempt: with its rollouts.
+        variant: what is shown of it.
+        min_loss_sigmas: of ``no_full_rollout``, see :func:`first_loss`.
 
     Source: paper, experiments with backtracking.
     """
     if attempt.reward == 1.0:
         return None
     values = attempt.values()
-    end = first_loss(values) if variant is Variant.NO_FULL_ROLLOUT else len(attempt.steps)
+    rollouts = [len(these) for these in attempt.continuations]
+    cut = variant is Variant.NO_FULL_ROLLOUT
+    end = first_loss(values, rollouts, min_loss_sigmas) if cut else len(attempt.steps)
     boundary = 0 if variant is Variant.RESAMPLE else best_boundary(values[: end + 1])
     found = attempt.right_continuation(boundary)
     if found is None:

@@ -126,6 +126,11 @@ class Backtracking(SupervisedAlgorithm):
     """What is shown of attempt and revision: start again; repeat the shared steps; go on without repeating them; stop
     the attempt where it first lost value.
     """
+    min_loss_sigmas: Annotated[float, Field(ge=0)] = 3.0
+    """How many standard errors of the difference between two values a step's loss of value is larger than, for variant
+    no_full_rollout to stop the attempt there; 0 takes any loss. With fewer than 5 rollouts from a step no loss is as
+    large as 3.
+    """
     emit: Literal["conversations", "suffixes"] = "suffixes"
     """Learn attempt and revision as turns of a conversation, or the revision alone."""
     backtrack_text: str = DEFAULT_BACKTRACK

@@ -184,7 +184,9 @@ class SampleMaker:
     # -- backtracking
     def _backtracking(self, algorithm: Backtracking) -> Iterator[MaskedTokens]:
         statements = {p.id: p.problem for p in read_problems(self.task.layout.train_data)}
-        found = (revise(self._attempt(g, statements), Variant(algorithm.variant)) for g in self._collected())
+        variant, sigmas = Variant(algorithm.variant), algorithm.min_loss_sigmas
+        attempts = (self._attempt(group, statements) for group in self._collected())
+        found = (revise(attempt, variant, min_loss_sigmas=sigmas) for attempt in attempts)
         samples = [self._sample(r, algorithm) for r in found if r is not None]
         if self.task.rank == 0 and samples:
             path = self.task.layout.selected_samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,10 +23,15 @@ from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.mrt_star import Selected, first_peak, select_progressing
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
 from mrt_hpc.mrt.star import select_correct
-from mrt_hpc.recipe.algorithms import LengthPenalty
+from mrt_hpc.recipe import provers
+from mrt_hpc.recipe.algorithms import Backtracking, LengthPenalty
+from mrt_hpc.recipe.load import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MIN_LOSS_SIGMAS = Backtracking.model_fields["min_loss_sigmas"].default
 
 
 def test_star_learns_what_is_right() -> None:
@@ -84,8 +90,47 @@ def test_values_boundary_and_loss_of_an_attempt() -> None:
     values = ATTEMPT.values()
     assert values.tolist() == [0.25, 0.75, 0.5, 0.75]
     assert best_boundary(values) == 3  # the last of the best
-    assert first_loss(values) == 2
-    assert first_loss(np.array([0.1, 0.2])) == 1
+    assert first_loss(values, [4, 4, 4, 4], 0) == 2
+    assert first_loss(np.array([0.1, 0.2]), [10, 10], 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "boundary"),
+    # the first loss is 0.1 of a standard error of 0.158, the second 0.4 of 0.137, so 0.63 and 2.92 of them
+    [(0, 1), (0.6, 1), (0.7, 2), (2.9, 2), (3, 3)],
+)
+def test_a_loss_counts_where_it_is_larger_than_its_noise(sigmas: float, boundary: int) -> None:
+    values = np.array([0.55, 0.45, 0.05, 0.05])
+    assert first_loss(values, [20] * 4, sigmas) == boundary
+
+
+def test_a_loss_from_all_right_to_all_wrong_counts_and_none_where_nothing_changes() -> None:
+    assert first_loss(np.array([1.0, 1.0, 0.0, 0.0, 0.0]), [20] * 5, MIN_LOSS_SIGMAS) == 2
+
+
+@pytest.mark.parametrize("value", [0.1, 0.5, 0.9])
+def test_attempts_of_constant_value_are_seldom_cut(value: float) -> None:
+    """Ten steps with 20 rollouts at each boundary, whose shares differ by chance alone."""
+    shares = np.random.default_rng(0).binomial(20, value, (4000, 11)) / 20
+    cut = {s: np.mean([first_loss(v, [20] * 11, s) < 10 for v in shares]) for s in (0, MIN_LOSS_SIGMAS)}
+    assert cut[0] > 0.9
+    assert cut[MIN_LOSS_SIGMAS] < 0.04
+
+
+def test_a_clear_loss_is_found_among_20_rollouts() -> None:
+    """From 0.8 to 0.2 in the fifth of ten steps."""
+    shares = np.random.default_rng(0).binomial(20, [0.8] * 5 + [0.2] * 6, (1000, 11)) / 20
+    assert np.mean([first_loss(v, [20] * 11, MIN_LOSS_SIGMAS) == 5 for v in shares]) > 0.75
+
+
+def test_what_the_paper_scale_recipe_learns_to_go_back_from_fits_together() -> None:
+    recipe = load_recipe(RECIPES / "backtracking.yaml")
+    assert isinstance(recipe.algorithm, Backtracking)
+    assert isinstance(recipe.prover, provers.Continuation)
+    sampling, most = recipe.sampling, recipe.algorithm.max_tokens
+    # the attempt, all of its steps once more, the continuation; and some tokens for the sentence between
+    assert sampling.max_prompt_tokens + 2 * sampling.max_tokens + recipe.prover.max_tokens + 200 <= most
+    assert recipe.training.max_tokens_per_micro_batch >= most
 
 
 @pytest.mark.parametrize(
@@ -98,7 +143,7 @@ def test_values_boundary_and_loss_of_an_attempt() -> None:
     ],
 )
 def test_the_four_variants_of_backtracking(variant: Variant, attempt: str, boundary: int, revised: str) -> None:
-    revision = revise(ATTEMPT, variant)
+    revision = revise(ATTEMPT, variant, min_loss_sigmas=0)
     assert revision is not None
     assert (revision.attempt, revision.boundary, revision.revised) == (attempt, boundary, revised)
     conversation = as_conversation(revision, "Back to step {step}.", instruction=" Think.", opening="<t>")
@@ -113,8 +158,8 @@ def test_the_four_variants_of_backtracking(variant: Variant, attempt: str, bound
 def test_nothing_is_revised_where_nothing_was_wrong_or_nothing_right_is_known() -> None:
     right = Attempt("p", "What?", ATTEMPT.steps, "", 1.0, ATTEMPT.continuations)
     hopeless = Attempt("p", "What?", ["a"], "", 0.0, [rollouts(0, 0), rollouts(0, 0)])
-    assert revise(right, Variant.SHARED_PREFIX) is None
-    assert revise(hopeless, Variant.SHARED_PREFIX) is None
+    assert revise(right, Variant.SHARED_PREFIX, min_loss_sigmas=0) is None
+    assert revise(hopeless, Variant.SHARED_PREFIX, min_loss_sigmas=0) is None
 
 
 @pytest.mark.parametrize("coefficient", [0.4, 0.01])
