@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.tokens import TokenBytes
 
-MOST_CLOSINGS = 32
-"""Ways of ending a box that are counted after each beginning, the shortest: a large vocabulary has hundreds."""
 _BRACE = re.compile(rb"\\.|[{}]", re.DOTALL)
 r"""The first alternative swallows escaped characters, so that the brace of ``\}`` closes nothing."""
 
@@ -97,6 +95,5 @@ class Closing:
         return Writing(answer, tuple(token_ids), tuple(self._closings(rest) for rest in rests))
 
     def _closings(self, rest: bytes) -> tuple[int, ...]:
-        """Tokens that hold the rest of an answer and close its box, the shortest of them."""
-        found = sorted((len(piece), i) for i, piece in self._braces if piece.startswith(rest + b"}"))
-        return tuple(i for _, i in found[:MOST_CLOSINGS])
+        """All tokens that hold the rest of an answer and close its box: a large vocabulary has hundreds."""
+        return tuple(i for i, piece in self._braces if piece.startswith(rest + b"}"))

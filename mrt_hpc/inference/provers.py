@@ -135,8 +135,8 @@ class GoldLikelihood:
         return replace(scored, plans=[BoundaryPlan(j, 0, 0.0) for j in boundaries])
 
     def estimate(self, looked: Looked) -> Estimate:
-        """Its probability: the gold answer is right."""
-        return likelihood(KnownAnswer(a.probability, 1.0) for a in looked.answers)
+        """Its probability, where the grader finds it right, as it judges every answer."""
+        return likelihood(KnownAnswer(a.probability, a.reward) for a in looked.answers)
 
 
 @dataclass(frozen=True)

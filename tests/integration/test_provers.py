@@ -29,7 +29,7 @@ from mrt_hpc.inference.provers import (
 from mrt_hpc.inference.scoring import Scorer
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
-from mrt_hpc.inference.wire import Settings
+from mrt_hpc.inference.wire import MOST_LOGPROBS, Settings
 from mrt_hpc.roles.advantages import Batch, branch_sequences
 from mrt_hpc.run.records import FinishReason, Problem
 
@@ -252,6 +252,70 @@ def test_an_answer_has_the_probability_of_the_branches_that_write_it() -> None:
     scored = asyncio.run(Scorer(fork(Policy())).score(trace(0), [0], known("12", "1{2}")))
     for answer, writing in zip(scored.answers, known("12", "1{2}"), strict=True):
         assert answer.probability == pytest.approx(sum(m for ids, m in endings() if writing.is_written_by(ids)))
+
+
+RARE = [b"}%d" % n for n in range(3 * MOST_LOGPROBS)]
+"""More tokens that close a box than one request may ask about."""
+
+
+class Many(Vocabulary):
+    """The vocabulary with rare tokens that close a box."""
+
+    def __init__(self) -> None:
+        self.table = dict(enumerate(PIECES + RARE))
+
+
+@dataclass
+class Teller:
+    """Tells the probabilities of a policy that knows all of these tokens, and samples nothing."""
+
+    asked: list[Request] = field(default_factory=list)
+
+    async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        for i, request in enumerate(requests):
+            self.asked.append(request)
+            p = self.probabilities(request.prompt_ids[len(PROMPT) :])
+            yield Completion(
+                i, 0, 0, [0], [0.0], FinishReason.LENGTH, 0, len(request.prompt_ids), 0,
+                [math.log(p[t]) for t in request.score_ids], 0.0, 0.0, [],
+            )  # fmt: skip
+
+    @staticmethod
+    def probabilities(answer: Sequence[int]) -> list[float]:
+        weights = [random.Random(f"{list(answer)}-{token}").random() for token in range(len(PIECES + RARE))]
+        return [w / sum(weights) for w in weights]
+
+
+def mass_of(answer: bytes, tokens: TokenBytes, before: tuple[int, ...] = ()) -> float:
+    """Of all that writes an answer and closes its box, token by token."""
+    rest = answer[len(b"".join(tokens.pieces(before))) :]
+    total = 0.0
+    for token, p in enumerate(Teller.probabilities(before)):
+        piece = tokens.table[token]
+        if piece.startswith(rest + b"}"):
+            total += p
+        elif rest.startswith(piece):
+            total += p * mass_of(answer, tokens, (*before, token))
+    return total
+
+
+@pytest.mark.parametrize(("answer", "ids"), [("12", [0, 1]), ("22", [1, 1])])
+def test_an_answer_has_the_probability_of_all_that_ends_in_it_however_its_box_is_closed(
+    answer: str, ids: list[int]
+) -> None:
+    teller, tokens = Teller(), Many()
+    asking = Scorer(replace(fork(Policy()), generator=teller, tokens=tokens))
+    (scored,) = asyncio.run(asking.score(trace(0), [0], [Closing(tokens).writing(answer, ids)])).answers
+    truth = mass_of(answer.encode(), tokens)
+    assert truth > 0
+    assert scored.probability == pytest.approx(truth)
+    assert max(len(request.score_ids) for request in teller.asked) == MOST_LOGPROBS
+
+
+def test_a_gold_answer_that_the_grader_finds_wrong_has_no_value() -> None:
+    prover = GoldLikelihood(Scorer(fork(Policy())), lambda _: known("22"))
+    assert reward_of("22") == 0.0
+    assert estimate(prover, 0).value == 0.0
 
 
 def test_the_likelihood_of_the_gold_answer_takes_no_branch() -> None:
