@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from math_verify import LatexExtractionConfig, parse, verify
 
 from mrt_hpc.grading.answers import braces_balance
-
-MAX_ANSWER_CHARS = 1000
-"""Longer answers are loops, not mathematics (the longest gold answer of the benchmarks has 159 characters)."""
+from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
 
 _BOXED_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 """Only LaTeX, only the box: math-verify's plain search would find a 7 in ``\\frac{1}{ = 7``."""
@@ -50,7 +48,7 @@ def certain_verdict(answer: str, gold: str) -> bool | None:
     Two plain integers are equal as numbers or not at all. Identical text is equal, since math-verify compares the text
     too, as long as its clean-up leaves something of it: a digit outside of what it may take for a unit stays.
     """
-    answer, gold = answer.strip(), gold.strip()
+    answer, gold = clean(answer), clean(gold)
     if _PLAIN_INTEGER.fullmatch(answer) and _PLAIN_INTEGER.fullmatch(gold):
         return int(answer) == int(gold)
     if answer == gold and _keeps_its_text(gold):
@@ -69,6 +67,7 @@ def _keeps_its_text(gold: str) -> bool:
 
 def judge(answer: str, gold: str) -> Judgement:
     """math-verify's judgement of ``answer``; a hostile one may hang, raise anything or exhaust the memory."""
+    answer, gold = clean(answer), clean(gold)
     if len(answer) > MAX_ANSWER_CHARS or not braces_balance(answer):
         return Judgement(correct=False, readable=False)
     parsed = _parse(answer)

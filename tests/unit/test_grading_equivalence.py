@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrt_hpc.grading.equivalence import MAX_ANSWER_CHARS, certain_verdict, is_correct, judge
+from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
+from mrt_hpc.grading.equivalence import certain_verdict, is_correct, judge
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 BENCHMARKS = ["aime24", "aime25", "amc23", "math500", "minerva_math"]
@@ -48,6 +51,25 @@ BENCHMARKS = ["aime24", "aime25", "amc23", "math500", "minerva_math"]
 )
 def test_a_table_of_verdicts(answer: str, gold: str, correct: bool) -> None:
     assert is_correct(answer, gold) is correct
+
+
+CASES = [json.loads(line) for line in (Path(__file__).parent / "grading_cases.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{c['answer']} | {c['gold']}" for c in CASES])
+def test_every_case_of_the_collection(case: dict[str, Any]) -> None:
+    assert is_correct(case["answer"], case["gold"]) is case["right"], case["reason"]
+
+
+@pytest.mark.parametrize("text", ["1,\\,234", "\\{1, 234\\}", "(1,\\ 234)", "x_1\\,234", "\\left\\{ 1 \\right."])
+def test_the_clean_up_leaves_lists_and_brackets_alone(text: str) -> None:
+    assert clean(text) == text
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("17x.,;*= ~\\!{}°"), max_size=40))
+def test_the_clean_up_takes_no_digit_and_no_letter(text: str) -> None:
+    assert re.findall("[17x]", clean(text)) == re.findall("[17x]", text)
 
 
 MALFORMED = ["\\frac{1}{", "3}", "\\left( 3", "))((", "\\frac", "{" * 1000, "1" * (MAX_ANSWER_CHARS + 1)]

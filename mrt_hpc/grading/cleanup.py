@@ -1,0 +1,39 @@
+"""Takes from an answer what belongs to its sentence or its layout, before it is compared.
+
+Owns the marks that change no value and that math-verify stumbles over: the full stop behind a formula, the bold type
+around it, a thin space between thousands. Leaves out what the answer means (``equivalence``). Linear but for runs of
+marks, which the limit on an answer's length bounds.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_ANSWER_CHARS = 1000
+"""Longer answers are loops, not mathematics (the longest gold answer of the benchmarks has 159 characters)."""
+
+_END = re.compile(r"(?:(?<!\\right)(?<!\\left)\.|[,;\s]|\\[\\,;! ])+\Z")
+"""Marks behind the answer; the point of ``\\right.`` is an invisible bracket and stays."""
+_BOLD = re.compile(r"\A\*\*(.*)\*\*\Z", re.DOTALL)
+_START = re.compile(r"\A\s*(?:=|\\approx(?![A-Za-z])|≈)\s*")
+_IN_BETWEEN = (
+    (re.compile(r"\\(?:text|mathrm|mbox)\{\s*\\\$\s*\}"), ""),
+    (re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])"), ""),
+    (re.compile(r"\^?°"), r"^\\circ"),
+    (re.compile(r"−"), "-"),
+    (re.compile(r"(?<!\\)~"), " "),
+)
+_THOUSANDS = re.compile(r"(?<![0-9_])[0-9]{1,3}(?:(?:\\,|,?\\!)[0-9]{3})+(?![0-9])")
+"""One number, since its groups have three digits each; ``1,\\,234`` has a comma before the space and is a list."""
+_SPACE_BETWEEN_THOUSANDS = re.compile(r"\\,|,?\\!")
+
+
+def clean(answer: str) -> str:
+    """``answer`` without the marks that change nothing in what it says; one that is too long stays as it is."""
+    if len(answer) > MAX_ANSWER_CHARS:
+        return answer
+    text = _END.sub("", answer.strip())
+    text = _START.sub("", _END.sub("", _BOLD.sub(r"\1", text)))
+    for pattern, replacement in _IN_BETWEEN:
+        text = pattern.sub(replacement, text)
+    return _THOUSANDS.sub(lambda number: _SPACE_BETWEEN_THOUSANDS.sub("", number[0]), text).strip()
