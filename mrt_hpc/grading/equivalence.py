@@ -8,18 +8,24 @@ only, and turns a hang into a silent False.
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
+from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
 from mrt_hpc.grading.answers import braces_balance
 from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
+from mrt_hpc.grading.numbers import numbers_agree, power_as_latex, read_number
 
 _BOXED_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 """Only LaTeX, only the box: math-verify's plain search would find a 7 in ``\\frac{1}{ = 7``."""
 
-_PLAIN_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+SMALL = 1e-3
+"""Below it the six decimal places that math-verify compares are fewer than three digits."""
+SMALL_TOLERANCE = 1e-3
+"""Relative, between numbers below ``SMALL``: as close as six places are to a number of that size."""
+VALUE_DIGITS = 30
+
 _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """Commands whose content math-verify may take for a unit and drop, so that nothing is left to compare."""
 
@@ -43,14 +49,15 @@ def is_correct(answer: str, gold: str) -> bool:
 
 
 def certain_verdict(answer: str, gold: str) -> bool | None:
-    """math-verify's verdict where it is known without asking, None elsewhere.
+    """The verdict where it is known without asking math-verify, None elsewhere.
 
-    Two plain integers are equal as numbers or not at all. Identical text is equal, since math-verify compares the text
+    Two plain numbers are equal as numbers or not at all. Identical text is equal, since math-verify compares the text
     too, as long as its clean-up leaves something of it: a digit outside of what it may take for a unit stays.
     """
     answer, gold = clean(answer), clean(gold)
-    if _PLAIN_INTEGER.fullmatch(answer) and _PLAIN_INTEGER.fullmatch(gold):
-        return int(answer) == int(gold)
+    given, expected = read_number(answer), read_number(gold)
+    if given is not None and expected is not None:
+        return numbers_agree(given, expected)
     if answer == gold and _keeps_its_text(gold):
         return True
     return None
@@ -70,14 +77,29 @@ def judge(answer: str, gold: str) -> Judgement:
     answer, gold = clean(answer), clean(gold)
     if len(answer) > MAX_ANSWER_CHARS or not braces_balance(answer):
         return Judgement(correct=False, readable=False)
-    parsed = _parse(answer)
+    expected, parsed = _parse(gold), _parse(answer)
     return Judgement(
-        correct=bool(verify(_parse(gold), parsed, timeout_seconds=None)),
+        correct=bool(verify(expected, parsed, timeout_seconds=None)) and not _was_chopped(parsed, expected),
         readable=any(not isinstance(expression, str) for expression in parsed),
     )
 
 
+def _was_chopped(answer: list[object], gold: list[object]) -> bool:
+    """Whether a small gold number and another number are equal to math-verify only because it rounds both to zero."""
+    value, expected = _value(answer), _value(gold)
+    if value is None or expected is None or not 0 < abs(expected) < SMALL:
+        return False
+    return bool(abs(value - expected) > SMALL_TOLERANCE * abs(expected))
+
+
+def _value(parsed: list[object]) -> Any:
+    """The finite number that math-verify found first, as sympy's; None where it found something else."""
+    first: Any = next((expression for expression in parsed if not isinstance(expression, str)), None)
+    value = first.doit().evalf(VALUE_DIGITS) if getattr(first, "is_number", False) else None
+    return value if getattr(value, "is_finite", False) else None
+
+
 def _parse(answer: str) -> list[object]:
     """The expression and the cleaned-up text of ``answer``; only the text where it is no expression."""
-    boxed = f"\\boxed{{{answer}}}"
+    boxed = f"\\boxed{{{power_as_latex(answer)}}}"
     return list(parse(boxed, extraction_config=_BOXED_LATEX, parsing_timeout=None))

@@ -106,7 +106,7 @@ def test_the_short_cut_for_identical_text_gives_math_verifys_verdict(text: str) 
         assert certain == judge(text, text).correct
 
 
-UNCERTAIN = [("\\text{cm}^2", "\\text{cm}^2"), ("\\$", "\\$"), ("1/2", "0.5"), ("5", "5.0"), ("e", "e")]
+UNCERTAIN = [("\\text{cm}^2", "\\text{cm}^2"), ("\\$", "\\$"), ("1/2", "0.5"), ("e", "e")]
 
 
 @pytest.mark.parametrize(("answer", "gold"), UNCERTAIN)
