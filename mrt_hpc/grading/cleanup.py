@@ -1,8 +1,7 @@
 """Takes from an answer what belongs to its sentence or its layout, before it is compared.
 
 Owns the marks that change no value and that math-verify stumbles over: the full stop behind a formula, the bold type
-around it, a thin space between thousands. Leaves out what the answer means (``equivalence``). Linear but for runs of
-marks, which the limit on an answer's length bounds.
+around it, a thin space between thousands. Leaves out what the answer means (``equivalence``).
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import re
 MAX_ANSWER_CHARS = 1000
 """Longer answers are loops, not mathematics (the longest gold answer of the benchmarks has 159 characters)."""
 
-_END = re.compile(r"(?:(?<!\\right)(?<!\\left)\.|[,;\s]|\\[\\,;! ])+\Z")
-"""Marks behind the answer; the point of ``\\right.`` is an invisible bracket and stays."""
+_COMMANDS_AT_END = ("\\\\", "\\,", "\\;", "\\!", "\\ ")
+_MARKS_AT_END = (".", ",", ";", " ", "\n", "\t")
 _BOLD = re.compile(r"\A\*\*(.*)\*\*\Z", re.DOTALL)
 _START = re.compile(r"\A\s*(?:=|\\approx(?![A-Za-z])|≈)\s*")
 _IN_BETWEEN = (
@@ -32,8 +31,15 @@ def clean(answer: str) -> str:
     """``answer`` without the marks that change nothing in what it says; one that is too long stays as it is."""
     if len(answer) > MAX_ANSWER_CHARS:
         return answer
-    text = _END.sub("", answer.strip())
-    text = _START.sub("", _END.sub("", _BOLD.sub(r"\1", text)))
+    text = _BOLD.sub(r"\1", _without_end(answer.strip()))
+    text = _START.sub("", _without_end(text))
     for pattern, replacement in _IN_BETWEEN:
         text = pattern.sub(replacement, text)
     return _THOUSANDS.sub(lambda number: _SPACE_BETWEEN_THOUSANDS.sub("", number[0]), text).strip()
+
+
+def _without_end(text: str) -> str:
+    """``text`` without the marks behind it; the point of ``\\right.`` is an invisible bracket and stays."""
+    while text.endswith(_MARKS_AT_END + _COMMANDS_AT_END) and not text.endswith((r"\right.", r"\left.")):
+        text = text[: -2 if text.endswith(_COMMANDS_AT_END) else -1]
+    return text

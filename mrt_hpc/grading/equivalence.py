@@ -15,7 +15,8 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from mrt_hpc.grading.answers import braces_balance
 from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
-from mrt_hpc.grading.numbers import numbers_agree, power_as_latex, read_number
+from mrt_hpc.grading.numbers import power_as_latex
+from mrt_hpc.grading.quantities import evaluated, is_fraction, quantities_agree, read_quantity
 
 _BOXED_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 """Only LaTeX, only the box: math-verify's plain search would find a 7 in ``\\frac{1}{ = 7``."""
@@ -42,22 +43,33 @@ class Judgement:
     """False where the answer is no expression that math-verify can read."""
 
 
-def is_correct(answer: str, gold: str) -> bool:
+def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:
     """Whether ``answer`` equals ``gold``. May take forever on a hostile answer: see ``pool.GraderPool``."""
-    certain = certain_verdict(answer, gold)
+    certain = certain_verdict(answer, gold, strict=strict)
     return judge(answer, gold).correct if certain is None else certain
 
 
-def certain_verdict(answer: str, gold: str) -> bool | None:
+def certain_verdict(answer: str, gold: str, *, strict: bool = False) -> bool | None:
     """The verdict where it is known without asking math-verify, None elsewhere.
 
-    Two plain numbers are equal as numbers or not at all. Identical text is equal, since math-verify compares the text
-    too, as long as its clean-up leaves something of it: a digit outside of what it may take for a unit stays.
+    Two numbers are equal as numbers or not at all; units and bases count where both name one. Identical text is equal,
+    since math-verify compares the text too, as long as its clean-up leaves something of it: a digit outside of what it
+    may take for a unit stays.
+
+    Args:
+        answer: what a model gave.
+        gold: what it should have given.
+        strict: whether an answer to a gold number must be evaluated: one number, alone or on one side of an equation.
+            An integer must be written as a number, so that ``\\frac{6}{2}`` is no answer to 3 and ``3.0`` is one; any
+            other number may be a fraction too.
     """
     answer, gold = clean(answer), clean(gold)
-    given, expected = read_number(answer), read_number(gold)
-    if given is not None and expected is not None:
-        return numbers_agree(given, expected)
+    expected = read_quantity(gold)
+    given = None if expected is None else evaluated(answer)
+    if expected is not None and given is not None:
+        return quantities_agree(given, expected)
+    if strict and expected is not None and (expected.number.is_integer or not is_fraction(answer)):
+        return False
     if answer == gold and _keeps_its_text(gold):
         return True
     return None

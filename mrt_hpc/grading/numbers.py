@@ -27,11 +27,10 @@ _CONTEXT = Context(prec=2000, Emax=999999, Emin=-999999)
 _EXPONENT = r"\{\s*(?P<braced>[+-]?[0-9]{1,4})\s*\}|(?P<bare>-?[0-9])(?![0-9])"
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?)\s*(?:"
-    r"(?P<mantissa>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-    rf"(?:[eE](?P<plain>[+-]?[0-9]{{1,4}})|\s*(?:\\times|\\cdot|×)\s*10\s*\^\s*(?:{_EXPONENT}))?"
-    rf"|10\s*\^\s*(?:{_EXPONENT.replace('braced', 'braced_alone').replace('bare', 'bare_alone')}))"
+    rf"10\s*\^\s*(?:{_EXPONENT.replace('braced', 'braced_alone').replace('bare', 'bare_alone')})"
+    r"|(?P<mantissa>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+    rf"(?:[eE](?P<plain>[+-]?[0-9]{{1,4}})|\s*(?:\\times|\\cdot|×)\s*10\s*\^\s*(?:{_EXPONENT}))?)"
 )
-
 _E_NOTATION = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?|[+-]?\.[0-9]+)[eE]([+-]?[0-9]{1,4})")
 
 
@@ -50,19 +49,27 @@ class Number:
 
 def read_number(text: str) -> Number | None:
     """The number that ``text`` is, None where it is anything else; linear in its length."""
-    found = _NUMBER.fullmatch(text.strip())
+    text = text.strip()
+    found = leading_number(text)
+    return found[0] if found is not None and found[1] == len(text) else None
+
+
+def leading_number(text: str) -> tuple[Number, int] | None:
+    """The number that ``text`` begins with and where it ends; None where it begins with none."""
+    found = _NUMBER.match(text)
     if found is None or len(text) > MAX_ANSWER_CHARS:
         return None
     powers = (found[name] for name in ("plain", "braced", "bare", "braced_alone", "bare_alone"))
     power = next((int(text) for text in powers if text is not None), None)
     mantissa = (found["mantissa"] or "1").replace(",", "")
     last_place = -len(mantissa.partition(".")[2]) + (power or 0)
-    return Number(
+    number = Number(
         value=_CONTEXT.scaleb(Decimal(found["sign"] + mantissa), power or 0),
         last_place=Decimal(1).scaleb(last_place, _CONTEXT),
         is_integer=power is None and "." not in mantissa,
         has_power=power is not None,
     )
+    return number, found.end()
 
 
 def power_as_latex(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Owns the processes, their limits, and what an answer is worth that hangs, crashes its process or cannot be read: 0, and
 a line in the log. A task is one pair, so that a hang spoils no neighbour: the way through pebble's pool takes 0.04 ms a
-pair, math-verify 0.4 to 7 ms. Pairs whose verdict is certain (plain integers) never reach a process.
+pair, math-verify 0.4 to 7 ms. Pairs whose verdict is certain (numbers) never reach a process.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class GraderPool:
         time_limit_s: seconds for one answer; a slower one is killed and scores 0.
         memory_limit_gib: what one process may allocate beyond its libraries, GiB.
         cache_size: verdicts remembered; the oldest are forgotten first.
+        strict: whether an answer to a gold number must be evaluated (``equivalence.certain_verdict``).
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class GraderPool:
         *,
         memory_limit_gib: float = 2.0,
         cache_size: int = 65536,
+        strict: bool = False,
     ) -> None:
         self.processes = processes
+        self.strict = strict
         self.time_limit_s = time_limit_s
         self.memory_limit_bytes = int(memory_limit_gib * 2**30)
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
@@ -125,7 +128,7 @@ class GraderPool:
     async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
         if answer is None or not answer.strip():
             return NO_ANSWER
-        if (certain := certain_verdict(answer, gold)) is not None:
+        if (certain := certain_verdict(answer, gold, strict=self.strict)) is not None:
             return Verdict(float(certain), VerdictStatus.GRADED, 0.0)
         if (cached := self._cache.get((answer, gold))) is not None:
             return cached

@@ -206,6 +206,10 @@ class Grading(Section):
     """Seconds for one answer; a slower one is killed and scores 0."""
     memory_limit_gib: PositiveFloat = 2.0
     """Memory of a grader process, GiB; an answer that needs more scores 0."""
+    strict: bool = True
+    """Whether an answer to a gold number must be evaluated, in training and evaluation: a sum, a factorial, a power or
+    an equation of two numbers scores 0 even where it comes to the right value, and so does a fraction for an integer.
+    """
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

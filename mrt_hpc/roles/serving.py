@@ -193,5 +193,10 @@ async def restart_when_hung(
 def grader_pool(task: Task) -> Iterator[GraderPool]:
     """The grader processes of this task."""
     grading = task.recipe.grading
-    with GraderPool(grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib) as pool:
+    with GraderPool(
+        grading.processes,
+        grading.time_limit_s,
+        memory_limit_gib=grading.memory_limit_gib,
+        strict=grading.strict,
+    ) as pool:
         yield pool

@@ -56,6 +56,12 @@ def test_right_and_wrong_answers(pool: GraderPool) -> None:
     assert [verdict.status for verdict in verdicts[-2:]] == [VerdictStatus.NO_ANSWER] * 2
 
 
+def test_a_strict_pool_wants_the_value_and_not_the_way_to_it() -> None:
+    with GraderPool(processes=1, strict=True) as strict:
+        pairs: list[Pair] = [("10!", "3628800"), ("3628800", "3628800"), ("\\frac{2}{4}", "\\frac{1}{2}")]
+        assert [verdict.reward for verdict in strict.grade_all(pairs)] == [0.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("hostile", [TOWER, NESTED, *UNBALANCED, *HANGS])
 def test_a_hostile_answer_scores_zero_and_holds_up_the_others_for_less_than_three_seconds(
     pool: GraderPool, hostile: str

@@ -58,7 +58,13 @@ CASES = [json.loads(line) for line in (Path(__file__).parent / "grading_cases.js
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{c['answer']} | {c['gold']}" for c in CASES])
 def test_every_case_of_the_collection(case: dict[str, Any]) -> None:
-    assert is_correct(case["answer"], case["gold"]) is case["right"], case["reason"]
+    """With "strict" as in training, without it as math-verify takes it."""
+    assert is_correct(case["answer"], case["gold"], strict=case.get("strict", False)) is case["right"], case["reason"]
+
+
+def test_without_strictness_the_grader_evaluates_answers_itself() -> None:
+    assert is_correct("10!", "3628800")
+    assert not is_correct("10!", "3628800", strict=True)
 
 
 @pytest.mark.parametrize("text", ["1,\\,234", "\\{1, 234\\}", "(1,\\ 234)", "x_1\\,234", "\\left\\{ 1 \\right."])
@@ -121,5 +127,6 @@ def test_every_gold_answer_equals_itself_and_not_its_neighbour(benchmark: str) -
     for gold, other in zip(golds, golds[1:] + golds[:1], strict=True):
         assert judge(gold, gold).correct, gold
         assert certain_verdict(gold, gold) in (True, None)
+        assert certain_verdict(gold, gold, strict=True) in (True, None), gold
         certain = certain_verdict(other, gold)
         assert certain is None or certain == judge(other, gold).correct, (other, gold)

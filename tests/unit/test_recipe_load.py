@@ -108,6 +108,15 @@ def test_relative_paths_start_at_the_recipe() -> None:
     assert str(RECIPES) in recipe.data.path  # type: ignore[union-attr]
 
 
+def test_a_lock_from_before_grading_could_be_strict_is_read_with_the_default(tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART)
+    path = tmp_path / "recipe.lock.yaml"
+    lines = lock_text(recipe).splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "strict" not in line))
+    assert len(path.read_text()) < len(lock_text(recipe))
+    assert read_recipe_lock(path).grading.strict
+
+
 def test_the_lock_gives_back_the_recipe(tmp_path: Path) -> None:
     recipe = load_recipe(QUICKSTART, ("training.learning_rate=3e-7",))
     path = tmp_path / "recipe.lock.yaml"
