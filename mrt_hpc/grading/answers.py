@@ -19,7 +19,9 @@ _BRACE_TOKEN = re.compile(r"\\.|[{}]", re.DOTALL)
 """The second alternative swallows escaped characters, so that the braces of ``\\{1, 2\\}`` are not counted."""
 
 
-def extract_answer(text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END) -> str | None:
+def extract_answer(
+    text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
+) -> str | None:
     """The final answer in ``text``, or None when there is none.
 
     The answer is the content of the last ``\\boxed{...}`` (or ``\\fbox``) with balanced braces after the first
@@ -31,12 +33,22 @@ def extract_answer(text: str, *, thinking: bool = False, thought_end: str = THOU
         text: a completion; for a branch, the forced start of the answer and the completion together.
         thinking: whether the text begins inside a thought.
         thought_end: the closing tag of the thought.
+        cut: whether the token limit cut the text off: then a last box that is still open was to be the answer, and an
+            earlier one is none.
     """
     _, ended, answer_text = text.partition(thought_end)
     if thinking and not ended:
         return None
-    start_and_content = max(_boxes(answer_text if ended else text), default=None)
-    return (start_and_content[1].strip() or None) if start_and_content else None
+    searched = answer_text if ended else text
+    start_and_content = max(_boxes(searched), default=None)
+    if start_and_content is None or (cut and start_and_content[0] < _last_opening(searched)):
+        return None
+    return start_and_content[1].strip() or None
+
+
+def _last_opening(text: str) -> int:
+    """Where the last box of ``text`` starts, closed or not; there is one."""
+    return max(token.start() for token in _BOX_TOKEN.finditer(text) if token[0].startswith((r"\boxed", r"\fbox")))
 
 
 def _boxes(text: str) -> Iterator[tuple[int, str]]:

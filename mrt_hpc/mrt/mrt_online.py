@@ -1,8 +1,8 @@
 """MRT-online: on-policy traces, the outcome advantage plus alpha times the progress of each episode (paper, Section 6).
 
 Every token of episode z_j gets A_outcome + alpha (V_{j+1} - V_j); the answer after the thought gets A_outcome only. A
-trace that the token limit cut has reward 0 and its last boundary is the cut; it needs no special case here. Left out:
-where the values come from (:mod:`values`).
+trace whose thought the token limit cut has reward 0 and its last boundary is the cut; it needs no special case here.
+Left out: where the values come from (:mod:`values`).
 """
 
 from __future__ import annotations

@@ -175,7 +175,9 @@ class Sampling(Section):
     out stands in the log of the first job, and which in the run's data folder.
     """
     max_tokens: Positive
-    """Tokens of a trace, at most; a trace cut here has reward 0."""
+    """Tokens of a trace, at most. A trace cut here counts by its answer where the last box after thought_end is closed,
+    and has reward 0 where that box is still open or the thought has not ended; without tags it always has reward 0.
+    """
 
 
 class Serving(Section):

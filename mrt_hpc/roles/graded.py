@@ -72,14 +72,16 @@ class TraceGrader:
     """None where no values are asked for."""
 
     async def grade(self, valued: ValuedTrace) -> GradedTrace:
-        """Grade a trace, its branches and known answers together; a trace that the token limit cut has reward 0."""
+        """Grade a trace, its branches and known answers together.
+
+        One rule holds for all of them: an answer counts where its box, the last after the thought, is closed, whether
+        or not the token limit cut the text behind it.
+        """
         trace, valuation = valued.trace, valued.valuation
         gold = trace.group.problem.answer
-        # A thought that the limit cut has no answer; an answer that was forced counts once its box is closed.
-        whole = trace.completion.finish_reason is FinishReason.STOP or trace.start.forced > 0
         answer = self._answer_of(trace)
         found = [self._answer(b) for b in valuation.branches]
-        first, *of_branches = await self.pool.grade([(a, gold) for a in [answer if whole else None, *found]])
+        first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *found]])
         rewards = await self._rewards(valuation.all_answers, gold)
         branches = [
             trace.branch(branch, text, verdict.reward, look_ahead_of(branch, rewards, valuation.trust))
@@ -99,10 +101,17 @@ class TraceGrader:
         )
 
     def _answer_of(self, trace: SampledTrace) -> str | None:
-        """What a trace answers; without tags that stands in its last box, so there is no thought that must end."""
+        """What a trace answers; what was forced to answer has no thought left that must end."""
+        cut = trace.completion.finish_reason is not FinishReason.STOP
+        if self.thought_end or trace.start.forced == 0:
+            return self._after_thought(trace.text if self.thought_end else trace.answer_text, cut)
+        return extract_answer(trace.answer_text, cut=cut)
+
+    def _after_thought(self, text: str, cut: bool) -> str | None:
+        """The answer behind a thought; without tags the last box ends the thought, and a cut text may have had more."""
         if self.thought_end:
-            return extract_answer(trace.text, thinking=True, thought_end=self.thought_end)
-        return extract_answer(trace.answer_text)
+            return extract_answer(text, thinking=True, thought_end=self.thought_end, cut=cut)
+        return None if cut else extract_answer(text)
 
     async def _rewards(self, answers: set[str], gold: str) -> dict[str, float]:
         """Of answers that nobody gave: half-written ones are no trouble worth telling."""
@@ -122,13 +131,10 @@ class TraceGrader:
 
     def _answer(self, branch: SampledBranch) -> str | None:
         """What a branch answers; one that thinks is read as a trace is."""
+        cut = branch.finish_reason is not FinishReason.STOP
         if self.asking is None or not self.asking.branches_think:
-            return extract_answer(branch.text)
-        if branch.finish_reason is not FinishReason.STOP:
-            return None
-        if not self.thought_end:
-            return extract_answer(branch.text)
-        return extract_answer(branch.text, thinking=True, thought_end=self.thought_end)
+            return extract_answer(branch.text, cut=cut)
+        return self._after_thought(branch.text, cut)
 
     def _learn(self, problem_id: str, answer: str | None, branches: list[Branch]) -> None:
         if self.asking is None:

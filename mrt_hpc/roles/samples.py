@@ -148,12 +148,12 @@ class SampleMaker:
 
     # -- selected traces
     def _star(self, group: Group, algorithm: Star) -> list[MaskedTokens]:
-        kept = select_correct([r.reward for r in group.rollouts], keep=algorithm.keep)
+        kept = select_correct([float(_is_whole(r)) for r in group.rollouts], keep=algorithm.keep)
         return [self._trace(group.rollouts[i]) for i in kept]
 
     def _mrt_star(self, group: Group, algorithm: MrtStar) -> list[MaskedTokens]:
         values = [_values(group, r) for r in group.rollouts]
-        rewards = [r.reward for r in group.rollouts]
+        rewards = [float(_is_whole(r)) for r in group.rollouts]
         ranked = select_progressing(rewards, values, keep=None, threshold=algorithm.threshold)
         found = (self._cut(group, group.rollouts[s.index], s.boundary) for s in ranked)
         # One that no branch can close makes room for the next.
@@ -214,7 +214,7 @@ class SampleMaker:
             problem=statements[rollout.problem_id],
             steps=[self.tokens.text(ids[a:b]) for a, b in pairwise(cuts)],
             ending=self.tokens.text(ids[cuts[-1] :]),
-            reward=rollout.reward,
+            reward=float(_is_whole(rollout)),
             continuations=[continuations[j] for j in range(len(cuts))],
         )
 
@@ -239,9 +239,9 @@ class SampleMaker:
         return mask_suffix(suffix.id, prompt, self.prompter.ids(suffix.prefix), written)
 
 
-def _is_whole(branch: Branch) -> bool:
-    """Whether a branch is right, and the limit has not cut it off."""
-    return branch.reward == 1.0 and branch.finish_reason is FinishReason.STOP
+def _is_whole(sampled: Branch | Rollout) -> bool:
+    """Whether a branch or rollout is right, and the limit has not cut it off: trained on, it must have an end."""
+    return sampled.reward == 1.0 and sampled.finish_reason is FinishReason.STOP
 
 
 def _name(rollout: Rollout) -> str:

@@ -106,3 +106,23 @@ def test_deeply_nested_boxes_are_linear() -> None:
     started = time.perf_counter()
     assert extract_answer(text) == "7"
     assert time.perf_counter() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "cut"),
+    [
+        ("\\boxed{1} and then \\boxed{2", "1", None),
+        ("\\boxed{1} and then", "1", "1"),
+        ("\\boxed{1} and then \\boxed{\\frac{1}{2}", "1", None),
+        ("\\boxed{1 \\boxed{2}", "2", "2"),
+        ("\\boxed{1} \\fbox{", "1", None),
+        ("\\boxed{2", None, None),
+        ("\\boxed{1} \\{", "1", "1"),
+    ],
+)
+def test_a_last_box_that_the_limit_left_open_is_no_answer_and_no_earlier_one_is(
+    text: str, whole: str | None, cut: str | None
+) -> None:
+    assert extract_answer(text) == whole
+    assert extract_answer(text, cut=True) == cut
+    assert extract_answer("x</think>" + text, thinking=True, cut=True) == cut
