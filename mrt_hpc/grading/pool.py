@@ -125,6 +125,20 @@ class GraderPool:
         )
         return [verdicts[pair] for pair in pairs]
 
+    def readable_all(self, golds: Sequence[str]) -> list[bool]:
+        """Whether math-verify reads each gold answer as an expression, within the limits on an answer."""
+        return asyncio.run(self._readable_all(golds))
+
+    async def _readable_all(self, golds: Sequence[str]) -> list[bool]:
+        return await asyncio.gather(*map(self._readable, golds))
+
+    async def _readable(self, gold: str) -> bool:
+        try:
+            judgement, _ = await self._attempt(gold, gold, self.time_limit_s)
+        except (TimeoutError, ProcessExpired):
+            return False
+        return judgement.readable
+
     async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
         if answer is None or not answer.strip():
             return NO_ANSWER

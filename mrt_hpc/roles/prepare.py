@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
+from mrt_hpc.roles.gold_answers import name_unreadable
 from mrt_hpc.roles.prompt_lengths import check_prompts
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.tokenizer_check import check_tokenizer
@@ -40,6 +41,7 @@ def run(task: Task) -> None:
         log.info("weights version 0 is there already")
         return
     check_prover_model(task)
+    name_unreadable(task)
     model = task.recipe.model
     if isinstance(model, HuggingFaceModel):
         source = Path(model.path)

@@ -19,6 +19,7 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles import prepare
+from mrt_hpc.roles.gold_answers import name_unreadable
 from mrt_hpc.roles.prompt_lengths import check_prompts
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
@@ -123,6 +124,20 @@ def prompt_task(run: Path, *changes: str) -> Task:
     recipe = load_recipe(QUICKSTART, ("data.problems=40", "sampling.problems_per_iteration=8", BENCHMARK, *changes))
     create_or_open(run, recipe, compile_plan(recipe, LocalSite()))
     return load_task(RunLayout(run), "prepare", 0, Placement(0, 1, 0, "a"))
+
+
+def test_gold_answers_that_the_grader_cannot_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    task = prompt_task(tmp_path / "run")
+    name_unreadable(task)
+    assert not caplog.records, "gold answers that are numbers need no look"
+    path = task.layout.train_data
+    first, second, third, *others = read_problems(path)
+    odd = [replace(first, answer="\\frac{1}{"), replace(second, answer="\\frac{1}{2}."), replace(third, answer="x+1")]
+    write_problems(path, [*odd, *others])
+    name_unreadable(task)
+    (record,) = caplog.records
+    assert f"the grader cannot read 1 of 40 gold answers of {path}" in record.getMessage()
+    assert record.getMessage().endswith(f": {first.id}")
 
 
 @pytest.mark.parametrize("field", ["data", "benchmark held-out"])
