@@ -11,6 +11,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 from collections import OrderedDict
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -32,12 +33,16 @@ Pair = tuple[str | None, str]
 """An answer (None when the text had none) and the gold answer."""
 
 FIRST_LIMIT_S = 0.5
-"""An answer slower than this is stopped and stands in line again behind all others, for its full time limit."""
+"""An answer slower than this is stopped and stands in line again behind all others, for its full time limit;
+processor seconds.
+"""
 START_LIMIT_S = 120.0
 """For the fork server to import sympy from a cold shared filesystem."""
 TASKS_PER_PROCESS = 5000
 """Then a process is replaced, so that what sympy's caches hold never adds up to the memory limit."""
 LOGGED_CHARS = 80
+WALL_FACTOR = 10.0
+"""Seconds on the clock for one second of the processor, at most: also what waits without computing comes to an end."""
 
 
 class VerdictStatus(StrEnum):
@@ -61,7 +66,7 @@ class Verdict:
     """1.0 or 0.0."""
     status: VerdictStatus
     seconds: float
-    """Spent by a grader process on it."""
+    """Processor time that a grader process spent on it."""
 
 
 NO_ANSWER = Verdict(0.0, VerdictStatus.NO_ANSWER, 0.0)
@@ -72,7 +77,7 @@ class GraderPool:
 
     Args:
         processes: how many answers are graded at a time.
-        time_limit_s: seconds for one answer; a slower one is killed and scores 0.
+        time_limit_s: processor seconds for one answer; a slower one is killed and scores 0.
         memory_limit_gib: what one process may allocate beyond its libraries, GiB.
         cache_size: verdicts remembered; the oldest are forgotten first.
         strict: whether an answer to a gold number must be evaluated (``equivalence.certain_verdict``).
@@ -162,8 +167,9 @@ class GraderPool:
                 judgement, seconds = await self._attempt(answer, gold, limit_s)
             except TimeoutError:
                 failure = VerdictStatus.TIMED_OUT
-            except ProcessExpired:
-                failure = VerdictStatus.MALFORMED
+            except ProcessExpired as end:
+                past_limit = end.exitcode == -signal.SIGPROF
+                failure = VerdictStatus.TIMED_OUT if past_limit else VerdictStatus.MALFORMED
             else:
                 readable = judgement.correct or judgement.readable
                 status = VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED
@@ -186,7 +192,9 @@ class GraderPool:
         if self._pool is None:
             raise RuntimeError("GraderPool is used outside of its with block")
         try:
-            future = self._pool.schedule(worker.judge_timed, args=(answer, gold), timeout=limit_s)
+            future = self._pool.schedule(
+                worker.judge_timed, args=(answer, gold, limit_s), timeout=WALL_FACTOR * limit_s
+            )
         except RuntimeError as error:  # how pebble refuses tasks for a pool that has broken
             raise BrokenProcessPool(str(error)) from error
         self._underway.add(future)

@@ -52,11 +52,19 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def judge_timed(answer: str, gold: str) -> tuple[Judgement, float]:
-    """The judgement of one pair and the seconds it took; what math-verify raises makes the answer unreadable."""
-    started = time.perf_counter()
+def judge_timed(answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+    """The judgement of one pair and the processor seconds it took; what math-verify raises makes it unreadable.
+
+    Processor time does not pass while others have the core, so that a busy machine makes no right answer wrong. Past
+    ``limit_s`` the kernel ends the process by SIGPROF, which has no handler: one in Python would have to wait for the
+    end of a long multiplication.
+    """
+    started = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
         judgement = judge(answer, gold)
     except Exception:  # whatever a hostile answer provokes, MemoryError and RecursionError too: it scores 0, we go on
         judgement = Judgement(correct=False, readable=False)
-    return judgement, time.perf_counter() - started
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+    return judgement, time.process_time() - started

@@ -205,7 +205,7 @@ class Grading(Section):
     processes: Positive = 1
     """Grader processes an array task."""
     time_limit_s: PositiveFloat = 2.0
-    """Seconds for one answer; a slower one is killed and scores 0."""
+    """Processor seconds for one answer; a slower one is killed and scores 0."""
     memory_limit_gib: PositiveFloat = 2.0
     """Memory of a grader process, GiB; an answer that needs more scores 0."""
     strict: bool = True
