@@ -111,7 +111,7 @@ def _signal_children(number: signal.Signals) -> None:
 
 def test_hangs_together_step_aside_for_the_others(pool: GraderPool) -> None:
     """Three hangs and one process: the others wait for three short first attempts, not for three whole time limits."""
-    hangs: list[Pair] = [(f"{10 + number}^{{10^{{10}}}}", "7") for number in range(3)]
+    hangs: list[Pair] = [(f"{20 + number}^{{10^{{10}}}}", "7") for number in range(3)]
     others: list[Pair] = [(f"\\frac{{{numerator}}}{{101}}", "2") for numerator in range(20)]
     timed = grade_with_times(pool, hangs + others)
     assert [verdict.status for verdict, _ in timed[:3]] == [VerdictStatus.TIMED_OUT] * 3
