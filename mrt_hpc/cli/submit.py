@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -20,9 +21,12 @@ from mrt_hpc.launch.progress import failures, reason, task_records
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slots import machine_slots
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.site import LocalSite, SlurmSite, unknown_options
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.tasks import TaskState, forget_failures
 
 if TYPE_CHECKING:
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.slurm_limits import ClusterLimits
     from mrt_hpc.plan.model import Job, Plan
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.run.layout import RunLayout
 
 
 def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
@@ -42,6 +45,7 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
         UserError: recipe, site or data are wrong, or a task failed.
     """
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
+    recipe = kept_recipe(RunLayout(run_path(recipe.name, run)), recipe)
     plan = compile_plan(recipe, site)
     if isinstance(site, LocalSite):
         machine_slots(plan, site)  # refuses what can never run here, before anything is made
@@ -52,6 +56,19 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
         run_here(recipe, plan, layout, site)
     else:
         submit_to_slurm(recipe, plan, layout, site)
+
+
+def kept_recipe(layout: RunLayout, recipe: Recipe) -> Recipe:
+    """The recipe of a submission: where its run is there already, with the run's values in fields it does not name.
+
+    Values that are not today's defaults are told.
+    """
+    if not layout.recipe_lock.is_file():
+        return recipe
+    kept = as_begun(read_recipe_lock(layout.recipe_lock), recipe)
+    for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
+        click.echo(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")
+    return kept
 
 
 def refuse_beyond_cluster(plan: Plan, site: SlurmSite) -> None:

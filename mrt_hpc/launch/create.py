@@ -12,9 +12,10 @@ import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.model import read_plan
+from mrt_hpc.recipe.begun import FREE_SECTIONS, differences
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.model_files import ModelFiles
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-FREE_SECTIONS = ("resources", "resilience")
-"""Of the recipe: they decide how a run is run and never what comes out, so a later submission may change them."""
 
 
 def create_or_open(root: Path, recipe: Recipe, plan: Plan, *, group_access: bool = False) -> RunLayout:
@@ -124,30 +123,20 @@ def refuse_other_recipe(layout: RunLayout, recipe: Recipe) -> None:
     """A run directory holds one experiment.
 
     Raises:
-        UserError: naming the first field that differs.
+        UserError: naming the fields that differ.
     """
     locked, wanted = (
         r.model_dump(mode="json", exclude=set(FREE_SECTIONS)) for r in (read_recipe_lock(layout.recipe_lock), recipe)
     )
-    if (difference := first_difference(locked, wanted)) is not None:
-        field, old, new = difference
+    if found := list(differences(locked, wanted)):
+        field, old, new = found[0]
+        more = "".join(f"; {name} was {before!r} and is {now!r}" for name, before, now in found[1:])
         raise UserError(
-            f"the run directory was made from another recipe: {field} was {old!r}",
+            f"the run directory was made from another recipe: {field} was {old!r}{more}",
             value=new,
             where=layout.root,
             advice="choose another directory with --run DIR, or take the change back to go on with this run",
         )
-
-
-def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """The first field in which two resolved recipes differ: dotted path, old value, new value."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(k for k in new if k not in old)]:
-            found = first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
-            if found:
-                return found
-        return None
-    return None if old == new else (path, old, new)
 
 
 def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> None:

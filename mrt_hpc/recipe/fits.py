@@ -96,6 +96,14 @@ def evaluation_fits(recipe: Recipe) -> None:
         )
 
 
+def grading_fits(recipe: Recipe) -> None:
+    """Refuse verdicts under which no answer of the model could be right."""
+    if getattr(recipe.model, "answer_forms", 1) > 1 and recipe.grading.strict:
+        raise misfit(
+            "grading.strict", "false where model.answer_forms is above 1: its answers, as 8-1, are left to be evaluated"
+        )
+
+
 def algorithm_fits(recipe: Recipe) -> None:
     """Refuse what contradicts the algorithm's own fields."""
     algorithm = recipe.algorithm

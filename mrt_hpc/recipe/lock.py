@@ -6,7 +6,7 @@ import platform
 from dataclasses import replace
 from importlib import metadata
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
@@ -40,8 +40,20 @@ def read_recipe_lock(path: Path) -> Recipe:
         f"restore {path} from a backup if it was changed, or go on with the version of mrt-hpc that wrote it "
         f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
     )
-    found = replace(source, data=source.data["recipe"], below=("recipe",), mend=mend)
+    data = as_earlier_versions_did(source.data["recipe"])
+    found = replace(source, data=data, below=("recipe",), mend=mend)
     return validate(found, Recipe, found.data)
+
+
+def as_earlier_versions_did(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A lock's recipe, with what the version that wrote it did where it had no field for that yet."""
+    algorithm, grading = recipe.get("algorithm"), recipe.get("grading", {})
+    found = dict(recipe)
+    if isinstance(grading, dict):
+        found["grading"] = {"strict": False, **grading}
+    if isinstance(algorithm, dict) and algorithm.get("type") == "backtracking":
+        found["algorithm"] = {"min_loss_sigmas": 0.0, **algorithm}
+    return found
 
 
 def lock_text(recipe: Recipe) -> str:

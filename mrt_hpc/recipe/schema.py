@@ -13,7 +13,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.algorithms import Algorithm
-from mrt_hpc.recipe.fits import algorithm_fits, data_fit, evaluation_fits, prompt_fits, prover_fits, sampling_fits
+from mrt_hpc.recipe.fits import (
+    algorithm_fits,
+    data_fit,
+    evaluation_fits,
+    grading_fits,
+    prompt_fits,
+    prover_fits,
+    sampling_fits,
+)
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.provers import Prover
 from mrt_hpc.recipe.resources import Resources
@@ -447,6 +455,7 @@ class Recipe(Section):
         prover_fits(self)
         evaluation_fits(self)
         algorithm_fits(self)
+        grading_fits(self)
         sampling_fits(self)
         return self
 

@@ -17,6 +17,7 @@ SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"
     [
         ("grpo", ["prover={type: forced_answer}"], "prover", "makes no use of a prover"),
         ("star", ["prover={type: forced_answer}"], "prover", "makes no use of a prover"),
+        ("grpo", ["model.answer_forms=10"], "grading.strict", "left to be evaluated"),
         ("mrt_online", ["prover=null"], "prover", "needs a prover: add `prover: {type: forced_answer}`"),
         ("backtracking", ["prover=null"], "prover", "add `prover: {type: continuation}`"),
         ("backtracking", ["prover={type: forced_answer}"], "prover.type", "one of the rollouts that gave the step"),

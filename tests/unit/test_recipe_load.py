@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import mrt_hpc
+from mrt_hpc.recipe.algorithms import Backtracking
+from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
@@ -108,13 +111,13 @@ def test_relative_paths_start_at_the_recipe() -> None:
     assert str(RECIPES) in recipe.data.path  # type: ignore[union-attr]
 
 
-def test_a_lock_from_before_grading_could_be_strict_is_read_with_the_default(tmp_path: Path) -> None:
+def test_a_run_from_before_grading_could_be_strict_keeps_its_verdicts(tmp_path: Path) -> None:
     recipe = load_recipe(QUICKSTART)
     path = tmp_path / "recipe.lock.yaml"
     lines = lock_text(recipe).splitlines(keepends=True)
     path.write_text("".join(line for line in lines if "strict" not in line))
     assert len(path.read_text()) < len(lock_text(recipe))
-    assert read_recipe_lock(path).grading.strict
+    assert not read_recipe_lock(path).grading.strict
 
 
 def test_the_lock_gives_back_the_recipe(tmp_path: Path) -> None:
@@ -201,3 +204,32 @@ def test_a_fault_in_a_lock_names_its_line_and_the_version_that_wrote_it(tmp_path
     assert refused.value.where == f"{path}, line {line}"
     assert "edit" not in advice(refused)
     assert f"this is {mrt_hpc.__version__}" in advice(refused)
+
+
+def test_a_run_from_before_a_loss_had_to_exceed_its_noise_keeps_its_rule(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.lock.yaml"
+    text = lock_text(load_recipe(RECIPES / "backtracking.yaml"))
+    path.write_text(re.sub(r"min_loss_sigmas: [0-9.]+(, |\n)", "", text))
+    assert "min_loss_sigmas" in text
+    assert "min_loss_sigmas" not in path.read_text()
+    algorithm = read_recipe_lock(path).algorithm
+    assert isinstance(algorithm, Backtracking)
+    assert algorithm.min_loss_sigmas == 0
+
+
+def test_an_unchanged_recipe_goes_on_with_a_run_of_other_defaults() -> None:
+    wanted = load_recipe(RECIPES / "length_penalty.yaml", ("resources.inference.tasks=2",))
+    changed = wanted.algorithm.model_copy(update={"divide_by_std": True})
+    locked = wanted.model_copy(update={"algorithm": changed, "resources": load_recipe(QUICKSTART).resources})
+    kept = as_begun(locked, wanted)
+    assert kept == wanted.model_copy(update={"algorithm": changed})
+    found = list(differences(wanted.model_dump(mode="json"), kept.model_dump(mode="json")))
+    assert found == [("algorithm.divide_by_std", False, True)]
+
+
+def test_what_a_recipe_names_is_never_taken_from_the_lock() -> None:
+    locked = load_recipe(RECIPES / "mrt_online.yaml")
+    for change in ("training.learning_rate=3e-6", "algorithm={type: grpo}", "evaluation.benchmarks=[]"):
+        changes = (change, "prover=null") if "grpo" in change else (change,)
+        wanted = load_recipe(RECIPES / "mrt_online.yaml", changes)
+        assert as_begun(locked, wanted) == wanted

@@ -1,0 +1,54 @@
+"""A run keeps the recipe that it began with, also where a later version of mrt-hpc has other defaults.
+
+A recipe file names some fields only. What it does not name is the lock's when the run is submitted again, so that an
+unchanged file goes on with an unchanged run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FREE_SECTIONS = ("resources", "resilience")
+"""They decide how a run is run and never what comes out, so a later submission may change them."""
+
+
+def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:
+    """The recipe of a submission, with the lock's values where its file names none.
+
+    Args:
+        locked: what the run was made from.
+        wanted: what the file and the options of the submission say.
+    """
+    named = wanted.model_dump(mode="json", exclude_unset=True, exclude=set(FREE_SECTIONS))
+    free = wanted.model_dump(mode="json", include=set(FREE_SECTIONS))
+    kept = _filled(locked.model_dump(mode="json"), named, wanted.model_dump(mode="json"))
+    return Recipe.model_validate_json(json.dumps({**kept, **free}))
+
+
+def _filled(locked: dict[str, Any], named: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The named fields over the lock's; a section that has become one of another type is taken as it is wanted."""
+    if named.get("type", locked.get("type")) != locked.get("type"):
+        return wanted
+    found = dict(locked)
+    for name, value in named.items():
+        before, after = locked.get(name), wanted[name]
+        if isinstance(before, dict) and isinstance(value, dict) and isinstance(after, dict):
+            found[name] = _filled(before, value, after)
+        else:
+            found[name] = after
+    return found
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The fields in which two resolved recipes differ: dotted path, old value, new value."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(k for k in new if k not in old)]:
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+    elif old != new:
+        yield path, old, new
