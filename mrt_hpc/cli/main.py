@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ RECIPE = click.Path(path_type=Path, dir_okay=False)
 RUN = click.Path(path_type=Path, file_okay=False)
 
 
+NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
+"""What the system answers where a path is wrong, not the program."""
+
+
 class Group(click.Group):
     """Shows the user's errors as they are, and everything else as the defect that it is."""
 
@@ -27,9 +32,12 @@ class Group(click.Group):
         except UserError as error:
             self._tell(ctx, error)
         except OSError as error:
-            if error_number(error) not in FULL:
+            if error_number(error) in FULL:
+                self._tell(ctx, full_disk(error))
+            elif error_number(error) in NO_PLACE or _working_directory_is_gone(error):
+                self._tell(ctx, no_place(error))
+            else:
                 raise
-            self._tell(ctx, full_disk(error))
         except KeyboardInterrupt:
             click.echo("stopped; the same command goes on where it stopped", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))
@@ -48,6 +56,21 @@ def full_disk(error: OSError) -> UserError:
         where=error.filename,
         advice="make room, or ask for more quota, and give the same command again: nothing half-made was left",
         exit_code=ExitCode.RETRYABLE,
+    )
+
+
+def _working_directory_is_gone(error: OSError) -> bool:
+    """Whether it is the working directory that is not there: the system names no file then."""
+    return isinstance(error, FileNotFoundError) and error.filename is None
+
+
+def no_place(error: OSError) -> UserError:
+    """What a command says where a file or folder is gone, is of another kind, or may not be written or read."""
+    where = error.filename if error.filename is not None else "the working directory"
+    return UserError(
+        f"the place cannot be used: {error.strerror or error}",
+        where=where,
+        advice="cd to a directory that is there and yours, or name another with --run DIRECTORY",
     )
 
 
@@ -131,7 +154,9 @@ def status(run: Path) -> None:
 @main.command(short_help="Show the end of a run's logs.")
 @click.argument("run", type=RUN)
 @click.argument("role", required=False, type=click.Choice(options.ROLES))
-@click.option("-n", "--lines", default=30, show_default=True, help="Lines from the end of each log.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=1), default=30, show_default=True, help="Lines from the end of each log."
+)
 @click.option("--all", "everything", is_flag=True, help="All logs of the role, not only the newest.")
 def logs(run: Path, role: str | None, lines: int, everything: bool) -> None:
     """Show the end of the newest log of RUN (of one ROLE).

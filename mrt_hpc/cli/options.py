@@ -6,7 +6,27 @@ from pathlib import Path
 
 import click
 
+from mrt_hpc.recipe.errors import UserError
+
 ROLES = ["prepare", "inference", "trainer", "evaluation", "report"]
+
+
+def _run_directory(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:
+    """The path given, with ``~`` expanded.
+
+    Raises:
+        UserError: the text is empty, which would be the working directory, or the place is a file or below one.
+    """
+    if text is None:
+        return None
+    if not text.strip():
+        raise UserError("the run directory is empty text", value=text, where="--run", advice="--run runs/NAME")
+    path = Path(text).expanduser()
+    for place in (path, *path.parents):
+        if place.is_file():
+            raise UserError("the run directory would be a file, or below one", where=place, advice="--run runs/NAME")
+    return path
+
 
 site = click.option(
     "--site",
@@ -22,7 +42,8 @@ overrides = click.option(
 )
 run_directory = click.option(
     "--run",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(),
+    callback=_run_directory,
     help="Run directory, on a filesystem that all nodes share. Default: runs/NAME, NAME being the recipe's.",
 )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from mrt_hpc.plan.limits import check_limits
+from mrt_hpc.plan.limits import check_limits, check_segments
 from mrt_hpc.plan.model import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Coupling, Recipe
 from mrt_hpc.recipe.site import Site, SlurmSite
@@ -32,8 +32,9 @@ def compile_plan(recipe: Recipe, site: Site) -> Plan:
     """The plan of a run on a site.
 
     Raises:
-        UserError: the plan is beyond what the site lets a user submit.
+        UserError: the plan is beyond what the site lets a user submit, or beyond what can be planned.
     """
+    check_segments(recipe)
     plan = build_plan(recipe, max_array_size=_max_array_size(site))
     check_limits(plan, recipe, site, rebuild=lambda r: build_plan(r, max_array_size=_max_array_size(site)))
     return plan

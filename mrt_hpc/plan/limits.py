@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import UserError
@@ -14,6 +15,27 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.model import Plan
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.recipe.site import Site
+
+
+MAX_SEGMENTS = 10_000
+"""Segments of a plan, each of at least one job: a queue takes far fewer."""
+
+
+def check_segments(recipe: Recipe) -> None:
+    """Refuse a plan of too many segments, before it is built.
+
+    Raises:
+        UserError: the recipe has more than ``MAX_SEGMENTS``.
+    """
+    iterations, size = recipe.schedule.iterations, recipe.schedule.iterations_per_job
+    if (segments := ceil(iterations / size)) > MAX_SEGMENTS:
+        raise UserError(
+            f"the plan has {segments} segments, each of at least one job",
+            value=size,
+            where="schedule.iterations_per_job",
+            expected=f"{MAX_SEGMENTS} segments or fewer",
+            advice=f"--set schedule.iterations_per_job={ceil(iterations / MAX_SEGMENTS)}",
+        )
 
 
 def check_limits(plan: Plan, recipe: Recipe, site: Site, *, rebuild: Callable[[Recipe], Plan]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from mrt_hpc.recipe.prompts import DEFAULT_BACKTRACK
-from mrt_hpc.recipe.section import Positive, Section
+from mrt_hpc.recipe.section import Count, Positive, Section
 
 
 class _RolloutAlgorithm(Section):
@@ -87,7 +87,7 @@ class SupervisedAlgorithm(Section):
 
     samples_rollouts: ClassVar[bool] = False
     collects: ClassVar[bool] = False
-    sequences_per_iteration: Positive
+    sequences_per_iteration: Count
     """Samples of an iteration, drawn without repetition until all have been used."""
     max_tokens: Positive = 16384
     """Tokens of a sample, prompt included; longer ones are left out, and counted in the log."""

@@ -30,6 +30,9 @@ REFUSED = {
 """Fields that users look for, and why they are not there."""
 
 
+MAX_BYTES = 1_000_000
+"""Of a YAML file: a recipe has some kilobytes, and the parser is slow on far larger files."""
+
 UNREADABLE = (YAMLError, ValueError, TypeError, AttributeError, RecursionError)
 """What the parser raises for text that is no YAML, or YAML of a kind that nobody writes (an alias within itself)."""
 
@@ -67,7 +70,7 @@ class Source:
         edit = self.mend or f"edit {self.path}"
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
-                return f"change the option --set {self.overrides[location[:length]]}"
+                return _change(self.overrides[location[:length]])
         options = " ".join(f"--set {text}" for text in self.overrides.values())
         return f"{edit}, or change the options {options}" if options else edit
 
@@ -108,6 +111,14 @@ def read_source(path: Path, overrides: tuple[str, ...], *, advice: str) -> Sourc
         guess = nearest(path.name, siblings)
         hint = f"a YAML file; the nearest name there is {path.parent / guess}" if guess else "a YAML file"
         raise UserError("no such file", value=str(path), where=path.parent.absolute(), expected=hint, advice=advice)
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise UserError(
+            "the file is too large for a recipe or a site profile",
+            value=f"{size / 1e6:.1f} MB",
+            where=path,
+            expected=f"{MAX_BYTES / 1e6:g} MB or less; problems belong into a file that data.path names",
+            advice=advice,
+        )
     try:
         text = path.read_text(encoding="utf-8")
         node = YAML(typ="safe", pure=True).compose(text)
@@ -122,7 +133,13 @@ def read_source(path: Path, overrides: tuple[str, ...], *, advice: str) -> Sourc
     except UNREADABLE as error:
         raise UserError(f"not YAML that can be read: {error}", where=path, advice=advice) from error
     if not isinstance(data, dict):
-        raise UserError("the file holds no fields", value=data, where=path, expected="lines such as `name: quickstart`")
+        raise UserError(
+            "the file holds no fields",
+            value=data,
+            where=path,
+            expected="lines such as `name: quickstart`",
+            advice=advice,
+        )
     source = Source(path, data, lines, {})
     for override in overrides:
         _apply(source, override)
@@ -148,13 +165,18 @@ def _apply(source: Source, override: str) -> None:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise UserError(
-            "not an override", value=override, expected="--set FIELD.PATH=VALUE, as in training.learning_rate=2e-6"
+            "not an override",
+            value=override,
+            expected="FIELD.PATH=VALUE",
+            advice="--set training.learning_rate=2e-6, for example",
         )
     try:
         parsed = YAML(typ="safe", pure=True).load(value)
     except UNREADABLE as error:
         reason = getattr(error, "problem", None) or error
-        raise UserError(f"the value is not YAML: {reason}", value=value, where=f"--set {override}") from error
+        raise UserError(
+            f"the value is not YAML: {reason}", value=value, where=f"--set {override}", advice=_change(override)
+        ) from error
     target: Any = source.data
     location: list[int | str] = []
     for key in keys[:-1]:
@@ -170,6 +192,11 @@ def _apply(source: Source, override: str) -> None:
     source.overrides[tuple(location)] = override
 
 
+def _change(override: str) -> str:
+    """The advice on an option of the command line."""
+    return f"change the option --set {override}"
+
+
 def _descend(target: Any, key: str, override: str) -> tuple[Any, int | str]:
     if isinstance(target, list):
         index = _index(target, key, override)
@@ -178,7 +205,10 @@ def _descend(target: Any, key: str, override: str) -> tuple[Any, int | str]:
         target[key] = {}
     if not isinstance(target[key], dict | list):
         raise UserError(
-            f"{key} holds a single value, so nothing can be set below it", value=target[key], where=f"--set {override}"
+            f"{key} holds a single value, so nothing can be set below it",
+            value=target[key],
+            where=f"--set {override}",
+            advice=_change(override),
         )
     return target[key], key
 
@@ -186,7 +216,11 @@ def _descend(target: Any, key: str, override: str) -> tuple[Any, int | str]:
 def _index(items: list[Any], key: str, override: str) -> int:
     if not key.isdecimal() or int(key) >= len(items):
         raise UserError(
-            "no such list item", value=key, where=f"--set {override}", expected=f"a number from 0 to {len(items) - 1}"
+            "no such list item",
+            value=key,
+            where=f"--set {override}",
+            expected=f"a number from 0 to {len(items) - 1}",
+            advice=_change(override),
         )
     return int(key)
 

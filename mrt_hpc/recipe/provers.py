@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mrt_hpc.recipe.prompts import BOX, DEFAULT_FORCED_TEXT
-from mrt_hpc.recipe.section import Positive, PositiveFloat, Section
+from mrt_hpc.recipe.section import Count, Positive, PositiveFloat, Section
 
 
 class _Prover(Section):
@@ -34,7 +34,7 @@ class _Prover(Section):
 
 
 class _SamplingProver(_Prover):
-    branches: Positive = 4
+    branches: Count = 4
     """G, branches at each boundary."""
     max_tokens: Positive = 512
     """Tokens of a branch, at most."""
@@ -90,7 +90,7 @@ class Continuation(_SamplingProver):
 
     type: Literal["continuation"] = "continuation"
     forced_text: Literal[""] = ""
-    branches: Positive = 20
+    branches: Count = 20
     """G, rollouts from each boundary."""
 
 

@@ -25,7 +25,7 @@ from mrt_hpc.recipe.fits import (
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.provers import Prover
 from mrt_hpc.recipe.resources import Resources
-from mrt_hpc.recipe.section import Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
+from mrt_hpc.recipe.section import Count, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
 
 # -- model ------------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class SmallWorldSamples(Section):
     type: Literal["small_world_samples"] = "small_world_samples"
     form: Literal["conversations", "suffixes"]
     """Whole solutions; or a careless beginning with a patient rest."""
-    samples: Positive
+    samples: Count
     """How many."""
 
 
@@ -151,7 +151,7 @@ class Episodes(Section):
     """Paragraphs, at least, between two cuts."""
     max_cuts: NotNegative = 49
     """Cuts a trace, at most."""
-    group_size: Positive = 1
+    group_size: Count = 1
     """Consecutive steps that merge into one episode."""
     max_episodes: Positive = 6
     """Episodes a trace, at most; what lies beyond joins the last."""
@@ -166,11 +166,11 @@ class Sampling(Section):
     sampled from.
     """
 
-    problems_per_iteration: Positive | None = None
+    problems_per_iteration: Count | None = None
     """Problems drawn for each iteration, without repetition until all have been used; supervised algorithms draw
     sequences instead, see ``algorithm.sequences_per_iteration``.
     """
-    rollouts_per_problem: Positive = 4
+    rollouts_per_problem: Count = 4
     """n, the size of a group."""
     temperature: PositiveFloat = 0.9
     """Sampling temperature; the trainer's log-probabilities use the same."""
@@ -263,7 +263,7 @@ class Training(Section):
     """Truncation of the importance weight between the trainer's and vLLM's distributions."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL divergence to weights version 0; 0 loads no reference model."""
-    optimizer_steps_per_iteration: Positive = 1
+    optimizer_steps_per_iteration: Count = 1
     """The batch is split into so many mini-batches, one optimiser step each."""
     precision: Precision = Precision.BF16
     """Number format."""
@@ -313,9 +313,9 @@ class LengthStage(Section):
 class Schedule(Section):
     """How many iterations, and how they are cut into jobs."""
 
-    iterations: Positive
+    iterations: Count
     """N: updates, and weights versions after version 0."""
-    iterations_per_job: Positive
+    iterations_per_job: Count
     """Iterations of a segment, that is of one pair of jobs."""
     coupling: Coupling = Coupling.CONCURRENT
     """Whether a segment's two jobs run together or one after the other."""
@@ -359,7 +359,7 @@ class Benchmark(Section):
     """Name in reports and paths."""
     problems: Problems
     """Where the problems come from."""
-    samples: Positive = 1
+    samples: Count = 1
     """Completions a problem; pass@1 is their mean reward."""
 
 
