@@ -47,8 +47,12 @@ def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
     jobs = [Job(name=PREPARE, role=Role.PREPARE, tasks=1, resources=_one_process(recipe.resources.prepare))]
     if recipe.algorithm.collects:
         jobs += split_array(_collection(recipe), max_array_size)
+    beginning, versions = tuple(jobs), frozenset(evaluated_versions(recipe))
+    last: list[Job] = []
     for segment in range(segments):
-        jobs += _segment(recipe, segment, jobs, _evaluations(recipe, segment), max_array_size)
+        units = _evaluations(recipe, segment, versions)
+        last = _segment(recipe, segment, [*beginning, *last], units, max_array_size)
+        jobs += last
     awaited = tuple(Dependency(job=job.name, kind=DependencyKind.AFTERANY) for job in jobs if _ends_last(job, segments))
     report = _one_process(recipe.resources.report)
     jobs.append(Job(name=REPORT, role=Role.REPORT, tasks=1, resources=report, after=awaited))
@@ -91,7 +95,7 @@ def _segment(
     Args:
         recipe: what is planned.
         segment: its number.
-        before: all jobs before it.
+        before: the jobs before the first segment, and those of the segment before this one.
         units: what is evaluated of it.
         max_array_size: the site's.
     """
@@ -145,10 +149,10 @@ def _starts_after(before: Sequence[Job]) -> tuple[Dependency, ...]:
     return tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in awaited)
 
 
-def _evaluations(recipe: Recipe, segment: int) -> list[EvaluationUnit]:
-    """Versions (first, end] belong to the segment that publishes them; version 0 to the first segment."""
+def _evaluations(recipe: Recipe, segment: int, wanted: frozenset[int]) -> list[EvaluationUnit]:
+    """Versions (first, end] of those wanted belong to the segment that publishes them; version 0 to the first segment."""
     first, end = segment_iterations(recipe, segment)
-    versions = [v for v in evaluated_versions(recipe) if first < v <= end or (v == 0 and segment == 0)]
+    versions = [v for v in range(0 if segment == 0 else first + 1, end + 1) if v in wanted]
     return [
         EvaluationUnit(version=version, benchmark=benchmark.name, shard=shard)
         for version in versions
