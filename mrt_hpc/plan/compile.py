@@ -150,7 +150,7 @@ def _starts_after(before: Sequence[Job]) -> tuple[Dependency, ...]:
 
 
 def _evaluations(recipe: Recipe, segment: int, wanted: frozenset[int]) -> list[EvaluationUnit]:
-    """Versions (first, end], where wanted, belong to the segment that publishes them; version 0 to the first segment."""
+    """Versions (first, end], where wanted, belong to the segment that publishes them; version 0 to the first one."""
     first, end = segment_iterations(recipe, segment)
     versions = [v for v in range(0 if segment == 0 else first + 1, end + 1) if v in wanted]
     return [
