@@ -3,7 +3,7 @@
 # that a dependency may name; WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below.
 
 trap "" TERM  # a requeue ends what is left of this attempt, and there is more to do
-unset ${!SQUEUE_@}  # a user's own habits with squeue
+unset ${!SQUEUE_@} SLURM_TIME_FORMAT  # a user's own habits with squeue
 
 id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}
 

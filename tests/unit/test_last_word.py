@@ -25,9 +25,11 @@ WAITING = TaskRecord(TaskState.GAVE_BACK, attempt="7.1", awaited=(INFERENCE,))
 SCRIPT = """
 (exit {code}); code=$?; AGAIN=0; OVER=4; DONE=3; GAVE_BACK=75; MOST_AWAITED=2; WAITED_FOR={waited_for}; LATE_S=5
 SLURM_JOB_ID=7
+export SLURM_TIME_FORMAT=%s SQUEUE_FORMAT=%j
+end() {{ case ${{SLURM_TIME_FORMAT-}}$1 in %s????-*) date --date="$1" +%s;; *) echo "$1";; esac; }}
 settle() {{ echo "settle $*" >&2; if [ "$*" = abandoned ]; then return 4; fi; printf '%s' '{said}'; return {verdict}; }}
 sleep() {{ :; }}
-squeue() {{ case "$*" in *%T*) echo {state};; *%e*) echo {end};; *) printf '%s' '{queue}'; return {listed};; esac; }}
+squeue() {{ case "$*" in *%T*) echo {state};; *%e*) end {end};; *) printf '%s' '{queue}'; return {listed};; esac; }}
 scontrol() {{ echo "scontrol $*" >&2; }}
 """
 REQUEUED = "scontrol requeue 7"
