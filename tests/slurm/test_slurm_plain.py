@@ -84,7 +84,11 @@ def test_the_lost_half_of_an_array_is_sent_again_while_the_other_half_runs(plain
     assert {s.tasks for s in current_submissions(layout)["until-told"]} == {None, (1,)}
     assert set(live_jobs(layout)["until-told"].tasks) == {0, 1, 2}
     again = f"{latest_ids(layout)['until-told']}_1"
-    assert queue_states(current_ids(layout))[again].reason == "Dependency", "no more than three at a time, in all"
+    wait_until(
+        lambda: queue_states(current_ids(layout))[again].reason == "Dependency",  # empty until the scheduler has looked
+        reason="the dependency that keeps no more than three at a time, in all",
+        deadline_s=60,
+    )
     assert "0 job(s) submitted" in plain_cluster.submit_again(layout.root, "lives").stdout
     (layout.root / "told").touch()
     wait_until(lambda: not live_jobs(layout), reason="the end of the run", deadline_s=120)
