@@ -1,8 +1,9 @@
-"""The trainer role: for each iteration of a segment wait for the rollouts, update, checkpoint, publish.
+"""The trainer role: for each iteration of a segment wait for the rollouts, update, publish, checkpoint.
 
-The order within an iteration makes every instant safe to be killed at: metrics, then the checkpoint, then the weights
-version. What lies after the checkpoint resumed from can only be younger work that is computed again; it is set aside,
-never mixed in. A trainer that is told to leave does so between two iterations, and saves first what no checkpoint has.
+The order within an iteration makes every instant safe to be killed at: metrics, then the weights version, so that the
+next rollouts are sampled while the checkpoint is written, then the checkpoint. What lies after the checkpoint resumed
+from can only be younger work that is computed again; it is set aside, never mixed in. A trainer that is told to leave
+does so between two iterations, and saves first what no checkpoint has.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mrt_hpc.roles.quality import trace_quality
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.patience import children
 from mrt_hpc.training import checkpoint, rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -71,8 +73,8 @@ def run(task: Task) -> None:
     limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
     rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)
     try:
-        if rendezvous.on_rank_zero(task.layout.weights_version(task.job.end_iteration).exists):
-            log.info("all weights versions of the segment are published already")
+        if rendezvous.on_rank_zero(lambda: is_over(task)):
+            log.info("all iterations of the segment are trained, published and in a checkpoint already")
             return
         with Tracker.of(task) as tracker:
             trainer = Trainer.resumed(task, ranks, tracker)
@@ -81,6 +83,15 @@ def run(task: Task) -> None:
                     trainer.go_on()
     finally:
         rendezvous.leave()
+
+
+def is_over(task: Task) -> bool:
+    """Whether the segment's last weights version is published, and a checkpoint holds the state that another segment
+    goes on from.
+    """
+    layout, end = task.layout, task.job.end_iteration
+    saved = [layout.step_of(path) or 0 for path in children(layout.checkpoints)]
+    return layout.weights_version(end).exists() and max(saved, default=0) >= end
 
 
 def trainer_settings(recipe: Recipe) -> TrainerSettings:
@@ -205,7 +216,7 @@ class Trainer:
         raise Stopped(128 + 15)  # the first rank was told, this one not yet
 
     def _iterate(self, timeline: Timeline) -> None:
-        """One iteration: update, checkpoint, publish."""
+        """One iteration: update, publish, checkpoint."""
         with timeline.phase("loading"):
             lesson = self.intake.lesson()
         with timeline.phase("optimisation"):
@@ -213,13 +224,14 @@ class Trainer:
         self._longest_step_s = max(self._longest_step_s, timeline.working)
         done, self.intake = self.iteration, self.intakes(self.iteration + 1)
         self.keeper.emit(EventKind.STEP, iteration=done)
-        if self._checkpoint_due():
+        if checkpoint_due := self._checkpoint_due():
             # The metrics come first: a checkpoint says that its iteration is wholly accounted for.
             self.keeper.write_metrics(self._metrics(done, lesson, stats, timeline))
-            with timeline.phase("checkpoint"):
-                self.keeper.save(self.iteration)
         with timeline.phase("publishing"):
             self.keeper.publish(self.iteration)
+        if checkpoint_due:
+            with timeline.phase("checkpoint"):
+                self.keeper.save(self.iteration)
         metrics = self._metrics(done, lesson, stats, timeline)
         self.keeper.write_metrics(metrics)
         self.tracker.log(metrics)

@@ -22,7 +22,7 @@ from mrt_hpc.roles.intake import RolloutIntake, intakes
 from mrt_hpc.roles.keeper import Keeper
 from mrt_hpc.roles.notice import GaveBack, Stopped
 from mrt_hpc.roles.tracking import Tracker
-from mrt_hpc.roles.trainer import Trainer, trainer_settings
+from mrt_hpc.roles.trainer import Trainer, is_over, trainer_settings
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import GroupStatistics
@@ -83,6 +83,14 @@ def test_one_that_is_told_to_leave_saves_first(trainer: Trainer) -> None:
     with trainer.task.notice.at_safe_points():
         trainer.task.notice.tell(Stopped(143))
     leaves_after_saving(trainer, Stopped)
+
+
+def test_a_segment_is_over_once_its_last_state_is_published_and_saved(trainer: Trainer) -> None:
+    task = replace(trainer.task, job=trainer.task.job.model_copy(update={"end_iteration": 3}))
+    assert task.layout.weights_version(3).exists()
+    assert not is_over(task), "the next segment would find no checkpoint to go on from"
+    trainer.keeper.save(3)
+    assert is_over(task)
 
 
 def test_no_step_is_begun_that_would_not_end_before_the_time_limit(trainer: Trainer) -> None:
