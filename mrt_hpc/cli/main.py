@@ -14,7 +14,6 @@ from mrt_hpc.cli import options
 from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.patience import FULL, error_number
 
-RECIPE = click.Path(path_type=Path, dir_okay=False)
 RUN = click.Path(path_type=Path, file_okay=False)
 
 
@@ -94,7 +93,7 @@ def main() -> None:
 
 
 @main.command(short_help="Show what a recipe would submit.")
-@click.argument("recipe", type=RECIPE)
+@options.recipe
 @options.site
 @options.overrides
 @options.run_directory
@@ -117,7 +116,7 @@ def plan(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path |
 
 
 @main.command(short_help="Run a recipe, here or on Slurm.")
-@click.argument("recipe", type=RECIPE)
+@options.recipe
 @options.site
 @options.overrides
 @options.run_directory

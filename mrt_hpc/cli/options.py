@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.find import RECIPES, find
 
 ROLES = ["prepare", "inference", "trainer", "evaluation", "report"]
 
@@ -28,6 +29,19 @@ def _run_directory(_: click.Context, __: click.Parameter, text: str | None) -> P
     return path
 
 
+def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
+    """The recipe of this path or name, which is told where it is not the path typed.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = find(RECIPES, name)
+    if path != Path(name).expanduser():
+        click.echo(f"recipe: {path}", err=True)
+    return path
+
+
+recipe = click.argument("recipe", callback=_recipe_file)
 site = click.option(
     "--site",
     metavar="SITE",

@@ -107,10 +107,7 @@ def default_site() -> LocalSite:
 def read_source(path: Path, overrides: tuple[str, ...], *, advice: str) -> Source:
     """Parse a YAML file (1.2) and lay the overrides over it."""
     if not path.is_file():
-        siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        guess = nearest(path.name, siblings)
-        hint = f"a YAML file; the nearest name there is {path.parent / guess}" if guess else "a YAML file"
-        raise UserError("no such file", value=str(path), where=path.parent.absolute(), expected=hint, advice=advice)
+        raise UserError("no such file", value=str(path), expected="a YAML file", advice=advice)
     if (size := path.stat().st_size) > MAX_BYTES:
         raise UserError(
             "the file is too large for a recipe or a site profile",
@@ -121,8 +118,9 @@ def read_source(path: Path, overrides: tuple[str, ...], *, advice: str) -> Sourc
         )
     try:
         text = path.read_text(encoding="utf-8")
-        node = YAML(typ="safe", pure=True).compose(text)
-        data = YAML(typ="safe", pure=True).load(text)
+        yaml = YAML(typ="safe", pure=True)
+        node = yaml.compose(text)
+        data = yaml.constructor.construct_document(node) if node is not None else None
         lines = dict(_lines(node, ()))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

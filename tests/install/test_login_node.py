@@ -47,8 +47,8 @@ class LoginNode:
     def run(self) -> RunLayout:
         return RunLayout(self.folder / "run")
 
-    def gives(self, *arguments: str | Path, code: int = 0) -> str:
-        """What a command prints."""
+    def gives(self, *arguments: str | Path, code: int = 0, at: Path = REPOSITORY) -> str:
+        """What a command prints, typed at a directory."""
         environment = {
             "PATH": f"{self.folder / 'slurm'}:/usr/bin:/bin",
             "HOME": str(self.folder),
@@ -57,7 +57,7 @@ class LoginNode:
         }
         done = subprocess.run(
             [self.command, *arguments],
-            cwd=REPOSITORY,
+            cwd=at,
             env=environment,
             capture_output=True,
             text=True,
@@ -86,6 +86,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     shutil.copytree(REPOSITORY / "mrt_hpc", source / "mrt_hpc", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("recipes", "slurm"):
+        shutil.copytree(REPOSITORY / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
     _uv("build", "--wheel", str(source), "--out-dir", str(folder))
@@ -149,8 +151,13 @@ def test_a_run_from_its_submission_to_its_report(node: LoginNode) -> None:
     node.gives("status", node.run.root)
 
 
+def test_recipes_and_profiles_come_with_the_package(node: LoginNode) -> None:
+    told = node.gives("plan", "small_world/grpo", "--site", "example", at=node.folder)
+    assert f"recipe: {node.folder / 'env' / 'share' / 'mrt-hpc' / 'recipes' / 'small_world' / 'grpo.yaml'}" in told
+
+
 def test_refusals_are_told_in_words(node: LoginNode) -> None:
-    assert "no such file" in node.gives("plan", "recipes/none.yaml", code=2)
+    assert "there is no such recipe" in node.gives("plan", "recipes/none.yaml", code=2)
     assert "not a run directory" in node.gives("status", node.folder, code=2)
     model = "model={type: hugging_face, path: nowhere}"
     refused = node.gives("submit", "recipes/quickstart.yaml", "--set", model, "--run", node.folder / "other", code=2)

@@ -81,7 +81,7 @@ def test_fields_documents_every_field() -> None:
         (["submit", QUICKSTART, "--set", "data={type: jsonl, path: no.jsonl}"], ["no such data file", "no.jsonl"]),
         (["submit", QUICKSTART, "--set", "model={type: hugging_face, path: no}"], ["no model directory"]),
         (["submit", QUICKSTART, "--site", "nowhere"], ["no such site profile", "nowhere"]),
-        (["submit", "recipes/none.yaml"], ["no such file"]),
+        (["submit", "recipes/none.yaml"], ["no such recipe", "recipes/none.yaml"]),
         (["submit", QUICKSTART, "--set", "resources.trainer.gpus=99"], ["99 GPUs"]),
         (["submit", QUICKSTART, "--set", "data.problems=100000"], ["100000"]),
     ],

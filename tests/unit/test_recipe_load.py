@@ -93,11 +93,6 @@ def test_what_is_no_recipe_is_refused_in_words(tmp_path: Path, text: str, words:
         assert word in message
 
 
-def test_a_missing_file_names_its_nearest_neighbour(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("")
-    assert "mine.yaml" in refusal(recipe=tmp_path / "mime.yaml")
-
-
 def test_combinations_that_do_not_fit_say_why() -> None:
     assert "1 or less" in refusal("schedule.coupling=sequential")
     assert "nothing to do" in refusal("resources.inference.tasks=1000")
