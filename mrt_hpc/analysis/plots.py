@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+BELOW, ROW = 3, 60
+"""Entries of a legend that may stand below the axes, and letters of a row of them."""
 WIDTH_PX, HEIGHT_PX, DPI = 1200, 675, 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -240,8 +242,12 @@ def _width(series: Sequence[Series]) -> float:
 
 
 def _legend(axes: Axes, entries: int) -> None:
-    """Outside of the axes where there are many entries, so that it hides no line."""
-    if entries > 3:
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    elif entries:
-        axes.legend(loc="best")
+    """Outside of the axes, so that it hides no line: below them, or beside them where there are many entries."""
+    figure = axes.get_figure(root=True)
+    if figure is None or entries == 0:
+        return
+    if entries > BELOW:
+        figure.legend(loc="outside right center")
+    else:
+        letters = sum(map(len, axes.get_legend_handles_labels()[1]))
+        figure.legend(loc="outside lower center", ncols=entries if letters <= ROW else 1)

@@ -2,23 +2,67 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
+import textwrap
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import click
 
+from mrt_hpc.recipe.errors import UserError, nearest
 from mrt_hpc.recipe.fields import documented_fields
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SlurmSite
 
-PIPE_WIDTH = 160
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic import BaseModel
+
+    from mrt_hpc.recipe.fields import DocumentedField
+
+KINDS: dict[str, type[BaseModel]] = {"recipe": Recipe, "site": SlurmSite}
+INDENT = "    "
+WIDEST = 110
+"""Columns of a line, at most: longer ones are hard to read."""
 
 
-def print_fields(kind: str) -> None:
-    """Print every field with its default and meaning."""
-    table = Table("field", "default", "meaning", show_lines=False)
-    table.columns[0].no_wrap = True
-    for name, default, text in documented_fields(Recipe if kind == "recipe" else SlurmSite):
-        table.add_row(escape(name), escape(default), escape(" ".join(text.split())))
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+def print_fields(words: tuple[str, ...]) -> None:
+    """Print fields with what they take, their defaults and what they mean.
+
+    Args:
+        words: the kind of file, or none for a recipe; then the field below which to look, or none for all.
+
+    Raises:
+        UserError: there is no such field.
+    """
+    kind, *asked = words if words[:1] and words[0] in KINDS else ("recipe", *words)
+    fields = documented_fields(KINDS[kind])
+    for name in asked:
+        fields = _within(kind, fields, name)
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    for field in fields:
+        click.secho(field.name, bold=True)
+        for line in _lines(field, width):
+            click.echo(line)
+
+
+def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[DocumentedField]:
+    found = [field for field in fields if field.is_within(asked)]
+    if not found:
+        names = [field.name for field in fields]
+        guess = nearest(asked, [*names, *{name.split(".")[0] for name in names}])
+        raise UserError(
+            f"a {kind} has no such field",
+            value=asked,
+            expected=f"{guess} is the nearest" if guess else "a field, or the first part of its name",
+            advice=f"mrt-hpc fields {kind}",
+        )
+    return found
+
+
+def _lines(field: DocumentedField, width: int) -> Iterator[str]:
+    """What a field takes, and what it means."""
+    default = "required" if field.default is None else f"default {field.default}"
+    takes = default if field.values == field.default else f"{field.values}; {default}"
+    for text in (takes, field.text):
+        yield from textwrap.wrap(text, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)

@@ -199,18 +199,20 @@ def report(run: Path) -> None:
 
 
 @main.command(short_help="List the fields of a recipe or a site profile.")
-@click.argument("kind", type=click.Choice(["recipe", "site"]), default="recipe")
-def fields(kind: str) -> None:
-    """List every field of a recipe (or a site profile) with its default and what it means.
+@click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]")
+def fields(words: tuple[str, ...]) -> None:
+    """List the fields of a recipe (or a site profile), or those below one: what each takes, its default and meaning.
 
     \b
     Examples:
       mrt-hpc fields
+      mrt-hpc fields training
+      mrt-hpc fields algorithm.mrt_online
       mrt-hpc fields site
     """
     from mrt_hpc.cli.fields import print_fields
 
-    print_fields(kind)
+    print_fields(words)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from math import ceil
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
+from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.cli.submit import asked_limits, doubts
 from mrt_hpc.launch.containers import with_models_bound
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.schema import Recipe
 
-PIPE_WIDTH = 160
-"""Columns of a table that is not printed to a terminal."""
+TABLE_WIDTH = 140
+"""Columns that the table of jobs needs, if no name is to be broken."""
 
 
 def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
@@ -41,8 +42,12 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(plan_table(plan, expected))
+    console = console_of(sys.stdout)
+    if console.width >= TABLE_WIDTH:
+        console.print(plan_table(plan, expected))
+    else:
+        for line in plan_lines(plan, expected, console.width):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(
         f"{plan.iterations} iterations in {plan.segments} segment(s); "
         f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.",
@@ -101,6 +106,26 @@ def cost_lines(plan: Plan, expected: dict[str, Expected], rates: Throughput | No
         f"The time limits allot {cost.gpu_hours:,.0f} GPU-hours and {cost.core_hours:,.0f} core-hours if each job runs "
         "once. This is no upper bound: a job that is preempted or reaches its limit is queued again."
     )
+
+
+def plan_lines(plan: Plan, expected: dict[str, Expected], width: int) -> Iterator[str]:
+    """A paragraph a job, for a terminal that is too narrow for the table.
+
+    Args:
+        plan: the jobs.
+        expected: hours by job name, of those that are known.
+        width: columns of the terminal.
+    """
+    yield f"{plan.name}: {len(plan.jobs)} jobs"
+    for job in plan.jobs:
+        name, span, after, tasks, ranks, gpus, cores, memory, limit, hours, gpu_hours = _row(
+            job, expected.get(job.name)
+        )
+        yield f"{name}{f', iterations {span}' if span else ''}"
+        needs = f"{tasks} task(s), each {ranks} rank(s) with {gpus} GPU(s), {cores} core(s), {memory} GiB"
+        time = f"limit {limit}, expected {hours}, {gpu_hours} GPU-hours"
+        for text in (f"after {after}" if after else "", needs, time):
+            yield from wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def plan_table(plan: Plan, expected: dict[str, Expected]) -> Table:

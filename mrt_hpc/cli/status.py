@@ -9,10 +9,10 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from mrt_hpc.analysis.model import few_answers
+from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
 from mrt_hpc.launch.ledger import current_ids, current_submissions, local_process, process_elsewhere
 from mrt_hpc.launch.progress import progress, reason, remarks, task_records
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.slurm_queue import TaskState as QueuedTask
     from mrt_hpc.plan.model import Job
 
-PIPE_WIDTH = 160
 QUEUE_WITHIN_S = 3.5
 """For Slurm to answer; what the run's files tell is not held back for longer."""
 
@@ -61,7 +60,7 @@ def print_status(run: Path) -> None:
         mine = ids.get(job.name, [])
         in_queue = unreached if mine and unreached else _queue(mine, queued)
         table.add_row(job.name, ", ".join(mine), _tasks(job, layout), in_queue)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = console_of(sys.stdout)
     console.print(table)
     if unreached:
         console.print(f"[yellow]Slurm's queue was {unreached}:[/] all else is from the run's files", highlight=False)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
-from typing import Annotated, Any, Union
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import BaseModel
 
+from mrt_hpc.recipe.words import field_in_words, tag_of, values_in_words, yaml_text
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
 Location = tuple[int | str, ...]
+KEY = "[key]"
+"""The last step of pydantic's location where the name of an entry is wrong, not its value."""
 
 
 def field_names_at(model: type[BaseModel], location: Location) -> list[str]:
@@ -23,7 +32,7 @@ def _step(at: Any, step: int | str) -> Any:
     for candidate in _models(at):
         if step in candidate.model_fields:
             return _annotation(candidate, str(step))
-    tagged = [m for m in _models(at) if _tag(m) == step]
+    tagged = [m for m in _models(at) if tag_of(m) == step]
     return tagged[0] if tagged else at  # a list index changes nothing: _models looks through lists
 
 
@@ -40,27 +49,76 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
-def _tag(model: type[BaseModel]) -> str | None:
-    field = model.model_fields.get("type")
-    values = typing.get_args(field.annotation) if field else ()
-    return values[0] if values else None
+@dataclass(frozen=True)
+class DocumentedField:
+    """One field, as the documentation shows it."""
+
+    name: str
+    """Dotted, with the type of a section in brackets, as in ``prover[majority].branches``."""
+    values: str
+    """What it takes, in words."""
+    default: str | None
+    """As a recipe writes it; None where the field is required."""
+    text: str
+    """What it means."""
+
+    def is_within(self, asked: str) -> bool:
+        """Whether this is the field asked for, or one below it; the types of sections may be left out, or given as in
+        ``prover.majority``.
+        """
+        names = (re.sub(r"\[\w+\]", "", self.name), self.name.replace("[", ".").replace("]", ""))
+        wanted = asked.replace("[", ".").replace("]", "")
+        return any(name == wanted or name.startswith(f"{wanted}.") for name in names)
 
 
-def documented_fields(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Every field below ``model``: dotted name, default as text ("required" without one) and documentation."""
-    rows: list[tuple[str, str, str]] = []
+def documented_fields(model: type[BaseModel], prefix: str = "") -> list[DocumentedField]:
+    """Every field below ``model``."""
+    found: list[DocumentedField] = []
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
-        inner = _models(field.annotation)
-        default = "required" if field.is_required() else _default_text(field.default)
-        rows.append((dotted, default, field.description or ""))
-        for choice in inner:
-            tag = f"{dotted}[{_tag(choice)}]." if _tag(choice) else f"{dotted}."
-            rows += documented_fields(choice, tag)
-    return rows
+        text = " ".join((field.description or "").split())
+        found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text))
+        for choice in _models(field.annotation):
+            tag = tag_of(choice)
+            found += documented_fields(choice, f"{dotted}[{tag}]." if tag else f"{dotted}.")
+    return found
 
 
-def _default_text(default: Any) -> str:
-    if isinstance(default, BaseModel):
-        return "see below"
-    return "null" if default is None else repr(getattr(default, "value", default))
+def _default_text(field: FieldInfo) -> str | None:
+    if field.is_required():
+        return None
+    default = field.get_default(call_default_factory=True)
+    return "see below" if isinstance(default, BaseModel) else yaml_text(default)
+
+
+def values_at(model: type[BaseModel], location: Location) -> str | None:
+    """What the field at ``location`` (as pydantic gives it) takes, in words; None where that is no field."""
+    of_key = location[-1:] == (KEY,)
+    at: Any = model
+    for step in location[:-2] if of_key else location:
+        if (at := _below(at, step)) is None:
+            return None
+    return values_in_words(_inner(at, dict)[0] if of_key else at)
+
+
+def _below(annotation: Any, step: int | str) -> Any:
+    """What stands at a step below an annotation, its constraints with it; None where nothing does."""
+    for model in _models(annotation):
+        if step in model.model_fields:
+            field = model.model_fields[str(step)]
+            return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+        if tag_of(model) == step:
+            return model
+    if isinstance(step, int):
+        items = [a for kind in (tuple, list) for a in _inner(annotation, kind) if a is not Ellipsis]
+        return items[min(step, len(items) - 1)] if items else None
+    return next(iter(_inner(annotation, dict)[1:]), None)
+
+
+def _inner(annotation: Any, kind: type) -> tuple[Any, ...]:
+    """The arguments of a list, tuple or dictionary, which may be one of several alternatives."""
+    if typing.get_origin(annotation) is kind:
+        return typing.get_args(annotation)
+    if typing.get_origin(annotation) in (Union, types.UnionType, Annotated):
+        return next((found for a in typing.get_args(annotation) if (found := _inner(a, kind))), ())
+    return ()

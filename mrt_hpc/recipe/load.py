@@ -7,15 +7,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core.core_schema import ErrorType
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from mrt_hpc.recipe.errors import UserError, nearest
-from mrt_hpc.recipe.fields import field_names_at
+from mrt_hpc.recipe.fields import field_names_at, values_at
 from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import LocalSite, Site, SiteFile
@@ -29,6 +30,9 @@ REFUSED = {
 }
 """Fields that users look for, and why they are not there."""
 
+
+OF_THE_LIBRARY = set(get_args(ErrorType)) - {"value_error", "assertion_error"}
+"""Kinds of faults whose message is pydantic's, not the package's own."""
 
 MAX_BYTES = 1_000_000
 """Of a YAML file: a recipe has some kilobytes, and the parser is slow on far larger files."""
@@ -247,6 +251,8 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
         case "union_tag_invalid" | "union_tag_not_found":
             location = (*location, "type")
             value, expected = _value_at(source.data, location), _expected_tag(first["ctx"])
+        case kind if kind in OF_THE_LIBRARY:
+            expected = values_at(model, first["loc"]) or expected
     dotted = ".".join(map(str, location)) or "the file as a whole"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return UserError(

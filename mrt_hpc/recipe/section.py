@@ -13,7 +13,16 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+OPTION = r"^[a-z][a-z0-9-]*$"
+PATTERNS = {
+    NAME: "letters, digits, dots, underscores and hyphens: 64 at most, the first a letter or a digit",
+    VARIABLE: "letters, digits and underscores, the first no digit",
+    OPTION: "small letters, digits and hyphens, the first a letter: an option of sbatch without its two hyphens",
+}
+"""The patterns that texts are checked with, in words."""
+Name = Annotated[str, Field(pattern=NAME)]
 """Names become parts of paths and job names, hence no spaces and no slashes."""
 
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from mrt_hpc.recipe.errors import nearest
 from mrt_hpc.recipe.sbatch_options import OF_THE_PLAN, OPTIONS
-from mrt_hpc.recipe.section import Line, Name, NotNegative, Positive, PositiveFloat, Section
+from mrt_hpc.recipe.section import OPTION, VARIABLE, Line, Name, NotNegative, Positive, PositiveFloat, Section
 
 
 def _not_of_the_plan(option: str) -> str:
@@ -23,8 +23,8 @@ def _not_of_the_plan(option: str) -> str:
     return option
 
 
-EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-SbatchOption = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$"), AfterValidator(_not_of_the_plan)]
+EnvironmentName = Annotated[str, Field(pattern=VARIABLE)]
+SbatchOption = Annotated[str, Field(pattern=OPTION), AfterValidator(_not_of_the_plan)]
 
 
 class GpuRequest(StrEnum):

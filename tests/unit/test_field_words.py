@@ -1,0 +1,115 @@
+"""What a field takes is said in words: by ``mrt-hpc fields``, and by the refusal of a value."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mrt_hpc.cli.main import main
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.fields import documented_fields
+from mrt_hpc.recipe.load import load_recipe, load_site
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.site import SlurmSite
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+OF_THE_LIBRARY = re.compile(r"Undefined|pydantic|Annotated|typing|<|\^|\[A-Z|Input should|=")
+
+
+def fields(*words: str, columns: int = 100) -> Result:
+    return CliRunner().invoke(main, ["fields", *words], env={"COLUMNS": str(columns)})
+
+
+@pytest.mark.parametrize("model", [Recipe, SlurmSite])
+def test_every_field_says_what_it_takes_in_words(model: type[Recipe | SlurmSite]) -> None:
+    for field in documented_fields(model):
+        assert field.values, field.name
+        assert not OF_THE_LIBRARY.search(field.values), f"{field.name}: {field.values}"
+        assert field.default is None or "Undefined" not in field.default, field.name
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("name=a/b", "text of letters, digits, dots, underscores and hyphens"),
+        ("seed=-1", "a whole number of at least 0"),
+        ("schedule.iterations=1000001", "a whole number from 1 to 1,000,000"),
+        ("training.learning_rate=fast", "a number above 0"),
+        ("training.precision=fp8", "one of fp32, bf16, bf16_autocast"),
+        ("training.betas=[0.9, 3]", "a number from 0 to 1"),
+        ("training.betas=3", "a list of 2, each a number from 0 to 1"),
+        ("training.gradient_checkpointing=perhaps", "true or false"),
+        ("training.deterministic=3", "true or false, or null"),
+        ("evaluation.regret_budgets=[0]", "a whole number of at least 1"),
+        ("evaluation.regret_tokens=some", "one of sampled, all"),
+        ("algorithm=3", "a section with type: one of grpo"),
+        ("prover.branches=2.5", "a whole number from 1 to"),
+        ("resources=3", "a section"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(QUICKSTART, (setting,))
+    assert words in str(caught.value.expected)
+    assert not re.search(r"Input should|pattern|\^", caught.value.message())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("environment: {A B: x}", "text of letters, digits and underscores, the first no digit"),
+        ("environment: {A: 3}", "text"),
+        ("sbatch: {--qos: x}", "without its two hyphens"),
+    ],
+)
+def test_a_wrong_entry_of_a_profile_is_refused_in_words(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(f"type: slurm\nname: here\n{line}\n")
+    with pytest.raises(UserError) as caught:
+        load_site(path)
+    assert words in str(caught.value.expected)
+
+
+def test_choices_defaults_and_required_fields_are_listed() -> None:
+    told = fields("training").output
+    assert "one of fp32, bf16, bf16_autocast; default bf16" in told
+    assert "a number above 0; required" in told
+    assert "true or false; default true" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "absent"),
+    [
+        (["training"], "training.learning_rate", "schedule.iterations"),
+        (["recipe", "prover.branches"], "prover[majority].branches", "prover[majority].max_tokens"),
+        (["algorithm.mrt_online"], "algorithm[mrt_online].alpha", "algorithm[mrt].alpha"),
+        (["site", "environment"], "environment", "partitions"),
+    ],
+)
+def test_fields_can_be_narrowed(words: list[str], there: str, absent: str) -> None:
+    lines = fields(*words).output.splitlines()
+    assert there in lines
+    assert absent not in lines
+
+
+def test_a_field_that_is_not_there_names_the_nearest() -> None:
+    result = fields("trainig")
+    assert result.exit_code == 2
+    assert "training is the nearest" in result.stderr
+
+
+@pytest.mark.parametrize("columns", [50, 100])
+def test_fields_follow_the_width_of_the_terminal(columns: int) -> None:
+    widest = max(map(len, fields("training", columns=columns).output.splitlines()))
+    assert columns - 15 < widest <= columns
+
+
+def test_a_plan_can_be_read_on_a_narrow_terminal() -> None:
+    done = CliRunner().invoke(main, ["plan", str(QUICKSTART)], env={"COLUMNS": "60"})
+    jobs, _, _ = done.output.partition("iterations in")
+    assert "segment-000.trainer, iterations 0-19" in jobs
+    assert max(map(len, jobs.splitlines())) <= 60
