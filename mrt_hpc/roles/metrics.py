@@ -59,12 +59,18 @@ class Timeline:
         return time.monotonic() - self._start
 
 
+OF_ROLLOUTS = frozenset({"mismatch_mean", "mismatch_max", "mismatch_kl", "importance_capped_share", "clip_fraction"})
+"""Figures of the trainer that compare with a server's probabilities: given samples have none."""
+
+
 def iteration_metrics(
     iteration: int, lesson: Lesson, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
     """Everything measured in one iteration; what the trainer measured is told once, by field or under ``trainer``."""
     measured = rollout_measures(iteration, lesson.batch, quality) if lesson.batch is not None else {}
     update: dict[str, Any] = stats.as_dict()
+    if lesson.batch is None:
+        update = {name: value for name, value in update.items() if name not in OF_ROLLOUTS}
     named = update.keys() & IterationMetrics.model_fields.keys()
     return IterationMetrics(
         iteration=iteration,

@@ -9,8 +9,10 @@ import numpy as np
 
 from mrt_hpc.analysis.model import IterationMetrics, Phase
 from mrt_hpc.recipe.schema import Training
+from mrt_hpc.roles.advantages import Batch
 from mrt_hpc.roles.intake import Lesson
 from mrt_hpc.roles.metrics import Timeline, iteration_metrics
+from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.training.batch import TrainingSequence
 from mrt_hpc.training.settings import TrainerSettings
 from mrt_hpc.training.statistics import UpdateStats
@@ -25,9 +27,26 @@ SEQUENCE = TrainingSequence(
 )
 
 
-def told() -> IterationMetrics:
-    """Of an iteration that learnt one given sample."""
-    return iteration_metrics(3, Lesson([SEQUENCE], "digest"), STATS, Timeline(), {})
+ROLLOUT = Rollout(
+    iteration=0, problem_id="p", sample=0, seed=0, weights_version=0, prompt_ids=[1], forced=0, token_ids=[2, 3],
+    logprobs=[-0.5] * 2, finish_reason=FinishReason.STOP, text="7", answer="7", reward=1.0, boundaries=[0, 2],
+    started=0.0, seconds=0.0,
+)  # fmt: skip
+ROLLOUTS = Batch([ROLLOUT], [{}], [], "digest", np.zeros(0), [])
+
+
+def told(batch: Batch | None = ROLLOUTS) -> IterationMetrics:
+    """Of an iteration that learnt rollouts, or one given sample."""
+    return iteration_metrics(3, Lesson([SEQUENCE], "digest", batch), STATS, Timeline(), {})
+
+
+def test_given_samples_are_compared_with_no_server() -> None:
+    metrics = told(None)
+    assert metrics.mismatch_mean is None
+    assert metrics.mismatch_max is None
+    assert metrics.clip_fraction is None
+    assert metrics.loss is not None
+    assert not {"mismatch_kl", "importance_capped_share"} & metrics.trainer.keys()
 
 
 def test_each_figure_of_the_update_is_told_once() -> None:
@@ -40,8 +59,9 @@ def test_each_figure_of_the_update_is_told_once() -> None:
 
 def test_a_share_of_truncated_rollouts_is_no_share_of_importance_weights() -> None:
     assert "truncated_share" not in NUMBERS
-    capped = iteration_metrics(0, Lesson([SEQUENCE], "d"), replace(STATS, importance_capped_share=0.5), Timeline(), {})
-    assert capped.truncated_share is None
+    stats = replace(STATS, importance_capped_share=0.5)
+    capped = iteration_metrics(0, Lesson([SEQUENCE], "d", ROLLOUTS), stats, Timeline(), {})
+    assert capped.truncated_share == 0.0
     assert capped.trainer["importance_capped_share"] == 0.5
 
 
