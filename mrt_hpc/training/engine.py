@@ -22,7 +22,7 @@ from mrt_hpc.training.batch import MicroBatch, TrainingSequence, collate
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.packing import pack, padded_tokens, split_by_group
-from mrt_hpc.training.policy import Policy, load_policy, logit_chunks
+from mrt_hpc.training.policy import Policy, load_policy, logit_chunks, parameter_count
 from mrt_hpc.training.settings import Objective, TrainerSettings
 from mrt_hpc.training.statistics import Stopwatch, Tally, UpdateStats
 
@@ -268,16 +268,17 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
             "a KL term needs a reference model", value=settings.training.kl_coefficient, where="training.kl_coefficient"
         )
     _seed(settings, ranks)
+    training = settings.training
+    config = deepspeed_config(settings, parameter_count(model_dir))
+    partition = config if training.zero_stage == 3 else None
     policy = load_policy(
-        model_dir, settings.temperature, settings.training.precision, settings.training.gradient_checkpointing
+        model_dir, settings.temperature, training.precision, training.gradient_checkpointing, partition
     )
     engine, *_ = deepspeed.initialize(
         model=policy,
-        optimizer=lambda groups: torch.optim.AdamW(
-            groups, lr=settings.training.learning_rate, betas=settings.training.betas, fused=True
-        ),
-        model_parameters=_parameter_groups(policy, settings.training.weight_decay),
-        config=deepspeed_config(settings, sum(p.numel() for p in policy.parameters())),
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True),
+        model_parameters=_parameter_groups(policy, training.weight_decay),
+        config=config,
         dist_init_required=False,
     )
     engine.train()
@@ -316,9 +317,10 @@ def _seed(settings: TrainerSettings, ranks: Ranks) -> None:
 def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any]]:
     """Decay matrices only: norms and biases are left alone."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
+    dimensions = [len(getattr(p, "ds_shape", p.shape)) for p in parameters]  # a partitioned one is flat
     return [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p, n in zip(parameters, dimensions, strict=True) if n > 1], "weight_decay": weight_decay},
+        {"params": [p for p, n in zip(parameters, dimensions, strict=True) if n <= 1], "weight_decay": 0.0},
     ]
 
 

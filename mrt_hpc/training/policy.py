@@ -7,6 +7,8 @@ sampled from.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,8 +20,10 @@ from transformers import (
     AttentionMaskInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -28,6 +32,7 @@ from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.training.accelerator import device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from mrt_hpc.training.batch import MicroBatch
@@ -102,27 +107,84 @@ AttentionMaskInterface.register(CPU_ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdp
 
 
 def load_policy(
-    directory: Path, temperature: float, precision: Precision, gradient_checkpointing: bool = False
+    directory: Path,
+    temperature: float,
+    precision: Precision,
+    gradient_checkpointing: bool = False,
+    partition: dict[str, Any] | None = None,
 ) -> Policy:
     """Read a Hugging Face directory.
+
+    Args:
+        directory: the model's.
+        temperature: the log-probabilities are those of logits / temperature.
+        precision: number format of weights and activations.
+        gradient_checkpointing: whether activations are computed again in the backward pass.
+        partition: DeepSpeed's configuration where the ranks partition each parameter as soon as it is made, so that no
+            rank ever holds the whole model (ZeRO-3; collective); None for the whole model on this rank.
 
     Raises:
         UserError: there is no such model, or its logits are not a plain projection.
     """
-    if not (directory / "config.json").is_file():
-        raise UserError("no model here: config.json is missing", where=directory)
-    config = AutoConfig.from_pretrained(directory)
+    config = model_config(directory)
     changes = [n for n in LOGIT_CHANGES if getattr(config, n, None) not in (None, 1, 1.0)]
     if changes:
         raise UserError("the trainer does not know how this model changes its logits", value=changes, where=directory)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
     attention = CPU_ATTENTION if autocast and device().type == "cpu" else "sdpa"
-    loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
+    with _partitioned_when_made(partition):
+        loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
     model = cast("PreTrainedModel", loaded)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Policy(model, temperature, autocast)
+
+
+def model_config(directory: Path) -> PretrainedConfig:
+    """The configuration of a Hugging Face directory.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not (directory / "config.json").is_file():
+        raise UserError("no model here: config.json is missing", where=directory)
+    return cast("PretrainedConfig", AutoConfig.from_pretrained(directory))
+
+
+def parameter_count(directory: Path) -> int:
+    """Parameters of a model, tied ones once; from its configuration alone."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(model_config(directory)).parameters())
+
+
+@dataclass(frozen=True)
+class _Stage3:
+    """What transformers asks for when it makes a model: whether to partition it, and DeepSpeed's configuration. Its own
+    class for this needs a package that nothing else here needs.
+    """
+
+    config: dict[str, Any]
+
+    def is_zero3(self) -> bool:
+        """Yes."""
+        return True
+
+
+@contextmanager
+def _partitioned_when_made(config: dict[str, Any] | None) -> Iterator[None]:
+    """Models that transformers loads in the block are partitioned parameter by parameter; not where there is no
+    configuration.
+    """
+    if config is None:
+        yield
+        return
+    stage = _Stage3(config)  # transformers keeps a weak reference
+    set_hf_deepspeed_config(stage)
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()
 
 
 def logit_chunks(trained_tokens: int, vocabulary: int) -> int:

@@ -14,11 +14,14 @@ from training_support import VOCABULARY, plain_logprobs, random_batch, settings,
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.training import export, policy
-from mrt_hpc.training.engine import build
+from mrt_hpc.training.accelerator import deepspeed
+from mrt_hpc.training.engine import build, deepspeed_config
+from mrt_hpc.training.policy import load_policy, parameter_count
 from mrt_hpc.training.rendezvous import TOKEN, Ranks, join
 from mrt_hpc.training.settings import Objective
 
@@ -73,6 +76,25 @@ def test_published_weights_are_the_trainers(stage: int, model: Path, one_rank: R
     ours = trainer._old_logprobs(trainer.prepare([probe]))[0]
     theirs = plain_logprobs(served, probe, settings().temperature)[torch.from_numpy(probe.mask)]
     assert torch.allclose(ours, theirs.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_is_partitioned_while_it_is_made(tied: bool, one_rank: Ranks, tmp_path: Path) -> None:
+    """Never held whole: each parameter leaves its module as soon as there is one."""
+    del one_rank
+    directory = tiny_model(tmp_path, tied=tied)
+    config = deepspeed_config(settings(zero_stage=3), parameter_count(directory))
+    whole = load_policy(directory, 1.0, Precision.FP32)
+    ours = load_policy(directory, 1.0, Precision.FP32, partition=config)
+    parameters = dict(ours.named_parameters())
+    assert {name: parameter.ds_shape for name, parameter in parameters.items()} == {
+        name: parameter.shape for name, parameter in whole.named_parameters()
+    }
+    assert sum(p.ds_numel for p in parameters.values()) == parameter_count(directory)
+    assert all(p.numel() == 0 for p in parameters.values())
+    with deepspeed.zero.GatheredParameters(list(parameters.values())):
+        assert all(torch.equal(parameters[name], p) for name, p in whole.named_parameters())
+    assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), whole.buffers(), strict=True))
 
 
 def test_weights_are_published_in_the_number_format_asked_for(model: Path, one_rank: Ranks, tmp_path: Path) -> None:
