@@ -13,11 +13,13 @@ import click
 
 from mrt_hpc.cli.display import Display
 from mrt_hpc.cli.options import run_path
+from mrt_hpc.launch.changes import with_warmup_begun
 from mrt_hpc.launch.containers import with_models_bound
-from mrt_hpc.launch.create import create_or_open, is_renewed, renew
+from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import claimed, current_ids, current_submissions, record_submission
 from mrt_hpc.launch.local import run_plan
 from mrt_hpc.launch.progress import failures, reason, task_records
+from mrt_hpc.launch.renewal import is_renewed, renew
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slots import machine_slots
 from mrt_hpc.plan.compile import compile_plan
@@ -65,7 +67,8 @@ def kept_recipe(layout: RunLayout, recipe: Recipe) -> Recipe:
     """
     if not layout.recipe_lock.is_file():
         return recipe
-    kept = as_begun(read_recipe_lock(layout.recipe_lock), recipe)
+    locked = read_recipe_lock(layout.recipe_lock)
+    kept = with_warmup_begun(layout, locked, as_begun(locked, recipe))
     for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
         click.echo(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")
     return kept
@@ -206,10 +209,10 @@ def without_hope(
 
 
 def renew_if_asked(layout: RunLayout, recipe: Recipe, plan: Plan) -> None:
-    """Take over other resources, where nothing of the run is at work."""
+    """Take over what the submission changes, and say what; nothing of the run is at work."""
     if is_renewed(layout, recipe, plan):
-        renew(layout, recipe, plan)
-        click.echo("the run goes on with other resources than before")
+        for sentence in renew(layout, recipe, plan):
+            click.echo(f"the run goes on with another value: {sentence}")
 
 
 def failed(plan: Plan, layout: RunLayout) -> UserError:
@@ -230,7 +233,7 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
     """Hand to Slurm what is neither done nor queued.
 
     Raises:
-        UserError: the run is under way on some machine, or with other resources; or Slurm refuses.
+        UserError: the run is under way on some machine, or with other values; or Slurm refuses.
     """
     from mrt_hpc.launch.slurm import submit
     from mrt_hpc.launch.slurm_queue import cancel
@@ -248,7 +251,7 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
         queued = live_jobs(layout)
         if queued and is_renewed(layout, recipe, plan):
             raise UserError(
-                "jobs of this run are queued with other resources",
+                "jobs of this run are queued with other values",
                 value=", ".join(sorted(queued)),
                 where=layout.root,
                 advice=f"submit as before, or first mrt-hpc cancel {layout.root}",

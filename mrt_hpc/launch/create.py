@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.plan.model import read_plan
-from mrt_hpc.recipe.begun import FREE_SECTIONS, differences
+from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import (
     Conversations,
@@ -102,40 +101,6 @@ def refuse_writable_by_others(root: Path) -> None:
             where=root,
             expected=f"owner {os.geteuid()}, and nobody else with the right to write",
             advice=f"chmod go-w {shlex.quote(str(root))}; where the filesystem knows no owners: --run DIR on another",
-        )
-
-
-def is_renewed(layout: RunLayout, recipe: Recipe, plan: Plan) -> bool:
-    """Whether a submission asks for other resources than the run was made with."""
-    return read_recipe_lock(layout.recipe_lock) != recipe or read_plan(layout.plan) != plan
-
-
-def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> None:
-    """Take over other resources: array sizes, ranks, limits. What is finished stays; nothing of the run may be at work.
-
-    The plan goes first: a task started between the two writes finds its job in either.
-    """
-    write_json(layout.plan, plan.as_json())
-    write_text(layout.recipe_lock, lock_text(recipe))
-
-
-def refuse_other_recipe(layout: RunLayout, recipe: Recipe) -> None:
-    """A run directory holds one experiment.
-
-    Raises:
-        UserError: naming the fields that differ.
-    """
-    locked, wanted = (
-        r.model_dump(mode="json", exclude=set(FREE_SECTIONS)) for r in (read_recipe_lock(layout.recipe_lock), recipe)
-    )
-    if found := list(differences(locked, wanted)):
-        field, old, new = found[0]
-        more = "".join(f"; {name} was {before!r} and is {now!r}" for name, before, now in found[1:])
-        raise UserError(
-            f"the run directory was made from another recipe: {field} was {old!r}{more}",
-            value=new,
-            where=layout.root,
-            advice="choose another directory with --run DIR, or take the change back to go on with this run",
         )
 
 

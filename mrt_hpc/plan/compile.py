@@ -196,6 +196,13 @@ def _name(segment: int, role: Role) -> str:
     return f"segment-{segment:03d}.{role.value}"
 
 
+def role_resources(recipe: Recipe, role: Role) -> JobResources:
+    """What each task of a role is given."""
+    if role is Role.TRAINER:
+        return _trainer_resources(recipe.resources.trainer)
+    return _one_process(getattr(recipe.resources, role.value))
+
+
 def _one_process(resources: RoleResources) -> JobResources:
     return JobResources(
         nodes=1,

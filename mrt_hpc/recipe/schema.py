@@ -245,6 +245,10 @@ class Training(Section):
     """Share of all optimiser steps over which the learning rate rises linearly to its peak; the first step has a rate
     above 0.
     """
+    warmup_steps: NotNegative | None = None
+    """Optimiser steps of that rise, whatever warmup_ratio says; null takes the share. A begun run that is given another
+    number of iterations keeps the steps that it began with, and writes them here.
+    """
     schedule: Literal["cosine", "constant"] = "cosine"
     """Course of the learning rate after the warm-up."""
     minimum_ratio: Share = 0.0

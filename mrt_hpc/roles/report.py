@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.model import Cost, RunFile, RunSummary
 from mrt_hpc.analysis.report import write_report as write_summary
-from mrt_hpc.plan.compile import evaluated_versions
-from mrt_hpc.plan.model import Plan, read_plan
+from mrt_hpc.plan.compile import evaluated_versions, role_resources
+from mrt_hpc.plan.model import JobResources, Plan, Role, read_plan
 from mrt_hpc.recipe.algorithms import SupervisedAlgorithm
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import read_source
@@ -123,7 +124,7 @@ def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[Ite
     spans = attempt_spans(layout)
     if not spans:
         return Cost()
-    resources = {job.name: job.resources for job in plan.jobs}
+    resources = {job: resources_of(job, plan, recipe) for job, _, _ in spans}
     return Cost(
         wall_seconds=max(end for _, _, end in spans) - min(start for _, start, _ in spans),
         generated_tokens=sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout),
@@ -132,6 +133,13 @@ def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[Ite
         sampled_tokens_per_second=sampled_rate(iterations, recipe.resources.inference.tasks),
         trained_tokens_per_second=trained_rate(iterations, recipe.resources.trainer.ranks),
     )
+
+
+def resources_of(job: str, plan: Plan, recipe: Recipe) -> JobResources:
+    """What a task of a job has; of one that the plan has no longer, as its recipe was changed, what its role has."""
+    named = {planned.name: planned.resources for planned in plan.jobs}
+    role = Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
+    return named[job] if job in named else role_resources(recipe, role)
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:

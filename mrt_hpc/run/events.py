@@ -51,6 +51,8 @@ class EventKind(StrEnum):
     """A vLLM server answers."""
     SERVER_RESTARTED = "server_restarted"
     """A vLLM server had died and answers again."""
+    RECIPE_CHANGED = "recipe_changed"
+    """A submission changed fields of the run's recipe; ``changes`` names them with their old and new values."""
     GRADING = "grading"
     """Answers that hung or could not be read."""
 

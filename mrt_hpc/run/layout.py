@@ -29,6 +29,11 @@ class RunLayout:
         return self.root / "recipe.lock.yaml"
 
     @property
+    def renewal(self) -> Path:
+        """What a submission is about to change of the run; absent once all of it is written."""
+        return self.root / "renewal.json"
+
+    @property
     def plan(self) -> Path:
         """The compiled plan."""
         return self.root / "plan.json"

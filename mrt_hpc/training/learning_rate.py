@@ -9,18 +9,25 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Training
 
 
+def warmup_steps(total_steps: int, training: Training) -> int:
+    """Optimiser steps over which the rate rises: ``training.warmup_steps``, or else the share of all steps."""
+    if training.warmup_steps is not None:
+        return training.warmup_steps
+    return math.ceil(training.warmup_ratio * total_steps)
+
+
 def learning_rate(step: int, total_steps: int, training: Training) -> float:
     """The rate of optimiser step ``step`` (0-based).
 
-    Rises linearly over the first ``warmup_ratio`` of the steps, its first value already above 0, then follows
+    Rises linearly over the first :func:`warmup_steps`, its first value already above 0, then follows
     ``schedule``: the cosine begins at the peak and reaches ``minimum_ratio`` of it one step beyond the last, where it
     stays. A step at the end of a cosine that falls to 0 would leave the weights as they are, and its rollouts unused.
     """
-    warmup_steps = math.ceil(training.warmup_ratio * total_steps)
-    if step < warmup_steps:
-        return training.learning_rate * (step + 1) / warmup_steps
+    warmup = warmup_steps(total_steps, training)
+    if step < warmup:
+        return training.learning_rate * (step + 1) / warmup
     if training.schedule == "constant":
         return training.learning_rate
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     share = 0.5 * (1.0 + math.cos(math.pi * progress))
     return training.learning_rate * (training.minimum_ratio + (1.0 - training.minimum_ratio) * share)

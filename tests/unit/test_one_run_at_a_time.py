@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.launch import ledger
-from mrt_hpc.launch.create import create_or_open, is_renewed, renew
+from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import LocalProcess, claimed, local_process
+from mrt_hpc.launch.renewal import is_renewed, renew
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe

@@ -1,0 +1,139 @@
+"""What a later submission changes of a run's recipe: accepted where everything that was done stays as it would have
+been, refused with the reason and the way out where not.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.recipe.begun import FREE_SECTIONS, RECORDED_SECTIONS, differences
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.patience import children
+from mrt_hpc.run.weights import published_versions
+from mrt_hpc.training.learning_rate import warmup_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.layout import RunLayout
+
+OF_THE_RESULT = "it decides what the run has done"
+"""Why most fields cannot be changed."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field of which a submission asks for another value than the run has."""
+
+    field: str
+    """Dotted path."""
+    old: Any
+    """As in JSON."""
+    new: Any
+    """As in JSON."""
+    refused: str | None = None
+    """Why it cannot be changed; None where it can."""
+
+    def __str__(self) -> str:
+        return f"{self.field} was {json.dumps(self.old)} and is {json.dumps(self.new)}"
+
+    @property
+    def refusal(self) -> str:
+        """The change with the reason against it."""
+        return f"{self}: {self.refused}"
+
+    @property
+    def restored(self) -> str:
+        """The option that takes it back."""
+        return f"--set {shlex.quote(f'{self.field}={json.dumps(self.old)}')}"
+
+
+def changes(layout: RunLayout, recipe: Recipe) -> list[Change]:
+    """The fields in which a submission's recipe differs from the run's, each with the reason against it, if any.
+
+    Raises:
+        UserError: the run's lock cannot be read.
+    """
+    locked = read_recipe_lock(layout.recipe_lock)
+    found = differences(locked.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    return [Change(field, old, new, _against(layout, locked, recipe, field)) for field, old, new in found]
+
+
+def refuse_other_recipe(layout: RunLayout, recipe: Recipe) -> None:
+    """A run directory holds one experiment: what would change what was done is refused.
+
+    Raises:
+        UserError: naming the fields, their old and new values, and why they cannot be changed.
+    """
+    if refused := [change for change in changes(layout, recipe) if change.refused is not None]:
+        raise _refusal(layout, refused)
+
+
+def _refusal(layout: RunLayout, refused: Sequence[Change]) -> UserError:
+    lines = "".join(f"\n    {change.refusal}" for change in refused)
+    restored = " ".join(change.restored for change in refused)
+    return UserError(
+        f"the run directory was made from another recipe, and this would change what was done:{lines}",
+        where=layout.root,
+        advice=f"give another directory with --run DIR, or restore the run's values: {restored}",
+    )
+
+
+def _against(layout: RunLayout, locked: Recipe, wanted: Recipe, field: str) -> str | None:
+    """Why a field cannot be changed; None where it can."""
+    if field.partition(".")[0] in (*FREE_SECTIONS, *RECORDED_SECTIONS):
+        return None
+    if field == "schedule.iterations":
+        return _against_iterations(layout, locked, wanted)
+    if field == "training.warmup_steps":
+        same = _warmup_steps(locked) == _warmup_steps(wanted) or iterations_done(layout) == 0
+        return None if same else OF_THE_RESULT
+    return OF_THE_RESULT
+
+
+def _against_iterations(layout: RunLayout, locked: Recipe, wanted: Recipe) -> str | None:
+    """Another number of iterations must leave the learning rate of every step that was taken as it was."""
+    done = iterations_done(layout)
+    if wanted.schedule.iterations < done:
+        return f"{done} iterations are done already"
+    if done == 0:
+        return None
+    if wanted.training.schedule != "constant":
+        return (
+            f"with training.schedule: {wanted.training.schedule} the learning rate of every step follows from the "
+            "number of iterations, and steps have been taken (with schedule: constant it could be changed)"
+        )
+    if _warmup_steps(locked) != _warmup_steps(wanted):
+        return f"the warm-up would have another length; it began with training.warmup_steps={_warmup_steps(locked)}"
+    return None
+
+
+def _warmup_steps(recipe: Recipe) -> int:
+    total = recipe.schedule.iterations * recipe.training.optimizer_steps_per_iteration
+    return warmup_steps(total, recipe.training)
+
+
+def iterations_done(layout: RunLayout) -> int:
+    """Updates of which something stays: a checkpoint or a weights version."""
+    checkpoints = [layout.step_of(path) or 0 for path in children(layout.checkpoints)]
+    return max([0, *published_versions(layout), *checkpoints])
+
+
+def with_warmup_begun(layout: RunLayout, locked: Recipe, wanted: Recipe) -> Recipe:
+    """A submission's recipe with the length of a warm-up that has begun, where another number of iterations would give
+    it another.
+    """
+    constant = wanted.training.schedule == locked.training.schedule == "constant"
+    unnamed = wanted.training.warmup_steps is None
+    begun = iterations_done(layout) > 0 and wanted.schedule.iterations != locked.schedule.iterations
+    if not (constant and unnamed and begun) or wanted.training.warmup_ratio != locked.training.warmup_ratio:
+        return wanted
+    if (steps := _warmup_steps(locked)) == _warmup_steps(wanted):
+        return wanted
+    training = wanted.training.model_copy(update={"warmup_steps": steps})
+    return wanted.model_copy(update={"training": training})
