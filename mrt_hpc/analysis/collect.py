@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
+from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.run.evaluation_settings import has_samples, passed_over
+from mrt_hpc.run.patience import children
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from mrt_hpc.plan.model import EvaluationUnit
+    from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -23,12 +28,27 @@ class Measurements:
     """By benchmark as planned, then by version."""
     missing: tuple[str, ...]
     """A sentence for each gap."""
+    unmade: tuple[str, ...] = ()
+    """A sentence for each gap that will stay: what cannot be made any more."""
 
 
 def read_measurements(
-    layout: RunLayout, iterations_planned: int, versions: Iterable[int], benchmarks: Iterable[str]
+    layout: RunLayout,
+    iterations_planned: int,
+    versions: Iterable[int],
+    benchmarks: Iterable[str],
+    settings: Mapping[str, EvaluationSettings] | None = None,
 ) -> Measurements:
-    """The metrics of all planned iterations and the summaries of all planned evaluations that are there.
+    """The metrics of all planned iterations and the summaries of all planned evaluations that are there, and those of
+    further versions that were made with the same settings.
+
+    Args:
+        layout: the run directory.
+        iterations_planned: how many.
+        versions: weights versions that are to be evaluated.
+        benchmarks: on which.
+        settings: what each benchmark has to be evaluated with; summaries of other settings count as not there. None
+            takes any.
 
     Raises:
         UserError: a file is there and is not what its name says.
@@ -40,18 +60,46 @@ def read_measurements(
         except FileNotFoundError:
             absent.append(number)
     missing = [f"metrics of iterations {as_ranges(absent)} of {iterations_planned}"] if absent else []
-    evaluations = []
-    wanted = list(versions)
+    wanted, pruned = set(versions), set(passed_over(layout))
+    evaluations, unmade = [], []
     for benchmark in benchmarks:
-        absent = []
-        for version in wanted:
-            try:
-                evaluations.append(EvaluationSummary.read(layout.evaluation_summary(version, benchmark)))
-            except FileNotFoundError:
-                absent.append(version)
-        if absent:
-            missing.append(f"evaluation on {benchmark} of weights versions {as_ranges(absent)}")
-    return Measurements(tuple(iterations), tuple(evaluations), tuple(missing))
+        found = _summaries(layout, benchmark, wanted, None if settings is None else settings[benchmark])
+        evaluations += found
+        absent = sorted(wanted.difference(summary.version for summary in found))
+        if waited_for := [version for version in absent if version not in pruned]:
+            missing.append(f"evaluation on {benchmark} of weights versions {as_ranges(waited_for)}")
+        if gone := [version for version in absent if version in pruned]:
+            unmade.append(
+                f"evaluation on {benchmark} of weights versions {as_ranges(gone)}, which had been pruned before it was "
+                "asked for"
+            )
+    return Measurements(tuple(iterations), tuple(evaluations), tuple(missing), tuple(unmade))
+
+
+def _summaries(
+    layout: RunLayout, benchmark: str, wanted: Iterable[int], settings: EvaluationSettings | None
+) -> list[EvaluationSummary]:
+    """Of the wanted versions and any others that were evaluated with these settings, in order of versions."""
+    others = {version for path in children(layout.root / "evals") if (version := layout.version_of(path)) is not None}
+    found = []
+    for version in sorted({*wanted, *others}):
+        try:
+            summary = EvaluationSummary.read(layout.evaluation_summary(version, benchmark))
+        except FileNotFoundError:
+            continue
+        if settings is None or settings.summarised(summary.settings):
+            found.append(summary)
+    return found
+
+
+def is_evaluated(layout: RunLayout, unit: EvaluationUnit, settings: EvaluationSettings) -> bool:
+    """Whether a unit has its shard, and its version and benchmark their summary, of these settings."""
+    try:
+        summary = EvaluationSummary.read(layout.evaluation_summary(unit.version, unit.benchmark))
+    except (FileNotFoundError, UserError):  # absent, or damaged
+        return False
+    shard = layout.evaluation_shard(unit.version, unit.benchmark, unit.shard)
+    return settings.summarised(summary.settings) and has_samples(shard, settings)
 
 
 def as_ranges(numbers: Iterable[int]) -> str:

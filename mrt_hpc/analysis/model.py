@@ -103,6 +103,8 @@ class EvaluationSummary(Record):
     """Which tokens ``regret`` counts: the sampled ones of the trace alone, or prompt, closing text and answer too."""
     seconds: float | None = None
     """Wall time of the evaluation."""
+    settings: str | None = None
+    """Digest of what the benchmark was evaluated with; older files have none."""
 
 
 class IterationMetrics(Record):

@@ -171,6 +171,7 @@ def summarise_evaluation(
     regret: Mapping[int, dict[str, float]] | None = None,
     regret_tokens: Literal["sampled", "all"] = "sampled",
     seconds: float | None = None,
+    settings: str | None = None,
 ) -> EvaluationSummary:
     """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
 
@@ -198,6 +199,7 @@ def summarise_evaluation(
         regret=dict(regret or {}),
         regret_tokens=regret_tokens,
         seconds=seconds,
+        settings=settings,
     )
 
 

@@ -212,7 +212,7 @@ def renew_if_asked(layout: RunLayout, recipe: Recipe, plan: Plan) -> None:
     """Take over what the submission changes, and say what; nothing of the run is at work."""
     if is_renewed(layout, recipe, plan):
         for sentence in renew(layout, recipe, plan):
-            click.echo(f"the run goes on with another value: {sentence}")
+            click.echo(sentence)
 
 
 def failed(plan: Plan, layout: RunLayout) -> UserError:

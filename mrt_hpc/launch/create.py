@@ -194,6 +194,20 @@ def check_model(recipe: Recipe) -> None:
         files.check(recipe.prover.model_max_tokens or longest_sequence(recipe), trained=False)
 
 
+def check_length(layout: RunLayout, locked: Recipe, recipe: Recipe) -> None:
+    """Refuse longer sequences than a run's model can hold, where its recipe asks for longer ones than before.
+
+    Raises:
+        UserError: naming what is too long.
+    """
+    if not isinstance(recipe.model, HuggingFaceModel) or longest_sequence(recipe) <= longest_sequence(locked):
+        return
+    first = layout.weights_version(0)  # the directory that it was copied from may be gone
+    directory = first if first.exists() else Path(recipe.model.path)
+    template_given = recipe.prompt.chat_template is not None
+    ModelFiles(directory, "model.path", template_given=template_given).check(longest_sequence(recipe))
+
+
 def longest_sequence(recipe: Recipe) -> int:
     """Tokens, at least, of the longest sequence that a server is asked to hold: prompt, trace and forced answer; the
     tokens of the forced text itself come on top.

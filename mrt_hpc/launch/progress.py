@@ -52,11 +52,23 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
         groups_collected=len(sampled_positions(layout, COLLECTION)) if _collects(plan) else None,
         reward=_measured(layout, done - 1, "reward_mean"),
         answered=_measured(layout, done - 1, "answered_share"),
-        evaluations_done=sum(layout.evaluation_shard(u.version, u.benchmark, u.shard).exists() for u in units),
+        evaluations_done=sum(_is_evaluated(layout, job, index) for job in plan.jobs for index in _evaluations(job)),
         evaluations=len(units),
         report=layout.report.exists(),
         stale=_written(layout.report) < max(_results_written(plan, layout), default=0.0),
     )
+
+
+def _evaluations(job: Job) -> range:
+    """Indices of the tasks that evaluate."""
+    return range(len(job.evaluations))
+
+
+def _is_evaluated(layout: RunLayout, job: Job, index: int) -> bool:
+    """Whether the shard of a task is there; one that waits for its first start may find that of other settings."""
+    unit = job.evaluations[index]
+    waits = read_task(layout, job.name, index).state is TaskState.WAITING
+    return not waits and layout.evaluation_shard(unit.version, unit.benchmark, unit.shard).exists()
 
 
 def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:

@@ -8,23 +8,40 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.analysis.collect import as_ranges, is_evaluated
 from mrt_hpc.launch.changes import Change, changes
+from mrt_hpc.launch.create import check_length, problems_of
+from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.begun import FREE_SECTIONS
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.run.atomic import write_json, write_text
+from mrt_hpc.run.data import write_problems
+from mrt_hpc.run.evaluation_settings import (
+    evaluation_settings,
+    has_samples,
+    keep_first_settings,
+    pass_over,
+    pruned_versions,
+)
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.tasks import task_file
+from mrt_hpc.run.tasks import TaskRecord, TaskState, task_file, write_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.plan.model import EvaluationUnit, Job, Plan
     from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.records import Problem
+
+EVALUATING = ("evaluation.", "schedule.iterations")
+"""Beginnings of the fields that decide which evaluations there are, and what they are made with."""
 
 
 def is_renewed(layout: RunLayout, recipe: Recipe, plan: Plan) -> bool:
@@ -45,17 +62,119 @@ def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> list[str]:
         plan: of the submission.
 
     Returns:
-        What was changed beyond resources, a sentence each.
+        What was changed beyond resources, and what of it cannot be done any more, a sentence each.
+
+    Raises:
+        UserError: data of a benchmark are not there, or wrong, or sequences are too long for the model; nothing is
+            changed then.
     """
-    found = _recorded(layout, recipe)
-    write_json(layout.renewal, {"changes": [asdict(change) for change in found]})
-    for job in _jobs_to_open(read_plan(layout.plan), plan, found):
-        _open_again(layout, job)
+    renewal = Renewal.of(layout, recipe, plan)
+    write_json(layout.renewal, renewal.journal())
+    if renewal.evaluates_otherwise:
+        keep_first_settings(layout, renewal.locked)
+        pass_over(layout, renewal.pruned)
+    for name, problems in renewal.data.items():
+        write_problems(layout.benchmark_data(name), problems)
+    for job in renewal.jobs_to_open(read_plan(layout.plan)):
+        renewal.open_again(job)
     write_json(layout.plan, plan.as_json())
     write_text(layout.recipe_lock, lock_text(recipe))
-    _tell(layout, found)
+    _tell(layout, renewal.changes)
     layout.renewal.unlink()
-    return [str(change) for change in found if not is_of_resources(change)]
+    return renewal.sentences()
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What a submission changes, known before anything is written."""
+
+    layout: RunLayout
+    locked: Recipe
+    recipe: Recipe
+    plan: Plan
+    changes: list[Change]
+    data: dict[str, list[Problem]]
+    """Problems of the benchmarks whose data the run has not, or has from elsewhere, by name."""
+    pruned: list[int]
+    """Weights versions to be evaluated that are there no longer."""
+
+    @staticmethod
+    def of(layout: RunLayout, recipe: Recipe, plan: Plan) -> Renewal:
+        """What a submission changes; of one that was cut short, what it was about to change as well.
+
+        Raises:
+            UserError: data of a benchmark are not there, or wrong; or sequences are too long for the model.
+        """
+        locked, journal = read_recipe_lock(layout.recipe_lock), _journal(layout)
+        found = changes(layout, recipe) or [Change(**change) for change in journal["changes"]]
+        renewed = {b.name: b for b in recipe.evaluation.benchmarks}
+        names = changed_data(layout, locked, recipe) | renewed.keys() & set(journal["data"])
+        check_length(layout, locked, recipe)
+        data = {name: problems_of(renewed[name].problems) for name in sorted(names)}
+        return Renewal(layout, locked, recipe, plan, found, data, pruned_versions(layout, evaluated_versions(recipe)))
+
+    def journal(self) -> dict[str, Any]:
+        """What stands in the journal."""
+        return {"changes": [asdict(change) for change in self.changes], "data": list(self.data)}
+
+    @property
+    def evaluates_otherwise(self) -> bool:
+        """Whether evaluations are to be made that were not planned, or with other settings."""
+        return bool(self.data) or any(change.field.startswith(EVALUATING) for change in self.changes)
+
+    def jobs_to_open(self, before: Plan) -> list[Job]:
+        """Jobs of the new plan that may have to do what the job of their name has not done."""
+        earlier = {job.name: job for job in before.jobs}
+        return [job for job in self.plan.jobs if self._has_new_work(job, earlier.get(job.name))]
+
+    def _has_new_work(self, job: Job, earlier: Job | None) -> bool:
+        if job.role in (Role.EVALUATION, Role.REPORT) and self.evaluates_otherwise:
+            return True
+        if job.segment is None:
+            return False
+        return earlier is None or (job.iterations, job.evaluations) != (earlier.iterations, earlier.evaluations)
+
+    def open_again(self, job: Job) -> None:
+        """Forget how far the tasks of a job were, as what they have finished they find in the run directory; an
+        evaluation that is made already, or cannot be made, is done.
+        """
+        for index in range(job.tasks):
+            if job.evaluations and self._is_settled(job.evaluations[index]):
+                write_task(self.layout, job.name, index, TaskRecord(TaskState.DONE))
+            else:
+                task_file(self.layout, job.name, index).unlink(missing_ok=True)
+
+    def _is_settled(self, unit: EvaluationUnit) -> bool:
+        settings = self._settings[unit.benchmark]
+        shard = self.layout.evaluation_shard(unit.version, unit.benchmark, unit.shard)
+        if unit.version in self.pruned and not has_samples(shard, settings):
+            return True
+        return is_evaluated(self.layout, unit, settings)
+
+    @cached_property
+    def _settings(self) -> dict[str, EvaluationSettings]:
+        """Of the new recipe; asked for once the data are written."""
+        return evaluation_settings(self.layout, self.recipe)
+
+    def sentences(self) -> list[str]:
+        """What to tell the user."""
+        told = [f"the run goes on with another value: {c}" for c in self.changes if not is_of_resources(c)]
+        if self.evaluates_otherwise and self.pruned:
+            told.append(
+                f"weights versions {as_ranges(self.pruned)} were pruned and cannot be evaluated with these settings; "
+                "results that they have of the same settings stay"
+            )
+        return told
+
+
+def changed_data(layout: RunLayout, locked: Recipe, recipe: Recipe) -> set[str]:
+    """Benchmarks of which the run has no problems, or those of another source."""
+    sources = {benchmark.name: benchmark.problems for benchmark in locked.evaluation.benchmarks}
+    return {
+        benchmark.name
+        for benchmark in recipe.evaluation.benchmarks
+        if sources.get(benchmark.name) != benchmark.problems or not layout.benchmark_data(benchmark.name).exists()
+    }
 
 
 def is_of_resources(change: Change) -> bool:
@@ -63,35 +182,10 @@ def is_of_resources(change: Change) -> bool:
     return change.field.partition(".")[0] in FREE_SECTIONS
 
 
-def _recorded(layout: RunLayout, recipe: Recipe) -> list[Change]:
-    """The changes of this submission; of one cut short after the lock was written, those in its journal."""
-    found = changes(layout, recipe)
-    if found or not layout.renewal.exists():
-        return found
-    return [Change(**change) for change in json.loads(layout.renewal.read_text())["changes"]]
-
-
-def _jobs_to_open(before: Plan, after: Plan, found: Sequence[Change]) -> list[Job]:
-    """Jobs of the new plan that have to do what the job of their name has not done."""
-    earlier = {job.name: job for job in before.jobs}
-    fields = [change.field for change in found]
-    report = any(field == "schedule.iterations" for field in fields)
-    return [
-        job
-        for job in after.jobs
-        if (job.role is Role.REPORT and report)
-        or (job.segment is not None and not _does_the_same(job, earlier.get(job.name)))
-    ]
-
-
-def _does_the_same(job: Job, earlier: Job | None) -> bool:
-    return earlier is not None and (job.iterations, job.evaluations) == (earlier.iterations, earlier.evaluations)
-
-
-def _open_again(layout: RunLayout, job: Job) -> None:
-    """Forget how far the tasks of a job were; what they have finished they find in the run directory."""
-    for index in range(job.tasks):
-        task_file(layout, job.name, index).unlink(missing_ok=True)
+def _journal(layout: RunLayout) -> dict[str, Any]:
+    """What a submission that was cut short was about to change; nothing where there is none."""
+    nothing: dict[str, Any] = {"changes": [], "data": []}
+    return {**nothing, **json.loads(layout.renewal.read_text())} if layout.renewal.exists() else nothing
 
 
 def _tell(layout: RunLayout, found: Sequence[Change]) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 FREE_SECTIONS = ("resources", "resilience")
 """They decide how a run is run and never what comes out, so a later submission may change them."""
-RECORDED_SECTIONS = ("tracking", "expected")
-"""They decide nothing of what comes out either; but what a file does not name stays as the run has it."""
+RECORDED_SECTIONS = ("tracking", "expected", "evaluation")
+"""They decide nothing of what was trained. What a file does not name of them stays as the run has it."""
 
 
 def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:

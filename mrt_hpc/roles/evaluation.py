@@ -34,6 +34,7 @@ from mrt_hpc.roles.quality import trace_quality
 from mrt_hpc.roles.serving import client_of, grader_pool, running_server, verified_weights
 from mrt_hpc.roles.starts import WholeTraces
 from mrt_hpc.run.data import read_problems, share
+from mrt_hpc.run.evaluation_settings import has_samples, passed_over, settings_of
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.manifest import DamagedError, read_manifest
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Benchmark
     from mrt_hpc.roles.graded import GradedTrace
     from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.records import Branch, Problem, Rollout
     from mrt_hpc.run.weights import Weights
 
@@ -67,6 +69,9 @@ def run(task: Task) -> None:
         UserError: the weights version is not there, and nobody will publish it.
     """
     evaluation = UnitEvaluation(task, task.job.evaluations[task.index])
+    if evaluation.is_passed_over():
+        log.warning("weights version %d was pruned before this evaluation was asked for", evaluation.unit.version)
+        return
     if evaluation.is_sampled():
         log.info("the shard is there already")
     else:
@@ -91,26 +96,42 @@ class UnitEvaluation:
         """Where the samples go."""
         return self.task.layout.evaluation_shard(self.unit.version, self.unit.benchmark, self.unit.shard)
 
+    @property
+    def settings(self) -> EvaluationSettings:
+        """What it has to be made with."""
+        return settings_of(self.task.layout, self.task.recipe, self.benchmark)
+
+    def is_passed_over(self) -> bool:
+        """Whether it cannot be made, as its weights version is there no longer; what other settings made of that
+        version stays.
+        """
+        if self.unit.version not in passed_over(self.task.layout):
+            return False
+        return not has_samples(self.shard, self.settings)
+
     def is_sampled(self) -> bool:
-        """Whether its shard is there and whole; a damaged one is set aside."""
+        """Whether its shard is there and whole, and made with these settings; any other is set aside."""
         return self.shard.exists() and self._sampled(self.shard) is not None
 
     def _sampled(self, shard: Path) -> Sampled | None:
-        """What a shard holds; None for a damaged one, or one of other weights than those published, which is set
-        aside.
+        """What a shard holds; None for a damaged one, or one of other weights than those published or of other
+        settings, which is set aside.
         """
         try:
             return self.task.patiently(lambda: self._read(shard), f"reading {shard}")
         except DamagedError as damage:
             if shard != self.shard:
                 self._ask_for_again(shard)
-            self.task.set_aside([shard], f"a damaged shard: {damage.what} ({damage.where})")
+            self.task.set_aside([shard], f"a damaged shard, or another's: {damage.what} ({damage.where})")
             return None
 
     def _read(self, shard: Path) -> Sampled:
-        sampled, by = read_group(shard), read_manifest(shard).about.get("weights")
+        sampled, about = read_group(shard), read_manifest(shard).about
+        by = about.get("weights")
         if (published := self._published()) not in (by, None):
             raise DamagedError("other weights than those published sampled it", where=shard, expected=published)
+        if not self.settings.sampled(about.get("settings")):
+            raise DamagedError("settings other than those of the recipe sampled it", where=shard)
         return sampled
 
     def _published(self) -> str | None:
@@ -149,7 +170,7 @@ class UnitEvaluation:
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
         mine = share(problems, unit.shard, self.task.recipe.evaluation.problem_shards)
         directory = self.task.layout.evaluation_parts(unit.version, unit.benchmark, unit.shard)
-        parts = Parts(self.task, directory, weights.digest, self.benchmark.samples)
+        parts = Parts(self.task, directory, weights.digest, self.settings)
         positions = range(len(mine))
         missing = {mine[p].id: p for p in positions if p not in (there := parts.sampled(positions))}
         if there:
@@ -168,7 +189,9 @@ class UnitEvaluation:
         if len(found) < len(positions):
             raise DamagedError("parts of an evaluation are not there any more", where=parts.directory)
         won = self.task.patiently(
-            lambda: commit_group(self.shard, merged(list(found.values())), weights=parts.weights),
+            lambda: commit_group(
+                self.shard, merged(list(found.values())), weights=parts.weights, settings=parts.settings.now.sampled
+            ),
             f"the shard {self.shard}",
         )
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
@@ -267,6 +290,7 @@ class UnitEvaluation:
             quality=trace_quality(self.benchmark.problems, traces),
             regret=self._regret(parts),
             regret_tokens=self.task.recipe.evaluation.regret_tokens,
+            settings=self.settings.now.summarised,
         )
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.patiently(lambda: summary.write(path), "the summary of an evaluation")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mrt_hpc.analysis.model import IterationMetrics
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.training.engine import TrainerEngine
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class Keeper:
         _refuse_anothers(layout.weights_version(version), mine)
         self.emit(EventKind.PUBLISHED, version=version)
         rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(version))
-        self._keep_house(lambda: prune(layout, kept_versions(recipe, version)))
+        self._keep_house(lambda: prune(layout, kept_versions(recipe, version) | evaluated(layout)))
         self._keep_house(lambda: remove_leftovers(layout.weights))
 
     def set_aside_evaluations_of_another(self, version: int) -> None:
@@ -196,6 +197,13 @@ def newest_good_checkpoint(task: Task) -> Path | None:
         task.set_aside([path], f"a damaged checkpoint: {damage.what} ({damage.where})")
 
     return checkpoint.good(task.layout.checkpoints, set_aside)
+
+
+def evaluated(layout: RunLayout) -> set[int]:
+    """Weights versions that were evaluated, also where the recipe has asked for them once only: with other settings
+    they may be asked for again.
+    """
+    return {version for version in published_versions(layout) if layout.evaluations(version).exists()}
 
 
 def kept_versions(recipe: Recipe, version: int) -> set[int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.roles.task import Task
+    from mrt_hpc.run.evaluation_settings import EvaluationSettings
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class Parts:
     directory: Path
     weights: str
     """Digest of the weights version that is evaluated."""
-    samples: int
-    """n, completions of a problem."""
+    settings: EvaluationSettings
+    """What the samples have to be made with."""
 
     def sampled(self, positions: range) -> dict[int, Sampled]:
         """The parts that are there, by position of the problem within the shard.
 
-        A part that is damaged, or that other weights or another number of samples made, is set aside.
+        A part that is damaged, or that other weights or settings made, is set aside.
         """
         there = sorted(complete_groups(self.directory) & set(positions))
         found = {position: self._readable(self._path(position)) for position in there}
@@ -47,7 +48,8 @@ class Parts:
         """Write a problem's part, unless there is one."""
         path = self._path(position)
         return self.task.patiently(
-            lambda: commit_group(path, sampled, weights=self.weights), f"the part {position} of {self.directory.name}"
+            lambda: commit_group(path, sampled, weights=self.weights, settings=self.settings.now.sampled),
+            f"the part {position} of {self.directory.name}",
         )
 
     def remove(self) -> None:
@@ -65,11 +67,11 @@ class Parts:
             return None
 
     def _read(self, path: Path) -> Sampled:
-        sampled, by = read_group(path), read_manifest(path).about.get("weights")
-        if by != self.weights:
+        sampled, about = read_group(path), read_manifest(path).about
+        if about.get("weights") != self.weights:
             raise DamagedError("other weights than those published sampled it", where=path, expected=self.weights)
-        if len(sampled.rollouts) != self.samples:
-            raise DamagedError("another number of samples", where=path, expected=str(self.samples))
+        if not self.settings.sampled(about.get("settings")):
+            raise DamagedError("settings other than those of the recipe sampled it", where=path)
         return sampled
 
 

@@ -17,6 +17,7 @@ from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
+from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import COLLECTION
 
@@ -55,7 +56,8 @@ def write_report(layout: RunLayout) -> tuple[str, ...]:
     recipe = read_recipe_lock(layout.recipe_lock)
     plan = read_plan(layout.plan)
     benchmarks = [b.name for b in recipe.evaluation.benchmarks]
-    found = read_measurements(layout, recipe.schedule.iterations, evaluated_versions(recipe), benchmarks)
+    settings = evaluation_settings(layout, recipe)
+    found = read_measurements(layout, recipe.schedule.iterations, evaluated_versions(recipe), benchmarks, settings)
     write_summary(run_summary(layout, recipe, plan, found), layout.root)
     log.info("report: %s", layout.report)
     return found.missing
@@ -73,7 +75,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
         settings=settings_table(recipe),
         iterations=found.iterations,
         evaluations=found.evaluations,
-        missing=found.missing,
+        missing=(*found.missing, *found.unmade),
         cost=cost(layout, plan, recipe, found.iterations),
         files=(
             RunFile(what="resolved recipe", path="recipe.lock.yaml"),

@@ -145,6 +145,16 @@ class RunLayout:
         """The evaluation's result."""
         return self.evaluation(version, benchmark) / "summary.json"
 
+    @property
+    def first_evaluation_settings(self) -> Path:
+        """What evaluations that name no settings were made with; absent until a recipe is changed."""
+        return self.root / "evals" / "first_settings.json"
+
+    @property
+    def versions_passed_over(self) -> Path:
+        """The weights versions that had been pruned when an evaluation of them was asked for; absent without such."""
+        return self.root / "evals" / "passed_over.json"
+
     # -- life
     def heart(self, job: str, index: int) -> Path:
         """The heartbeat of one array task."""

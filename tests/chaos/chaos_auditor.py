@@ -27,6 +27,7 @@ from mrt_hpc.roles.keeper import kept_versions
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.data import draw_problems, read_problems, share
+from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout
@@ -177,7 +178,9 @@ def check_tasks_and_report(found: Audit, layout: RunLayout) -> None:
         states = Counter(read_task(layout, job.name, index).state for index in range(job.tasks))
         found.check(states == {TaskState.DONE: job.tasks}, f"{job.name}: {dict(states)}")
     names = [b.name for b in recipe.evaluation.benchmarks]
-    missing = read_measurements(layout, recipe.schedule.iterations, evaluated_versions(recipe), names).missing
+    settings = evaluation_settings(layout, recipe)
+    wanted = evaluated_versions(recipe)
+    missing = read_measurements(layout, recipe.schedule.iterations, wanted, names, settings).missing
     found.check(not missing, f"the report lacks {missing}")
     found.check(layout.report.is_file(), "there is no report")
 

@@ -7,6 +7,7 @@ traces are right often enough to select from.
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
+from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.training.supervised import read_suffixes
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ COLLECTING = {"data.problems": 24}
 LEARNING = {"algorithm.sequences_per_iteration": 16}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
-    "grpo": {**SAMPLING, **EVALUATED},
+    "grpo": {**SAMPLING, **EVALUATED, "training.schedule": "constant"},
     "length_curriculum": {
         **SAMPLING,
         "schedule.length_curriculum": "[{first_iteration: 0, max_tokens: 24}, {first_iteration: 1, max_tokens: 48}]",
@@ -75,6 +77,16 @@ PROVERS = {
 """Of mrt_online, beside those that have a recipe."""
 
 
+def options(name: str, quickstart: RunLayout, **changed: object) -> list[str]:
+    """Of the submission of a recipe, with a prover behind the word with."""
+    recipe, _, prover = name.partition(" with ")
+    model = f"{{type: hugging_face, path: {quickstart.weights_version(0)}}}"
+    changes = {**SHRUNK, "model": model, **PARTICULAR.get(recipe, SAMPLING), **changed}
+    if prover:
+        changes["prover"] = PROVERS[prover].replace("MODEL", str(quickstart.weights_version(0)))
+    return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
+
+
 @pytest.fixture(scope="module")
 def run(quickstart: RunLayout, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunLayout]:
     """Finished runs of recipes by their names, each made once."""
@@ -82,14 +94,9 @@ def run(quickstart: RunLayout, tmp_path_factory: pytest.TempPathFactory) -> Call
 
     def of(name: str) -> RunLayout:
         if name not in finished:
-            recipe, _, prover = name.partition(" with ")
-            model = f"{{type: hugging_face, path: {quickstart.weights_version(0)}}}"
-            changes = {**SHRUNK, "model": model, **PARTICULAR.get(recipe, SAMPLING)}
-            if prover:
-                changes["prover"] = PROVERS[prover].replace("MODEL", str(quickstart.weights_version(0)))
-            options = [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
+            recipe = name.partition(" with ")[0]
             directory = tmp_path_factory.mktemp(recipe) / "run"
-            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *options)
+            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *options(name, quickstart))
             finished[name] = RunLayout(directory)
         return finished[name]
 
@@ -248,6 +255,28 @@ def test_an_evaluation_with_a_prover_measures_regret(run: Callable[[str], RunLay
     sampled = read_group(layout.evaluation_shard(ITERATIONS, "held-out", 0))
     assert len(sampled.values) == sum(len(r.boundaries) for r in sampled.rollouts)
     assert "normalised regret" in layout.report.read_text()
+
+
+def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(
+    run: Callable[[str], RunLayout], quickstart: RunLayout, tmp_path: Path
+) -> None:
+    finished, layout = run("grpo"), RunLayout(tmp_path / "run")
+    shutil.copytree(finished.root, layout.root)
+    shards = [layout.evaluation_shard(version, "held-out", 0) for version in (0, ITERATIONS)]
+    before = [path.stat().st_mtime for path in shards]
+    both = EVALUATED["evaluation.benchmarks"][:-1] + ", {name: more, problems: {type: small_world, problems: 4}}]"
+    changed = {"evaluation.benchmarks": both, "schedule.iterations": ITERATIONS + 1}
+    said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", quickstart, **changed))
+    assert f"schedule.iterations was {ITERATIONS} and is {ITERATIONS + 1}" in said
+    for version in (0, ITERATIONS):
+        assert read_manifest(layout.weights_version(version)) == read_manifest(finished.weights_version(version))
+    assert [path.stat().st_mtime for path in shards] == before
+    for version, benchmark, problems in ((0, "held-out", 16), (0, "more", 4), (4, "held-out", 16), (4, "more", 4)):
+        assert EvaluationSummary.read(layout.evaluation_summary(version, benchmark)).problems == problems
+    assert not list(layout.set_aside.glob("*"))
+    report = layout.report.read_text()
+    assert f"{ITERATIONS + 1} of {ITERATIONS + 1} iterations done" in report
+    assert "missing" not in report.lower()
 
 
 def test_episodes_of_real_traces_lie_on_their_tokens(run: Callable[[str], RunLayout]) -> None:

@@ -8,23 +8,35 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.analysis.collect import read_measurements
+from mrt_hpc.analysis.statistics import summarise_evaluation
 from mrt_hpc.cli.submit import kept_recipe
 from mrt_hpc.launch import renewal
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.renewal import is_renewed, renew
+from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.model import read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.roles.evaluation import UnitEvaluation, run
+from mrt_hpc.roles.keeper import evaluated, kept_versions
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.weights import publish
+from mrt_hpc.run.weights import prune, publish
 from mrt_hpc.training.learning_rate import learning_rate
 
 if TYPE_CHECKING:
+    from mrt_hpc.plan.model import EvaluationUnit
     from mrt_hpc.recipe.schema import Recipe
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -41,14 +53,38 @@ def submitted(root: Path, *settings: str) -> tuple[RunLayout, Recipe]:
     return layout, recipe
 
 
-def finish(layout: RunLayout, *, versions: int | None = None) -> None:
-    """All tasks done, and so many weights versions published."""
+def finish(layout: RunLayout, *, named: bool = True) -> None:
+    """All tasks done, and what is planned evaluated; of the weights versions those that the run would keep.
+
+    Args:
+        layout: the run.
+        named: whether the evaluations name their settings, as older versions of mrt-hpc did not.
+    """
     plan = read_plan(layout.plan)
-    for version in range((plan.iterations if versions is None else versions) + 1):
-        publish(layout, version, lambda directory: (directory / "model").write_text("weights") and None)
+    for version in sorted(kept_versions(read_recipe_lock(layout.recipe_lock), plan.iterations)):
+        publish(layout, version, write_weights)
     for job in plan.jobs:
         for index in range(job.tasks):
             write_task(layout, job.name, index, TaskRecord(TaskState.DONE))
+            if job.evaluations:
+                evaluate(layout, job.evaluations[index], named=named)
+
+
+def write_weights(directory: Path) -> None:
+    (directory / "model").write_text("weights")
+
+
+def evaluate(layout: RunLayout, unit: EvaluationUnit, *, named: bool = True) -> None:
+    """As the evaluation's task does it; it holds no samples."""
+    settings = evaluation_settings(layout, read_recipe_lock(layout.recipe_lock))[unit.benchmark].now
+    shard = layout.evaluation_shard(unit.version, unit.benchmark, unit.shard)
+    nothing = Sampled(rollouts=[], statistics=GroupStatistics(0, 0, 0, 0, 0, 0, 0, {}))
+    weights = read_manifest(layout.weights_version(unit.version)).digest
+    commit_group(shard, nothing, weights=weights, **({"settings": settings.sampled} if named else {}))
+    summary = summarise_evaluation(
+        unit.version, unit.benchmark, {"a": [1.0]}, settings=settings.summarised if named else None
+    )
+    summary.write(layout.evaluation_summary(unit.version, unit.benchmark))
 
 
 def opened(layout: RunLayout) -> list[str]:
@@ -118,8 +154,8 @@ def test_the_warm_up_that_began_stays_as_long_as_it_was(tmp_path: Path) -> None:
 
 def test_fewer_iterations_are_accepted_down_to_those_done(tmp_path: Path) -> None:
     layout, _ = submitted(tmp_path / "run", *CONSTANT)
-    for version in range(7):
-        publish(layout, version, lambda directory: (directory / "model").write_text("weights") and None)
+    for version in (0, 6):
+        publish(layout, version, write_weights)
     with pytest.raises(UserError, match="6 iterations are done already"):
         submitted(tmp_path / "run", *CONSTANT, "schedule.iterations=5")
     submitted(tmp_path / "run", *CONSTANT, "schedule.iterations=6")
@@ -129,12 +165,12 @@ def test_fewer_iterations_are_accepted_down_to_those_done(tmp_path: Path) -> Non
 def test_another_schedule_keeps_its_number_of_iterations_once_a_step_was_taken(tmp_path: Path) -> None:
     layout, _ = submitted(tmp_path / "run")
     submitted(tmp_path / "run", "schedule.iterations=22")
-    finish(layout, versions=1)
+    publish(layout, 1, write_weights)
     with pytest.raises(UserError, match=r"schedule\.iterations was 22 and is 24: with training\.schedule: cosine"):
         submitted(tmp_path / "run", "schedule.iterations=24")
 
 
-WRITES = [("write_json", 0), ("_open_again", 0), ("_open_again", 1), ("write_json", 1), ("write_text", 0), ("_tell", 0)]
+WRITES = [("write_json", 0), ("task_file", 0), ("task_file", 2), ("write_json", 1), ("write_text", 0), ("_tell", 0)]
 """Each write of a renewal in turn, and how many calls of its function come before it; the journal is the first."""
 
 
@@ -142,10 +178,10 @@ def cut_short(monkeypatch: pytest.MonkeyPatch, write: str, calls_before: int) ->
     """Have a renewal end before one of its writes."""
     original, calls = getattr(renewal, write), count()
 
-    def writes_or_ends(*arguments: object) -> None:
+    def writes_or_ends(*arguments: object) -> object:
         if next(calls) == calls_before:
             raise KeyboardInterrupt
-        original(*arguments)
+        return original(*arguments)
 
     monkeypatch.setattr(renewal, write, writes_or_ends)
 
@@ -165,4 +201,149 @@ def test_a_change_cut_short_is_finished_by_the_same_submission(
     assert read_plan(layout.plan).iterations == 14
     assert opened(layout)[0] == "segment-002.inference"
     assert told(layout)["schedule.iterations"] == (10, 14)
+    assert not layout.renewal.exists()
+
+
+# -- evaluations
+
+BENCHMARKS = "[{name: held-out, problems: {type: small_world, split: held_out}, samples: 2}%s]"
+MORE = ("evaluation.benchmarks=" + BENCHMARKS % ", {name: more, problems: {type: small_world, problems: 4}}",)
+
+
+def units(layout: RunLayout) -> list[tuple[int, str, bool]]:
+    """Version, benchmark, and whether its task is done, of each planned evaluation."""
+    return [
+        (unit.version, unit.benchmark, read_task(layout, job.name, index).state is TaskState.DONE)
+        for job in read_plan(layout.plan).jobs
+        for index, unit in enumerate(job.evaluations)
+    ]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_benchmark_that_is_added_leaves_the_results_of_the_others(tmp_path: Path, named: bool) -> None:
+    layout, _ = submitted(tmp_path / "run")
+    finish(layout, named=named)
+    submitted(tmp_path / "run", *MORE)
+    assert units(layout) == [(0, "held-out", True), (0, "more", False), (20, "held-out", True), (20, "more", False)]
+    assert opened(layout) == ["segment-000.evaluation", "report"]
+    assert len(read_problems(layout.benchmark_data("more"))) == 4
+    submitted(tmp_path / "run", "evaluation.benchmarks=" + BENCHMARKS % "")
+    assert units(layout) == [(0, "held-out", True), (20, "held-out", True)]
+
+
+CHANGES = [
+    "evaluation.temperature=0.5", "evaluation.top_p=0.9", "evaluation.max_tokens=200", "evaluation.problem_shards=2",
+    "evaluation.prover={type: gold_likelihood, forced_text: x, temperature: 1.0}",
+    "evaluation.episodes={min_paragraphs: 2}",
+    "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out}, samples: 3}]",
+    "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 9}, samples: 2}]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "named"), [*((change, True) for change in CHANGES), (CHANGES[0], False)])
+def test_what_other_settings_sampled_is_sampled_again(tmp_path: Path, change: str, named: bool) -> None:
+    layout, _ = submitted(tmp_path / "run")
+    finish(layout, named=named)
+    submitted(tmp_path / "run", change, "evaluation.regret_budgets=[32]")
+    assert not any(done for _, _, done in units(layout))
+    task = load_task(layout, "segment-000.evaluation", 0, Placement(0, 1, 0, "a"))
+    evaluation = UnitEvaluation(task, task.job.evaluations[0])
+    assert not evaluation.is_sampled()
+    assert "settings other than" in next(layout.set_aside.rglob("REASON")).read_text()
+    recipe = read_recipe_lock(layout.recipe_lock)
+    wanted = evaluation_settings(layout, recipe)
+    assert read_measurements(layout, 0, [0, 20], ["held-out"], wanted).missing == (
+        "evaluation on held-out of weights versions 0, 20",
+    )
+
+
+def test_settings_that_are_restored_find_the_results_made_with_them(tmp_path: Path) -> None:
+    layout, recipe = submitted(tmp_path / "run")
+    finish(layout, named=False)
+    submitted(tmp_path / "run", "evaluation.temperature=0.5")
+    submitted(tmp_path / "run", "evaluation.temperature=1.0")
+    assert read_recipe_lock(layout.recipe_lock) == recipe
+    assert all(done for _, _, done in units(layout))
+
+
+def test_a_summary_of_other_budgets_is_computed_again_from_the_same_samples(tmp_path: Path) -> None:
+    layout, _ = submitted(tmp_path / "run")
+    finish(layout)
+    submitted(tmp_path / "run", "evaluation.regret_budgets=[32]")
+    assert not any(done for _, _, done in units(layout))
+    task = load_task(layout, "segment-000.evaluation", 0, Placement(0, 1, 0, "a"))
+    evaluation = UnitEvaluation(task, task.job.evaluations[0])
+    assert has_samples(evaluation.shard, evaluation.settings)
+
+
+def test_versions_that_were_pruned_are_passed_over_and_told(tmp_path: Path) -> None:
+    layout, _ = submitted(tmp_path / "run")
+    finish(layout)
+    prune(layout, {0, 18, 19, 20})
+    recipe = load_recipe(QUICKSTART, ("evaluation.every=6",))
+    told = renew(layout, recipe, compile_plan(recipe, LocalSite()))
+    assert "weights versions 6, 12 were pruned" in told[-1]
+    assert [unit for unit in units(layout) if not unit[2]] == [(18, "held-out", False)]
+    found = read_measurements(layout, 0, [0, 6, 12, 18, 20], ["held-out"], evaluation_settings(layout, recipe))
+    assert found.missing == ("evaluation on held-out of weights versions 18",)
+    assert "of weights versions 6, 12, which had been pruned" in found.unmade[0]
+
+
+def test_what_a_pruned_version_has_of_other_settings_stays(tmp_path: Path) -> None:
+    layout, _ = submitted(tmp_path / "run", "evaluation.every=10")
+    finish(layout)
+    prune(layout, {0, 19, 20})
+    submitted(tmp_path / "run", "evaluation.every=10", "evaluation.temperature=0.5")
+    assert units(layout) == [(0, "held-out", False), (10, "held-out", True), (20, "held-out", False)]
+    task = load_task(layout, "segment-000.evaluation", 1, Placement(0, 1, 0, "a"))
+    run(task)
+    assert layout.evaluation_shard(10, "held-out", 0).exists()
+
+
+def test_versions_that_were_evaluated_once_stay_on_disk_and_in_the_report(tmp_path: Path) -> None:
+    layout, recipe = submitted(tmp_path / "run", *CONSTANT)
+    finish(layout)
+    submitted(tmp_path / "run", *CONSTANT, "schedule.iterations=14")
+    assert evaluated(layout) == {0, 10}
+    found = read_measurements(layout, 0, [0, 14], ["held-out"], evaluation_settings(layout, recipe))
+    assert [summary.version for summary in found.evaluations] == [0, 10]
+
+
+def test_data_that_are_not_there_change_nothing(tmp_path: Path) -> None:
+    layout, recipe = submitted(tmp_path / "run")
+    finish(layout)
+    with pytest.raises(UserError, match="no such data file"):
+        submitted(tmp_path / "run", "evaluation.benchmarks=[{name: a, problems: {type: jsonl, path: /nowhere}}]")
+    assert read_recipe_lock(layout.recipe_lock) == recipe
+    assert opened(layout) == []
+    assert not layout.renewal.exists()
+
+
+OTHERS = ", ".join(f"{{name: {name}, problems: {{type: small_world, problems: COUNT}}}}" for name in "bc")
+THREE = f"[{{name: held-out, problems: {{type: small_world, split: held_out}}}}, {OTHERS}]"
+EVALUATION_WRITES = [
+    ("write_json", 0), ("keep_first_settings", 0), ("pass_over", 0), ("write_problems", 0), ("write_problems", 1),
+    ("write_task", 0), ("write_json", 1), ("write_text", 0), ("_tell", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("finished_by", ["the same", "the one before"])
+@pytest.mark.parametrize(("write", "calls_before"), EVALUATION_WRITES)
+def test_a_change_of_benchmarks_cut_short_mixes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, calls_before: int, finished_by: str
+) -> None:
+    """Two benchmarks get other problems under the same names, and one stays."""
+    before, after = (f"evaluation.benchmarks={THREE.replace('COUNT', str(problems))}" for problems in (3, 5))
+    layout, _ = submitted(tmp_path / "run", before)
+    finish(layout, named=calls_before == 0)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        cut_short(patched, write, calls_before)
+        submitted(tmp_path / "run", after)
+    changed = finished_by == "the same"
+    _, recipe = submitted(tmp_path / "run", after if changed else before)
+    assert read_recipe_lock(layout.recipe_lock) == recipe
+    problems = [len(read_problems(layout.benchmark_data(name))) for name in "bc"]
+    assert problems == ([5, 5] if changed else [3, 3])
+    made = {name: done for _, name, done in units(layout)}
+    assert made == {"held-out": True, "b": not changed, "c": not changed}
     assert not layout.renewal.exists()

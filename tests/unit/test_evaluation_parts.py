@@ -14,12 +14,14 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.parts import Parts, merged
-from mrt_hpc.run.groups import Sampled, complete_groups
+from mrt_hpc.run.evaluation_settings import EvaluationSettings, Settings
+from mrt_hpc.run.groups import Sampled, commit_group, complete_groups
 from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task import Task
 
+UNNAMED = Settings("first", "first summary")
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
 
@@ -30,8 +32,9 @@ def task(tmp_path: Path) -> Task:
     return load_task(layout, "segment-000.evaluation", 0, Placement(0, 1, 0, "a"))
 
 
-def parts_of(task: Task, *, weights: str = "digest", samples: int = 2) -> Parts:
-    return Parts(task, task.layout.evaluation_parts(0, "held-out", 0), weights, samples)
+def parts_of(task: Task, *, weights: str = "digest", settings: str = "these") -> Parts:
+    now = Settings(settings, "summary")
+    return Parts(task, task.layout.evaluation_parts(0, "held-out", 0), weights, EvaluationSettings(now, UNNAMED))
 
 
 def sampled(problem: str, *, tokens: int = 3, seconds: float = 1.0) -> Sampled:
@@ -54,18 +57,26 @@ def test_a_part_is_found_again_and_written_once(task: Task) -> None:
 
 
 def test_parts_that_cannot_be_used_are_set_aside(task: Task) -> None:
-    """Of other weights, of another number of samples, and damaged."""
+    """Of other weights, of other settings, and damaged."""
     for position in range(4):
         parts_of(task, weights="other" if position == 0 else "digest").commit(position, sampled("e"))
     directory = parts_of(task).directory
     (directory / "00001" / "rollouts.parquet").write_bytes(b"damaged")
     assert set(parts_of(task).sampled(range(4))) == {2, 3}
     assert complete_groups(directory) == {2, 3}
-    assert parts_of(task, samples=3).sampled(range(4)) == {}
+    assert parts_of(task, settings="others").sampled(range(4)) == {}
     reasons = "".join(path.read_text() for path in task.layout.set_aside.rglob("REASON"))
     assert "other weights" in reasons
     assert "differs from the manifest" in reasons
-    assert "another number of samples" in reasons
+    assert "settings other than those of the recipe" in reasons
+
+
+def test_a_part_that_names_no_settings_was_made_with_the_first(task: Task) -> None:
+    parts = parts_of(task)
+    for position in range(2):
+        commit_group(parts.directory / f"{position:05d}", sampled("e"), weights="digest")
+    assert set(parts_of(task, settings=UNNAMED.sampled).sampled(range(2))) == {0, 1}
+    assert parts.sampled(range(2)) == {}
 
 
 def test_parts_are_merged_in_the_order_of_problems_and_samples() -> None:

@@ -1,0 +1,140 @@
+"""What the evaluations of a benchmark are made with, as digests that stand beside the results: those of other settings
+are never taken for those of these. Each benchmark has digests of its own, so that one more leaves the others' results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.run.atomic import checksum, write_json
+from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.weights import published_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from mrt_hpc.recipe.schema import Benchmark, Recipe
+    from mrt_hpc.recipe.section import Section
+    from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Digests of what one benchmark is evaluated with."""
+
+    sampled: str
+    """Of all that decides the samples, the problems included."""
+    summarised: str
+    """Of that, and of what a summary is computed with."""
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What results of one benchmark have to be made with."""
+
+    now: Settings
+    """By the run's recipe."""
+    unnamed: Settings
+    """With which results were made that name no settings: older versions of mrt-hpc wrote none."""
+
+    def sampled(self, named: str | None) -> bool:
+        """Whether samples that name these settings, or none, are those that the recipe asks for."""
+        return (named or self.unnamed.sampled) == self.now.sampled
+
+    def summarised(self, named: str | None) -> bool:
+        """Whether a summary that names these settings, or none, is that which the recipe asks for."""
+        return (named or self.unnamed.summarised) == self.now.summarised
+
+
+def evaluation_settings(layout: RunLayout, recipe: Recipe) -> dict[str, EvaluationSettings]:
+    """The settings of each benchmark, by its name.
+
+    Raises:
+        OSError: the run has no data of a benchmark.
+    """
+    return {benchmark.name: settings_of(layout, recipe, benchmark) for benchmark in recipe.evaluation.benchmarks}
+
+
+def settings_of(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> EvaluationSettings:
+    """The settings of one benchmark.
+
+    Raises:
+        OSError: the run has no data of it.
+    """
+    now = _settings(layout, recipe, benchmark)
+    return EvaluationSettings(now, _unnamed(layout).get(benchmark.name, now))
+
+
+def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Settings:
+    how = recipe.evaluation
+    sampled = _digest(
+        {
+            "problems": checksum(layout.benchmark_data(benchmark.name)),
+            "samples": benchmark.samples,
+            "temperature": how.temperature,
+            "top_p": how.top_p,
+            "max_tokens": how.max_tokens,
+            "problem_shards": how.problem_shards,
+            "prover": None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
+            "episodes": _named(how.episodes or recipe.episodes),
+        }
+    )
+    summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
+    return Settings(sampled, _digest(summary))
+
+
+def _named(section: Section) -> dict[str, Any]:
+    """What is not a default: a field that a later version adds changes no digest."""
+    return section.model_dump(mode="json", exclude_defaults=True)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _unnamed(layout: RunLayout) -> dict[str, Settings]:
+    path = layout.first_evaluation_settings
+    told = json.loads(path.read_text()) if path.exists() else {}
+    return {name: Settings(**settings) for name, settings in told.items()}
+
+
+def keep_first_settings(layout: RunLayout, locked: Recipe) -> None:
+    """Before a recipe is changed for the first time: write down what results that name no settings were made with."""
+    if not layout.first_evaluation_settings.exists():
+        found = {b.name: _settings(layout, locked, b) for b in locked.evaluation.benchmarks}
+        told = {name: {"sampled": s.sampled, "summarised": s.summarised} for name, s in found.items()}
+        write_json(layout.first_evaluation_settings, told)
+
+
+def has_samples(shard: Path, settings: EvaluationSettings) -> bool:
+    """Whether a shard is there that was made with these settings."""
+    try:
+        return settings.sampled(read_manifest(shard).about.get("settings"))
+    except DamagedError:
+        return False
+
+
+# -- weights versions that are there no longer
+
+
+def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
+    """Weights versions that training has passed and that are there no longer: they cannot be evaluated."""
+    published = published_versions(layout)
+    return sorted(v for v in set(wanted).difference(published) if v < max(published, default=0))
+
+
+def passed_over(layout: RunLayout) -> list[int]:
+    """Versions that had been pruned when an evaluation of them was asked for, and that are not there."""
+    path = layout.versions_passed_over
+    told = json.loads(path.read_text())["versions"] if path.exists() else []
+    return sorted(set(told).difference(published_versions(layout)))
+
+
+def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:
+    """Write down that these versions are not there to be evaluated, beside those of earlier changes."""
+    if found := sorted({*versions, *passed_over(layout)}):
+        write_json(layout.versions_passed_over, {"versions": found})
