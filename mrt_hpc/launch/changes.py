@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.recipe.begun import FREE_SECTIONS, RECORDED_SECTIONS, differences
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.data import left_out
+from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.patience import children
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.training.learning_rate import warmup_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.schema import Recipe, Sampling
     from mrt_hpc.run.layout import RunLayout
 
+PROMPT_LIMITS = ("sampling.max_prompt_tokens", "sampling.long_prompts")
 OF_THE_RESULT = "it decides what the run has done"
 """Why most fields cannot be changed."""
 
@@ -93,7 +97,31 @@ def _against(layout: RunLayout, locked: Recipe, wanted: Recipe, field: str) -> s
     if field == "training.warmup_steps":
         same = _warmup_steps(locked) == _warmup_steps(wanted) or iterations_done(layout) == 0
         return None if same else OF_THE_RESULT
+    if field in PROMPT_LIMITS:
+        return _against_prompts(layout, locked.sampling, wanted.sampling)
     return OF_THE_RESULT
+
+
+def _against_prompts(layout: RunLayout, locked: Sampling, wanted: Sampling) -> str | None:
+    """Another limit of prompts must leave the training problems as they are, once anything was sampled."""
+    if nothing_sampled(layout):
+        return None
+    if wanted.max_prompt_tokens < locked.max_prompt_tokens:
+        return "problems with longer prompts may have been sampled already"
+    if come_back := returning(layout.train_data, wanted):
+        return f"training problems that were left out would come back: {', '.join(come_back[:8])}"
+    return None
+
+
+def returning(path: Path, wanted: Sampling) -> list[str]:
+    """Problems that were left out of a file of the run, and that a recipe would not leave out."""
+    dropped = wanted.long_prompts == "drop"
+    return [name for name, tokens in left_out(path).items() if not dropped or tokens <= wanted.max_prompt_tokens]
+
+
+def nothing_sampled(layout: RunLayout) -> bool:
+    """Whether the run has no weights version yet, and never had one that anything was sampled with."""
+    return not published_versions(layout) and not any(children(layout.groups(i)) for i in (COLLECTION, 0))
 
 
 def _against_iterations(layout: RunLayout, locked: Recipe, wanted: Recipe) -> str | None:

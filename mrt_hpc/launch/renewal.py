@@ -13,14 +13,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.collect import as_ranges, is_evaluated
-from mrt_hpc.launch.changes import Change, changes
+from mrt_hpc.launch.changes import PROMPT_LIMITS, Change, changes, returning
 from mrt_hpc.launch.create import check_length, problems_of
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.begun import FREE_SECTIONS
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.schema import JsonlProblems, SmallWorldProblems
 from mrt_hpc.run.atomic import write_json, write_text
-from mrt_hpc.run.data import write_problems
+from mrt_hpc.run.data import left_out_file, write_problems
 from mrt_hpc.run.evaluation_settings import (
     evaluation_settings,
     has_samples,
@@ -33,6 +34,7 @@ from mrt_hpc.run.tasks import TaskRecord, TaskState, task_file, write_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from mrt_hpc.plan.model import EvaluationUnit, Job, Plan
     from mrt_hpc.recipe.schema import Recipe
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Problem
 
-EVALUATING = ("evaluation.", "schedule.iterations")
+EVALUATING = ("evaluation.", "schedule.iterations", *PROMPT_LIMITS)
 """Beginnings of the fields that decide which evaluations there are, and what they are made with."""
 
 
@@ -73,8 +75,9 @@ def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> list[str]:
     if renewal.evaluates_otherwise:
         keep_first_settings(layout, renewal.locked)
         pass_over(layout, renewal.pruned)
-    for name, problems in renewal.data.items():
-        write_problems(layout.benchmark_data(name), problems)
+    for path, problems in renewal.data.items():
+        write_problems(path, problems)
+        left_out_file(path).unlink(missing_ok=True)
     for job in renewal.jobs_to_open(read_plan(layout.plan)):
         renewal.open_again(job)
     write_json(layout.plan, plan.as_json())
@@ -93,8 +96,9 @@ class Renewal:
     recipe: Recipe
     plan: Plan
     changes: list[Change]
-    data: dict[str, list[Problem]]
-    """Problems of the benchmarks whose data the run has not, or has from elsewhere, by name."""
+    data: dict[Path, list[Problem]]
+    """What the run's files of problems are to hold, where they are not there, hold those of another source, or lack
+    some that a limit of prompts had left out."""
     pruned: list[int]
     """Weights versions to be evaluated that are there no longer."""
 
@@ -107,15 +111,16 @@ class Renewal:
         """
         locked, journal = read_recipe_lock(layout.recipe_lock), _journal(layout)
         found = changes(layout, recipe) or [Change(**change) for change in journal["changes"]]
-        renewed = {b.name: b for b in recipe.evaluation.benchmarks}
-        names = changed_data(layout, locked, recipe) | renewed.keys() & set(journal["data"])
         check_length(layout, locked, recipe)
-        data = {name: problems_of(renewed[name].problems) for name in sorted(names)}
+        sources = problem_sources(layout, recipe)
+        paths = changed_data(layout, locked, recipe) | {layout.root / name for name in journal["data"]}
+        data = {path: problems_of(sources[path]) for path in sorted(paths & sources.keys())}
         return Renewal(layout, locked, recipe, plan, found, data, pruned_versions(layout, evaluated_versions(recipe)))
 
     def journal(self) -> dict[str, Any]:
         """What stands in the journal."""
-        return {"changes": [asdict(change) for change in self.changes], "data": list(self.data)}
+        names = [str(path.relative_to(self.layout.root)) for path in self.data]
+        return {"changes": [asdict(change) for change in self.changes], "data": names}
 
     @property
     def evaluates_otherwise(self) -> bool:
@@ -167,13 +172,22 @@ class Renewal:
         return told
 
 
-def changed_data(layout: RunLayout, locked: Recipe, recipe: Recipe) -> set[str]:
-    """Benchmarks of which the run has no problems, or those of another source."""
-    sources = {benchmark.name: benchmark.problems for benchmark in locked.evaluation.benchmarks}
+def problem_sources(layout: RunLayout, recipe: Recipe) -> dict[Path, JsonlProblems | SmallWorldProblems]:
+    """Where the problems of each of the run's files of problems come from."""
+    benchmarks = {layout.benchmark_data(b.name): b.problems for b in recipe.evaluation.benchmarks}
+    training = {layout.train_data: recipe.data} if isinstance(recipe.data, JsonlProblems | SmallWorldProblems) else {}
+    return {**training, **benchmarks}
+
+
+def changed_data(layout: RunLayout, locked: Recipe, recipe: Recipe) -> set[Path]:
+    """Files of problems that are not there, hold those of another source, or lack some that were left out and would
+    not be now.
+    """
+    before, limits_changed = problem_sources(layout, locked), recipe.sampling != locked.sampling
     return {
-        benchmark.name
-        for benchmark in recipe.evaluation.benchmarks
-        if sources.get(benchmark.name) != benchmark.problems or not layout.benchmark_data(benchmark.name).exists()
+        path
+        for path, source in problem_sources(layout, recipe).items()
+        if before.get(path) != source or not path.exists() or (limits_changed and returning(path, recipe.sampling))
     }
 
 

@@ -28,6 +28,7 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.roles.graded import Asking, GroupGatherer, TraceGrader, graded_in_order, sampled_group
 from mrt_hpc.roles.notice import run_until_told
 from mrt_hpc.roles.parts import Parts, merged
+from mrt_hpc.roles.prompt_lengths import check_benchmark
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import Mu, ProverMaker, longest_question, shares_seeds
 from mrt_hpc.roles.quality import trace_quality
@@ -167,6 +168,7 @@ class UnitEvaluation:
         unit = self.unit
         self._await_version()
         weights = verified_weights(self.task, unit.version)
+        check_benchmark(self.task, unit.benchmark, Prompter.of(weights.directory, self.task.recipe.prompt))
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
         mine = share(problems, unit.shard, self.task.recipe.evaluation.problem_shards)
         directory = self.task.layout.evaluation_parts(unit.version, unit.benchmark, unit.shard)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.atomic import write_text
-from mrt_hpc.run.data import read_problems, write_problems
+from mrt_hpc.run.data import left_out_file, read_problems, write_problems
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,12 +29,27 @@ def check_prompts(task: Task, prompter: Prompter) -> None:
         UserError: a prompt is too long; or too few problems are left.
     """
     for source in problem_files(task):
-        problems = read_problems(source.path)
-        long = long_prompts(prompter, problems, task.recipe.sampling.max_prompt_tokens)
-        if long and task.recipe.sampling.long_prompts == "refuse":
-            raise _too_long(source, long, len(problems), task.recipe.sampling.max_prompt_tokens)
-        if long:
-            _leave_out(task, source, problems, long)
+        _check(task, source, prompter)
+
+
+def check_benchmark(task: Task, name: str, prompter: Prompter) -> None:
+    """The same for one benchmark, which may have been added after the first job.
+
+    Of several tasks that do this at once each writes the same.
+
+    Raises:
+        UserError: a prompt is too long; or too few problems are left.
+    """
+    _check(task, benchmark_file(task, name), prompter)
+
+
+def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
+    problems = read_problems(source.path)
+    long = long_prompts(prompter, problems, task.recipe.sampling.max_prompt_tokens)
+    if long and task.recipe.sampling.long_prompts == "refuse":
+        raise _too_long(source, long, len(problems), task.recipe.sampling.max_prompt_tokens)
+    if long:
+        _leave_out(task, source, problems, long)
 
 
 @dataclass(frozen=True)
@@ -54,8 +69,12 @@ def problem_files(task: Task) -> list[ProblemFile]:
     training = []
     if recipe.algorithm.samples_rollouts or recipe.algorithm.collects:
         training = [ProblemFile("data", layout.train_data, recipe.sampling.problems_per_iteration or 1)]
-    names = [b.name for b in recipe.evaluation.benchmarks]
-    return [*training, *(ProblemFile(f"benchmark {name}", layout.benchmark_data(name), 1) for name in names)]
+    return [*training, *(benchmark_file(task, benchmark.name) for benchmark in recipe.evaluation.benchmarks)]
+
+
+def benchmark_file(task: Task, name: str) -> ProblemFile:
+    """The file of a benchmark's problems."""
+    return ProblemFile(f"benchmark {name}", task.layout.benchmark_data(name), 1)
 
 
 def long_prompts(prompter: Prompter, problems: list[Problem], limit: int) -> dict[str, int]:
@@ -73,7 +92,7 @@ def _too_long(source: ProblemFile, long: dict[str, int], count: int, limit: int)
         where=f"{source.field}, {source.path}",
         expected=f"at most {limit} tokens, instruction and chat template included",
         advice=f"the same submit command with --set sampling.max_prompt_tokens={tokens}, or with "
-        "--set sampling.long_prompts=drop; and with --run DIR where the run is held to its recipe",
+        "--set sampling.long_prompts=drop",
     )
 
 
@@ -88,7 +107,7 @@ def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: d
             expected=f"at least {source.least}",
             advice="raise sampling.max_prompt_tokens, or give more problems",
         )
-    record = source.path.with_name(f"{source.path.stem}.left_out.json")
+    record = left_out_file(source.path)
     # The record goes first: what is not in the data any more must stand somewhere.
     text = json.dumps({"sampling.max_prompt_tokens": task.recipe.sampling.max_prompt_tokens, "tokens": long}, indent=1)
     task.patiently(partial(write_text, record, text + "\n"), "the list of problems left out")

@@ -110,6 +110,17 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     write_text(path, "\n".join(lines) + "\n")
 
 
+def left_out_file(path: Path) -> Path:
+    """Which problems were left out of a run's copy of the data, as their prompts are too long."""
+    return path.with_name(f"{path.stem}.left_out.json")
+
+
+def left_out(path: Path) -> dict[str, int]:
+    """Tokens of the prompts of the problems that were left out of a file, by problem id."""
+    record = left_out_file(path)
+    return dict(json.loads(record.read_text())["tokens"]) if record.exists() else {}
+
+
 def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:
     """The problems of one iteration, see :func:`draw_indices`."""
     return [problems[index] for index in draw_indices(len(problems), run_seed, iteration, count)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +26,9 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.keeper import evaluated, kept_versions
-from mrt_hpc.run.data import read_problems
+from mrt_hpc.roles.prepare import small_world_prompter
+from mrt_hpc.roles.prompt_lengths import check_benchmark
+from mrt_hpc.run.data import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Sampled, commit_group
@@ -347,3 +351,67 @@ def test_a_change_of_benchmarks_cut_short_mixes_nothing(
     made = {name: done for _, name, done in units(layout)}
     assert made == {"held-out": True, "b": not changed, "c": not changed}
     assert not layout.renewal.exists()
+
+
+# -- limits of prompts
+
+
+def leave_out(path: Path, **tokens: int) -> None:
+    """As the first job does it: these problems, and what their prompts have."""
+    left_out_file(path).write_text(json.dumps({"sampling.max_prompt_tokens": 64, "tokens": tokens}))
+    write_problems(path, read_problems(path)[len(tokens) :])
+
+
+def test_a_higher_limit_of_prompts_leaves_all_as_it_is_where_none_was_left_out(tmp_path: Path) -> None:
+    layout, _ = submitted(tmp_path / "run")
+    finish(layout)
+    submitted(tmp_path / "run", "sampling.max_prompt_tokens=99", "sampling.long_prompts=drop")
+    assert read_recipe_lock(layout.recipe_lock).sampling.max_prompt_tokens == 99
+    assert opened(layout) == ["report"]
+    with pytest.raises(UserError, match="longer prompts may have been sampled"):
+        submitted(tmp_path / "run", "sampling.max_prompt_tokens=98", "sampling.long_prompts=drop")
+
+
+def test_training_problems_that_were_left_out_stay_out_once_anything_was_sampled(tmp_path: Path) -> None:
+    dropping = "sampling.long_prompts=drop"
+    layout, _ = submitted(tmp_path / "run", dropping)
+    leave_out(layout.train_data, a=80, b=90)
+    finish(layout)
+    submitted(tmp_path / "run", dropping, "sampling.max_prompt_tokens=79")
+    with pytest.raises(UserError, match="would come back: a\n"):
+        submitted(tmp_path / "run", dropping, "sampling.max_prompt_tokens=80")
+    with pytest.raises(UserError, match="would come back: a, b"):
+        submitted(tmp_path / "run", "sampling.long_prompts=refuse", "sampling.max_prompt_tokens=79")
+
+
+def test_before_anything_is_sampled_all_data_are_taken_again(tmp_path: Path) -> None:
+    dropping = ("sampling.long_prompts=drop", "data.problems=40")
+    layout, _ = submitted(tmp_path / "run", *dropping)
+    leave_out(layout.train_data, a=80, b=90)
+    submitted(tmp_path / "run", *dropping, "sampling.max_prompt_tokens=80")
+    assert len(read_problems(layout.train_data)) == 40
+    assert left_out(layout.train_data) == {}
+
+
+def test_a_benchmark_whose_problems_come_back_is_evaluated_again(tmp_path: Path) -> None:
+    both = ("sampling.long_prompts=drop", *MORE)
+    layout, _ = submitted(tmp_path / "run", *both)
+    leave_out(layout.benchmark_data("more"), a=80)
+    finish(layout)
+    submitted(tmp_path / "run", *both, "sampling.max_prompt_tokens=70")
+    assert opened(layout) == ["report"]
+    submitted(tmp_path / "run", *both, "sampling.max_prompt_tokens=80")
+    assert len(read_problems(layout.benchmark_data("more"))) == 4
+    assert {name: done for _, name, done in units(layout)} == {"held-out": True, "more": False}
+
+
+def test_a_benchmark_that_was_added_has_its_prompts_checked_by_its_evaluation(tmp_path: Path) -> None:
+    layout, _ = submitted(tmp_path / "run", "sampling.long_prompts=drop")
+    submitted(tmp_path / "run", "sampling.long_prompts=drop", *MORE)
+    path = layout.benchmark_data("more")
+    problems = read_problems(path)
+    write_problems(path, [replace(problems[0], problem="and so on " * 40), *problems[1:]])
+    task = load_task(layout, "segment-000.evaluation", 1, Placement(0, 1, 0, "a"))
+    check_benchmark(task, "more", small_world_prompter(task))
+    assert read_problems(path) == problems[1:]
+    assert list(left_out(path)) == [problems[0].id]
