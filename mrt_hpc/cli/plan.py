@@ -8,16 +8,21 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
-from mrt_hpc.cli.submit import asked_limits, doubts
+from mrt_hpc.cli.submit import asked_limits, doubts, kept_recipe, live_jobs, queued_otherwise
+from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.launch.containers import with_models_bound
+from mrt_hpc.launch.ledger import local_process
+from mrt_hpc.launch.renewal import Renewal, is_renewed
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours
+from mrt_hpc.plan.model import read_plan
 from mrt_hpc.plan.throughput import throughput
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
@@ -40,6 +45,8 @@ TABLE_WIDTH = 140
 def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
     """Print the jobs, what they are expected to take, and what their limits allot."""
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
+    layout = RunLayout(run_path(recipe.name, run))
+    recipe = kept_recipe(layout, recipe)
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     console = console_of(sys.stdout)
@@ -56,12 +63,36 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     for line in cost_lines(plan, expected, rates):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
-    for missing in missing_inputs(recipe):
-        console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
+    if layout.recipe_lock.is_file():
+        for refused, sentence in told_of_begun(layout, recipe, plan):
+            words = "[yellow]submit will refuse:[/]" if refused else "submit will change the run:"
+            console.print(f"{words} {escape(sentence)}", highlight=False, soft_wrap=True)
+    else:
+        for missing in missing_inputs(recipe):
+            console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
     if isinstance(site, SlurmSite):
         for refused, sentence in told_by_cluster(plan, site):
             words = "beyond the cluster, submit will refuse" if refused else "doubtful"
             console.print(f"[yellow]{words}:[/] {sentence}", highlight=False, soft_wrap=True)
+
+
+def told_of_begun(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bool, str]]:
+    """What submit would refuse of a run that is there already (True), and what it would change of it (False)."""
+    try:
+        refuse_other_recipe(layout, recipe)
+        if not is_renewed(layout, recipe, plan):
+            return
+        renewal, queued = Renewal.of(layout, recipe, plan), live_jobs(layout)
+    except UserError as error:
+        yield True, error.message()
+        return
+    yield from ((False, sentence) for sentence in renewal.sentences())
+    if opened := [job.name for job in renewal.jobs_to_open(read_plan(layout.plan))]:
+        yield False, f"these jobs are looked at for what is left to do: {', '.join(opened)}"
+    if queued:
+        yield True, queued_otherwise(layout, queued).message()
+    if (process := local_process(layout)) is not None:
+        yield True, f"the run is under way in process {process.pid}: first mrt-hpc cancel {layout.root}"
 
 
 def told_by_cluster(plan: Plan, site: SlurmSite) -> Iterator[tuple[bool, str]]:
@@ -77,7 +108,7 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
     """Print the sbatch texts, as submit writes them.
 
     Raises:
-        UserError: the site is not a Slurm cluster.
+        UserError: the site is not a Slurm cluster, or the run is there and was made from another recipe.
     """
     from mrt_hpc.launch.slurm import sbatch_texts  # the one option that needs submitit
 
@@ -85,6 +116,9 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
     if not isinstance(site, SlurmSite):
         raise UserError("this machine is no Slurm cluster, so there are no sbatch texts", advice="add --site SITE")
     layout = RunLayout(run_path(recipe.name, run))
+    if layout.recipe_lock.is_file():
+        recipe = kept_recipe(layout, recipe)
+        refuse_other_recipe(layout, recipe)
     for name, text in sbatch_texts(compile_plan(recipe, site), with_models_bound(site, recipe), layout):
         print(f"# ---- {name}\n{text}")
 

@@ -250,12 +250,7 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
     with claimed(layout, recipe.resilience.heartbeat_limit_s):  # two submissions at once would double every job
         queued = live_jobs(layout)
         if queued and is_renewed(layout, recipe, plan):
-            raise UserError(
-                "jobs of this run are queued with other values",
-                value=", ".join(sorted(queued)),
-                where=layout.root,
-                advice=f"submit as before, or first mrt-hpc cancel {layout.root}",
-            )
+            raise queued_otherwise(layout, queued)
         renew_if_asked(layout, recipe, plan)
         satisfied = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
         jobs = [job for job in plan.jobs if job.name not in satisfied]
@@ -282,6 +277,16 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
             raise half_way(error, new, [job.name for job in jobs if job.name not in {*known, *dict(new)}]) from error
     click.echo(f"{len(new)} job(s) submitted, {len(queued)} queued before, {len(satisfied)} done")
     click.echo(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.root}")
+
+
+def queued_otherwise(layout: RunLayout, queued: Collection[str]) -> UserError:
+    """What to tell of a submission that changes a run of which jobs are queued, by their names."""
+    return UserError(
+        "jobs of this run are queued with other values",
+        value=", ".join(sorted(queued)),
+        where=layout.root,
+        advice=f"submit as before, or first mrt-hpc cancel {layout.root}",
+    )
 
 
 def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[str]) -> UserError:

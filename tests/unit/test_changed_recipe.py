@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.statistics import summarise_evaluation
+from mrt_hpc.cli.main import main
 from mrt_hpc.cli.submit import kept_recipe
 from mrt_hpc.launch import renewal
 from mrt_hpc.launch.create import create_or_open
@@ -415,3 +417,44 @@ def test_a_benchmark_that_was_added_has_its_prompts_checked_by_its_evaluation(tm
     check_benchmark(task, "more", small_world_prompter(task))
     assert read_problems(path) == problems[1:]
     assert list(left_out(path)) == [problems[0].id]
+
+
+# -- the plan says it beforehand
+
+
+def planned(run: Path, *settings: str) -> str:
+    options = [word for setting in settings for word in ("--set", setting)]
+    result = CliRunner().invoke(main, ["plan", str(QUICKSTART), "--run", str(run), *options])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_plan_of_a_begun_run_says_what_submit_would_refuse(tmp_path: Path) -> None:
+    submitted(tmp_path / "run")
+    wrong = ("training.learning_rate=1e-3", "evaluation.top_p=0.5")
+    with pytest.raises(UserError) as refused:
+        submitted(tmp_path / "run", *wrong)
+    assert f"submit will refuse: {refused.value.message()}" in planned(tmp_path / "run", *wrong)
+    nowhere = "evaluation.benchmarks=[{name: a, problems: {type: jsonl, path: /nowhere}}]"
+    assert "submit will refuse: no such data file" in planned(tmp_path / "run", nowhere)
+    assert "submit will" not in planned(tmp_path / "run")
+
+
+def test_the_plan_of_a_begun_run_says_what_submit_would_change_and_changes_nothing(tmp_path: Path) -> None:
+    layout, recipe = submitted(tmp_path / "run")
+    finish(layout)
+    said = planned(tmp_path / "run", *MORE, "evaluation.every=6")
+    assert "submit will change the run:" in said
+    assert "evaluation.every was null and is 6" in said
+    assert "weights versions 6, 12 were pruned" in said
+    assert "segment-000.evaluation, report" in said
+    assert read_recipe_lock(layout.recipe_lock) == recipe
+    assert opened(layout) == []
+    assert not layout.benchmark_data("more").exists()
+
+
+def test_the_plan_of_a_begun_run_keeps_what_the_file_does_not_name(tmp_path: Path) -> None:
+    submitted(tmp_path / "run", "schedule.iterations=12")
+    assert "12 iterations" not in planned(tmp_path / "run")  # the file names 20
+    submitted(tmp_path / "other", "evaluation.every=2")
+    assert "the run keeps evaluation.every: 2" in planned(tmp_path / "other")
