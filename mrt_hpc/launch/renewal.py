@@ -64,7 +64,7 @@ def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> list[str]:
         plan: of the submission.
 
     Returns:
-        What was changed beyond resources, and what of it cannot be done any more, a sentence each.
+        What was changed, and what of it cannot be done any more, a sentence each.
 
     Raises:
         UserError: data of a benchmark are not there, or wrong, or sequences are too long for the model; nothing is
@@ -164,6 +164,8 @@ class Renewal:
     def sentences(self) -> list[str]:
         """What to tell the user."""
         told = [f"the run goes on with another value: {c}" for c in self.changes if not is_of_resources(c)]
+        if len(told) < len(self.changes):
+            told.append("the run goes on with other resources than before")
         if self.evaluates_otherwise and self.pruned:
             told.append(
                 f"weights versions {as_ranges(self.pruned)} were pruned and cannot be evaluated with these settings; "

@@ -20,8 +20,8 @@ from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.renewal import is_renewed, renew
 from mrt_hpc.launch.task import load_task
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.model import read_plan
+from mrt_hpc.plan.compile import compile_plan, role_resources
+from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -30,6 +30,7 @@ from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.keeper import evaluated, kept_versions
 from mrt_hpc.roles.prepare import small_world_prompter
 from mrt_hpc.roles.prompt_lengths import check_benchmark
+from mrt_hpc.roles.report import resources_of
 from mrt_hpc.run.data import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events
@@ -353,6 +354,25 @@ def test_a_change_of_benchmarks_cut_short_mixes_nothing(
     made = {name: done for _, name, done in units(layout)}
     assert made == {"held-out": True, "b": not changed, "c": not changed}
     assert not layout.renewal.exists()
+
+
+def test_what_jobs_cost_that_are_no_longer_planned_is_reckoned_by_their_role(tmp_path: Path) -> None:
+    layout, recipe = submitted(tmp_path / "run")
+    finish(layout)
+    _, without = submitted(tmp_path / "run", "evaluation.benchmarks=[]")
+    plan = read_plan(layout.plan)
+    assert [job.name for job in plan.jobs if job.role is Role.EVALUATION] == []
+    for name in ("segment-000.evaluation", "segment-000.evaluation-1"):
+        assert resources_of(name, plan, without) == role_resources(recipe, Role.EVALUATION)
+    assert resources_of("segment-000.trainer", plan, without) == plan.job("segment-000.trainer").resources
+
+
+def test_other_resources_open_no_task(tmp_path: Path) -> None:
+    layout, _ = submitted(tmp_path / "run")
+    finish(layout)
+    submitted(tmp_path / "run", "resources.evaluation.memory_gib=3")
+    assert opened(layout) == []
+    assert told(layout) == {"resources.evaluation.memory_gib": (8.0, 3.0)}
 
 
 # -- limits of prompts
