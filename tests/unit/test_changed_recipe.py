@@ -25,6 +25,7 @@ from mrt_hpc.plan.model import Role, read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.schema import Evaluation
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.keeper import evaluated, kept_versions
@@ -262,6 +263,20 @@ def test_what_other_settings_sampled_is_sampled_again(tmp_path: Path, change: st
     assert read_measurements(layout, 0, [0, 20], ["held-out"], wanted).missing == (
         "evaluation on held-out of weights versions 0, 20",
     )
+
+
+def test_every_field_of_an_evaluation_stands_in_a_digest_or_decides_no_result(tmp_path: Path) -> None:
+    """Who adds a field decides here where it belongs."""
+    deciding = {change.partition("=")[0].removeprefix("evaluation.") for change in CHANGES}
+    summary, neither = {"regret_budgets", "regret_tokens"}, {"every"}
+    assert set(Evaluation.model_fields) == deciding | summary | neither
+    layout, recipe = submitted(tmp_path / "run")
+    now = evaluation_settings(layout, recipe)["held-out"].now
+    others = {"regret_budgets": "[32]", "regret_tokens": "all", "every": "3"}
+    for field in summary | neither:
+        changed = load_recipe(QUICKSTART, (f"evaluation.{field}={others[field]}",))
+        then = evaluation_settings(layout, changed)["held-out"].now
+        assert (then.sampled, then.summarised == now.summarised) == (now.sampled, field in neither)
 
 
 def test_settings_that_are_restored_find_the_results_made_with_them(tmp_path: Path) -> None:
