@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 PROMPT_LIMITS = ("sampling.max_prompt_tokens", "sampling.long_prompts")
+NAMED = 6
+"""Options in an advice, at most."""
 OF_THE_RESULT = "it decides what the run has done"
 """Why most fields cannot be changed."""
 
@@ -80,11 +82,13 @@ def refuse_other_recipe(layout: RunLayout, recipe: Recipe) -> None:
 
 def _refusal(layout: RunLayout, refused: Sequence[Change]) -> UserError:
     lines = "".join(f"\n    {change.refusal}" for change in refused)
-    restored = " ".join(change.restored for change in refused)
+    restored = f"restore the run's values: {' '.join(change.restored for change in refused)}"
+    if len(refused) > NAMED:
+        restored = f"submit the recipe that the run was made from; its values stand in {layout.recipe_lock}"
     return UserError(
         f"the run directory was made from another recipe, and this would change what was done:{lines}",
         where=layout.root,
-        advice=f"give another directory with --run DIR, or restore the run's values: {restored}",
+        advice=f"give another directory with --run DIR, or {restored}",
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from mrt_hpc.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ RECORDED_SECTIONS = ("tracking", "expected", "evaluation")
 
 
 def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:
-    """The recipe of a submission, with the lock's values where its file names none.
+    """The recipe of a submission, with the lock's values where its file names none; as it is where these do not fit
+    together.
 
     Args:
         locked: what the run was made from.
@@ -30,7 +33,10 @@ def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:
     named = wanted.model_dump(mode="json", exclude_unset=True, exclude=set(FREE_SECTIONS))
     free = wanted.model_dump(mode="json", include=set(FREE_SECTIONS))
     kept = _filled(locked.model_dump(mode="json"), named, wanted.model_dump(mode="json"))
-    return Recipe.model_validate_json(json.dumps({**kept, **free}))
+    try:
+        return Recipe.model_validate_json(json.dumps({**kept, **free}))
+    except ValidationError:  # what the file names does not go with the rest of the lock: it is of another experiment
+        return wanted
 
 
 def _filled(locked: dict[str, Any], named: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:

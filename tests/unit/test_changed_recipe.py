@@ -136,6 +136,17 @@ def test_what_was_done_cannot_be_changed_and_the_way_out_is_told(tmp_path: Path)
     assert "--set sampling.temperature=1.0 --set training.learning_rate=0.0007" in message
 
 
+@pytest.mark.parametrize("other", ["grpo", "sft_suffix"])
+def test_a_recipe_that_does_not_fit_the_rest_of_the_run_is_refused_like_any_other(tmp_path: Path, other: str) -> None:
+    submitted(tmp_path / "run")
+    recipe = load_recipe(QUICKSTART.parent / "small_world" / f"{other}.yaml")
+    kept = kept_recipe(RunLayout(tmp_path / "run"), recipe)
+    with pytest.raises(UserError, match=r"algorithm\.type was \"mrt_online\" and is") as refused:
+        create_or_open(tmp_path / "run", kept, compile_plan(kept, LocalSite()))
+    assert refused.value.advice is not None
+    assert "--run DIR" in refused.value.advice
+
+
 def test_more_iterations_of_a_constant_schedule_go_on_from_those_done(tmp_path: Path) -> None:
     layout, first = submitted(tmp_path / "run", *CONSTANT)
     finish(layout)
