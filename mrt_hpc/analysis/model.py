@@ -232,6 +232,10 @@ class RunSummary(Record):
     files: tuple[RunFile, ...] = ()
     versions: dict[str, str] = {}
     """Of the packages that matter."""
+    upload: str | None = None
+    """How many offline W&B directories are not uploaded; None where none is."""
+    upload_command: str | None = None
+    """What to type on the login node to upload them."""
 
     @property
     def iterations_done(self) -> int:

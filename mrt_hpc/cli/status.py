@@ -20,6 +20,7 @@ from mrt_hpc.launch.slurm_queue import QueueState, cancel, queue_states, unrecor
 from mrt_hpc.plan.model import Plan, read_plan
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.offline import upload
 from mrt_hpc.run.tasks import TaskState
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def print_status(run: Path) -> None:
     if now.report:
         age = " (older than the newest results; mrt-hpc report writes it from what is there)" if now.stale else ""
         console.print(f"report: {layout.report}{age}", highlight=False, soft_wrap=True)
+    if (waiting := upload(layout)) is not None:
+        click.echo(f"{waiting}\n  {waiting.command}")  # as it stands, so that it can be copied
 
 
 def _ask_queue(slurm_ids: list[str]) -> tuple[dict[str, QueuedTask], str]:

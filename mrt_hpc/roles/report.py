@@ -20,6 +20,7 @@ from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.offline import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,7 @@ def write_report(layout: RunLayout) -> tuple[str, ...]:
 
 def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measurements) -> RunSummary:
     """All that the report tells."""
+    waiting = upload(layout)
     packages = read_source(layout.recipe_lock, (), advice=f"mrt-hpc status {layout.root}").data
     return RunSummary(
         recipe=recipe.name,
@@ -85,6 +87,8 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
             RunFile(what="events of all attempts", path="events/"),
         ),
         versions={"mrt-hpc": packages["mrt_hpc"], **packages["packages"]},
+        upload=None if waiting is None else str(waiting),
+        upload_command=None if waiting is None else waiting.command,
     )
 
 

@@ -182,8 +182,13 @@ class RunLayout:
 
     @property
     def wandb(self) -> Path:
-        """Offline W&B runs."""
+        """All that W&B keeps."""
         return self.root / "wandb"
+
+    @property
+    def offline_runs(self) -> Path:
+        """The offline W&B directories, one an attempt; W&B itself adds the second part of the name."""
+        return self.wandb / "wandb"
 
     # -- result
     @property

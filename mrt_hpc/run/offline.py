@@ -1,0 +1,48 @@
+"""The offline W&B directories of a run: which of them have not been uploaded, and the command that does so, from files
+alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.patience import children
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.run.layout import RunLayout
+
+OFFLINE = "offline-run-*"
+"""Names of the directories; beside them W&B keeps a link to the newest."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a user has yet to upload to W&B."""
+
+    directories: int
+    """How many are not uploaded."""
+    command: str
+    """Uploads all of them, in the order in which they were begun; W&B skips those that are uploaded already."""
+
+    def __str__(self) -> str:
+        what = "directory is" if self.directories == 1 else "directories are"
+        when = "When no job of this run is running, type on the login node:"
+        return f"{self.directories} offline W&B {what} not uploaded. {when}"
+
+
+def upload(layout: RunLayout) -> Upload | None:
+    """What is not uploaded; None where the run tracks nothing, or where all is uploaded."""
+    runs = [path for path in children(layout.offline_runs, OFFLINE) if path.is_dir()]
+    waiting = [path for run in runs for path in children(run, "*.wandb") if not _is_uploaded(path)]
+    if not waiting:
+        return None
+    return Upload(len(waiting), f"wandb sync {shlex.quote(str(layout.offline_runs.absolute()))}/{OFFLINE}")
+
+
+def _is_uploaded(path: Path) -> bool:
+    """`wandb sync` puts this marker beside what it has uploaded."""
+    return path.with_suffix(".wandb.synced").exists()
