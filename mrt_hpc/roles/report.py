@@ -16,6 +16,7 @@ from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.roles.tracking import log_evaluations
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, read_events
@@ -34,12 +35,15 @@ log = logging.getLogger(__name__)
 
 
 def run(task: Task) -> None:
-    """Write the report.
+    """Log the evaluations for W&B, where the recipe asks for it, and write the report, also where logging fails.
 
     Raises:
         UserError: something is missing; the report is written all the same, and says what.
     """
-    missing = task.patiently(lambda: write_report(task.layout), "the report")
+    try:
+        log_evaluations(task, measurements(task.layout, task.recipe).evaluations)
+    finally:
+        missing = task.patiently(lambda: write_report(task.layout), "the report")
     if missing:
         raise UserError(
             f"the report is incomplete: {'; '.join(missing)}",
@@ -56,12 +60,17 @@ def write_report(layout: RunLayout) -> tuple[str, ...]:
     """
     recipe = read_recipe_lock(layout.recipe_lock)
     plan = read_plan(layout.plan)
-    benchmarks = [b.name for b in recipe.evaluation.benchmarks]
-    settings = evaluation_settings(layout, recipe)
-    found = read_measurements(layout, recipe.schedule.iterations, evaluated_versions(recipe), benchmarks, settings)
+    found = measurements(layout, recipe)
     write_summary(run_summary(layout, recipe, plan, found), layout.root)
     log.info("report: %s", layout.report)
     return found.missing
+
+
+def measurements(layout: RunLayout, recipe: Recipe) -> Measurements:
+    """What the run has measured so far, and what is missing of what the recipe plans."""
+    benchmarks = [b.name for b in recipe.evaluation.benchmarks]
+    settings = evaluation_settings(layout, recipe)
+    return read_measurements(layout, recipe.schedule.iterations, evaluated_versions(recipe), benchmarks, settings)
 
 
 def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measurements) -> RunSummary:

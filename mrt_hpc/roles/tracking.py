@@ -1,17 +1,33 @@
-"""W&B, offline: one run id over all attempts of a run, made when the first of them starts."""
+"""W&B, offline: one run id over all attempts of a run, made when the first of them starts.
+
+The trainer logs its iterations, and the report, which runs when no trainer does, logs the evaluations.
+"""
 
 from __future__ import annotations
 
+import json
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.run.atomic import creating
+import numpy as np
+
+from mrt_hpc.run.atomic import creating, remove_leftovers, sync_directory, sync_tree, temporary_sibling, write_json
+from mrt_hpc.run.offline import OFFLINE
+from mrt_hpc.run.patience import children
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
     from types import TracebackType
 
-    from mrt_hpc.analysis.model import IterationMetrics
+    from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
     from mrt_hpc.roles.task import Task
+
+EVALUATION = "evaluation"
+"""First part of the names of what evaluations measured."""
+VERSION = f"{EVALUATION}/version"
+"""W&B draws evaluations over this, the weights version, in place of the step."""
 
 
 class Tracker:
@@ -25,21 +41,8 @@ class Tracker:
         """The tracker of a task: rank 0 logs, the others do not."""
         if not task.recipe.tracking.wandb or task.rank != 0:
             return Tracker()
-        import wandb  # a second's import that most recipes do not ask for
-
-        layout, recipe = task.layout, task.recipe
-        layout.wandb.mkdir(exist_ok=True)
-        return Tracker(
-            wandb.init(
-                project=recipe.tracking.project,
-                name=recipe.name,
-                id=run_id(task),
-                resume="allow",
-                mode="offline",
-                dir=str(layout.wandb),
-                config=recipe.model_dump(mode="json"),
-            )
-        )
+        task.layout.wandb.mkdir(exist_ok=True)
+        return Tracker(_offline_run(task, task.layout.wandb))
 
     def log(self, metrics: IterationMetrics) -> None:
         """Log one iteration, under its number."""
@@ -66,3 +69,110 @@ def run_id(task: Task) -> str:
 
     task.patiently(write, "the W&B id of the run")
     return path.read_text()
+
+
+def _offline_run(task: Task, directory: Path, **settings: Any) -> Any:
+    """Begin an offline W&B directory below ``directory``, which exists, with these settings of W&B."""
+    import wandb  # a second's import that most recipes do not ask for
+
+    return wandb.init(
+        project=task.recipe.tracking.project,
+        name=task.recipe.name,
+        id=run_id(task),
+        resume="allow",
+        mode="offline",
+        dir=str(directory),
+        config=task.recipe.model_dump(mode="json"),
+        settings=settings,
+    )
+
+
+# -- evaluations ------------------------------------------------------------------------------------------------------
+
+
+def log_evaluations(task: Task, evaluations: Sequence[EvaluationSummary]) -> None:
+    """Log the evaluations that are not logged yet, if the recipe asks for it; each is logged once, whenever an attempt
+    is killed.
+
+    A kill leaves either an unfinished directory, which is removed, or a finished one that the record names, which the
+    next attempt puts in its place.
+    """
+    if not task.recipe.tracking.wandb:
+        return
+    task.patiently(lambda: _Evaluations(task).log(evaluations), "the evaluations for W&B")
+
+
+def evaluation_row(summary: EvaluationSummary) -> dict[str, float]:
+    """What is logged of one weights version on one benchmark; what was not measured is left out."""
+    measured = {
+        "accuracy": summary.accuracy,
+        "accuracy_low": summary.low,
+        "accuracy_high": summary.high,
+        "tokens_per_rollout": summary.tokens_per_rollout,
+        "truncated_share": summary.truncated_share,
+        "answered_share": summary.answered_share,
+        **{f"regret/{budget}": float(np.mean(list(r.values()))) for budget, r in summary.regret.items() if r},
+    }
+    named = {f"{EVALUATION}/{summary.benchmark}/{name}": x for name, x in measured.items() if x is not None}
+    return {VERSION: summary.version, **named}
+
+
+@dataclass(frozen=True)
+class _Evaluations:
+    """The evaluations of a run in W&B: offline directories, and the record of what they hold."""
+
+    task: Task
+
+    @property
+    def record(self) -> Path:
+        """``logged``: all rows that are logged; ``staged``: the last finished directory, relative to this file's."""
+        return self.task.layout.wandb / "evaluations.json"
+
+    def log(self, evaluations: Sequence[EvaluationSummary]) -> None:
+        """Log what is new. The directory counts once the record names it."""
+        self.task.layout.offline_runs.mkdir(parents=True, exist_ok=True)
+        self._settle()
+        logged: list[dict[str, float]] = self._read()["logged"]
+        if new := [row for row in map(evaluation_row, evaluations) if row not in logged]:
+            staged = self._staged(new, first_step=self.task.plan.iterations + len(logged))
+            write_json(self.record, {"logged": [*logged, *new], "staged": str(staged.relative_to(self.record.parent))})
+            self._settle()
+
+    def _read(self) -> dict[str, Any]:
+        if self.record not in children(self.record.parent):
+            return {"logged": [], "staged": None}
+        content: dict[str, Any] = json.loads(self.record.read_text())
+        return content
+
+    def _staged(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:
+        """A finished offline directory with these rows, whose name is free among those that `wandb sync` looks for: W&B
+        names it by the second in which it is begun.
+        """
+        while self._in_place(directory := self._write(rows, first_step)).exists():
+            continue
+        return directory
+
+    def _in_place(self, directory: Path) -> Path:
+        """Where a finished directory belongs."""
+        return self.task.layout.offline_runs / directory.name
+
+    def _write(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:
+        """A finished offline directory with these rows, where `wandb sync` does not look for it."""
+        place = temporary_sibling(self.task.layout.wandb / EVALUATION)
+        place.mkdir()
+        with _offline_run(self.task, place, silent=True) as run:  # it would name the place that the directory leaves
+            run.define_metric(VERSION)
+            run.define_metric(f"{EVALUATION}/*", step_metric=VERSION)
+            for step, row in enumerate(rows, first_step):  # after those of the iterations: W&B wants them to grow
+                run.log(row, step=step)
+        sync_tree(place)
+        (directory,) = place.glob(f"*/{OFFLINE}")
+        return directory
+
+    def _settle(self) -> None:
+        """Put what the record names in its place, and remove all else that an attempt has left."""
+        layout, staged = self.task.layout, self._read()["staged"]
+        if staged is not None and (directory := self.record.parent / staged).is_dir():
+            directory.rename(self._in_place(directory))
+            sync_directory(layout.offline_runs)
+        remove_leftovers(layout.wandb)

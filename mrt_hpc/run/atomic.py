@@ -39,8 +39,10 @@ def is_temporary(path: Path) -> bool:
 def remove_leftovers(directory: Path) -> None:
     """Remove the unfinished work of writers that died; only where no other writer can be at work."""
     for path in children(directory):
-        if is_temporary(path):
+        if is_temporary(path) and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+        elif is_temporary(path):
+            path.unlink(missing_ok=True)
 
 
 def temporary_sibling(path: Path) -> Path:
@@ -127,7 +129,7 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
 
 def commit_directory(temporary: Path, path: Path) -> bool:
     """Make a finished directory appear as ``path``; False (and it is removed) when another was first."""
-    _sync_tree(temporary)
+    sync_tree(temporary)
     identity, won = temporary.stat().st_ino, True
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
@@ -142,7 +144,7 @@ def commit_directory(temporary: Path, path: Path) -> bool:
     return won
 
 
-def _sync_tree(directory: Path) -> None:
+def sync_tree(directory: Path) -> None:
     """Force a directory with all that is in it to the disk: all at once, as a journal's one commit serves many who wait
     for it, and a parallel filesystem's servers work side by side.
     """

@@ -191,6 +191,13 @@ def test_all_attempts_log_to_one_wandb_run(killed_run: Path) -> None:
     assert all(attempt.name.endswith(run_id) for attempt in attempts)
 
 
+def test_each_evaluation_is_logged_to_wandb_once(killed_run: Path) -> None:
+    layout = RunLayout(killed_run)
+    record = json.loads((layout.wandb / "evaluations.json").read_text())
+    assert sorted(row["evaluation/version"] for row in record["logged"]) == [0, ITERATIONS]
+    assert (layout.offline_runs / Path(record["staged"]).name).is_dir()
+
+
 def test_the_finished_run_has_nothing_left_to_do(killed_run: Path) -> None:
     before = len(read_events(RunLayout(killed_run).events))
     again = subprocess.run(

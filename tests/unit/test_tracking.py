@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
+import struct
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from click.testing import CliRunner
+from wandb.proto.wandb_internal_pb2 import Record
 
+from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
+from mrt_hpc.analysis.statistics import summarise_evaluation
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
-from mrt_hpc.roles.report import write_report
-from mrt_hpc.roles.tracking import Tracker
+from mrt_hpc.roles.report import run, write_report
+from mrt_hpc.roles.tracking import Tracker, run_id
+from mrt_hpc.run.atomic import is_temporary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mrt_hpc.roles.task import Task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -79,3 +91,122 @@ def test_the_command_told_is_one_that_wandb_takes_for_all_directories(tmp_path: 
     (directory,) = trainer.layout.offline_runs.glob("offline-run-*")
     assert "Would sync 1 run(s)" in told.stderr
     assert directory.name in told.stderr
+
+
+# -- evaluations ------------------------------------------------------------------------------------------------------
+
+
+def evaluate(task: Task, version: int, right: int) -> None:
+    summary = summarise_evaluation(
+        version, "held-out", {f"p{i}": [float(i < right), 0.0] for i in range(20)}, tokens_per_rollout=99.0,
+        regret={4096: {"p0": 0.5, "p1": 0.25}},
+    )  # fmt: skip
+    summary.write(task.layout.evaluation_summary(version, "held-out"))
+
+
+def logged(task: Task) -> list[dict[str, float]]:
+    """The rows of all directories that `wandb sync` would upload, oldest directory first."""
+    paths = sorted(task.layout.offline_runs.glob("offline-run-*/*.wandb"))
+    assert {path.name for path in paths} <= {f"run-{run_id(task)}.wandb"}
+    return [row for path in paths for row in rows(path.read_bytes())]
+
+
+def rows(content: bytes) -> Iterator[dict[str, float]]:
+    """The history in a .wandb file: a LevelDB log of protobuf records, in blocks of 32 KiB, after 7 bytes."""
+    at, message = 7, b""
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack("<IHB", content[at : at + 7])
+        message += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            record, message = Record.FromString(message), b""
+            if record.HasField("history"):
+                yield {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+
+
+def versions(task: Task) -> list[float]:
+    return [row["evaluation/version"] for row in logged(task) if "evaluation/version" in row]
+
+
+def report_role(task: Task) -> None:
+    """The report of a run that has not measured all, which says so."""
+    with pytest.raises(UserError, match="the report is incomplete"):
+        run(task)
+
+
+def test_evaluations_are_logged_into_the_run_of_the_training_metrics(tmp_path: Path) -> None:
+    trainer = task_of(tmp_path / "run", TRAINER)
+    with Tracker.of(trainer) as tracker:
+        tracker.log(IterationMetrics(iteration=0, tokens_per_rollout=12.0))
+    task = task_of(tmp_path / "run", "report")
+    evaluate(task, 0, 4)
+    evaluate(task, 20, 10)
+    report_role(task)
+    training, *evaluations = logged(task)
+    assert training["tokens_per_rollout"] == 12.0
+    assert [row["evaluation/version"] for row in evaluations] == [0, 20]
+    last, summary = evaluations[-1], EvaluationSummary.read(task.layout.evaluation_summary(20, "held-out"))
+    assert last["evaluation/held-out/accuracy"] == summary.accuracy == 0.25
+    assert last["evaluation/held-out/accuracy_low"] == summary.low
+    assert last["evaluation/held-out/accuracy_high"] == summary.high
+    assert last["evaluation/held-out/tokens_per_rollout"] == 99.0
+    assert last["evaluation/held-out/regret/4096"] == 0.375
+    assert "2 offline W&B directories are not uploaded" in task.layout.report.read_text()
+
+
+def test_a_report_that_runs_again_logs_only_what_is_new(tmp_path: Path) -> None:
+    task = task_of(tmp_path / "run", "report")
+    evaluate(task, 0, 4)
+    report_role(task)
+    report_role(task)
+    assert versions(task) == [0]
+    shutil.rmtree(task.layout.offline_runs)  # as `wandb clean` does with what is uploaded
+    evaluate(task, 20, 10)
+    report_role(task)
+    assert versions(task) == [20]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.launch.task import load_task
+from mrt_hpc.roles import report, tracking
+from mrt_hpc.run.layout import RunLayout
+
+def killed(event, arguments):
+    if event == "os.rename" and MOMENT in f"{arguments[0]} {arguments[1]}":
+        os.kill(os.getpid(), 9)
+
+MOMENT = sys.argv[2]
+sys.addaudithook(killed)
+report.run(load_task(RunLayout(Path(sys.argv[1])), "report", 0, Placement(0, 1, 0, "a.0")))
+"""
+
+
+@pytest.mark.parametrize("moment", ["evaluations.json", "/offline-run-"])
+def test_an_evaluation_is_logged_once_though_the_report_is_killed(tmp_path: Path, moment: str) -> None:
+    """Before the record names the finished directory, and before this takes its place."""
+    task = task_of(tmp_path / "run", "report")
+    evaluate(task, 0, 4)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(task.layout.root), moment], timeout=120, check=False)
+    assert killed.returncode == -9
+    assert versions(task) == []
+    report_role(task)
+    assert versions(task) == [0]
+    assert [path for path in task.layout.wandb.iterdir() if is_temporary(path)] == []
+
+
+def test_a_directory_begun_in_the_same_second_as_another_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    task = task_of(tmp_path / "run", "report")
+    identity = run_id(task)
+    now = datetime.now()  # W&B names directories by local time
+    for second in range(6):
+        taken = f"offline-run-{now + timedelta(seconds=second):%Y%m%d_%H%M%S}-{identity}"
+        (task.layout.offline_runs / taken / "files").mkdir(parents=True)
+    evaluate(task, 0, 4)
+    report_role(task)
+    assert versions(task) == [0]
