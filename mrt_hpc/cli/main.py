@@ -38,7 +38,7 @@ class Group(click.Group):
             else:
                 raise
         except KeyboardInterrupt:
-            click.echo("stopped; the same command goes on where it stopped", err=True)
+            click.echo("stopped; the same command continues the run", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))
 
     @staticmethod

@@ -121,7 +121,7 @@ def print_logs(run: Path, role: str | None, lines: int, everything: bool) -> Non
     ]
     wanted = sorted((p for p in wanted if p.stat().st_size), key=lambda p: p.stat().st_mtime)
     if not wanted:
-        raise UserError("no log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {run}")
+        raise UserError("the run has no such log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {run}")
     for path in wanted if everything else wanted[-1:]:
         click.secho(f"==> {path}", bold=True)
         with path.open(errors="replace") as stream:
@@ -134,7 +134,7 @@ def cancel_run(run: Path) -> None:
     stopped = False
     if (process := local_process(layout)) is not None:
         os.kill(process.pid, signal.SIGINT)
-        click.echo(f"told process {process.pid} to stop")
+        click.echo(f"asked process {process.pid} to stop")
         stopped = True
     if recorded := set(current_ids(layout)):
         ids = recorded | set(unrecorded_jobs(layout.root, recorded).values())
@@ -143,18 +143,20 @@ def cancel_run(run: Path) -> None:
         stopped = True
     if not stopped:
         raise nothing_to_cancel(layout)
-    click.echo("what is finished stays; the same submit command goes on from there")
+    click.echo("finished work is kept; the same submit command continues the run")
 
 
 def nothing_to_cancel(layout: RunLayout) -> UserError:
     """What to tell where nothing of a run is under way here."""
     if (other := process_elsewhere(layout)) is None:
-        return UserError("nothing of this run is under way", where=layout.root)
+        return UserError(
+            "no job and no process of this run is running", where=layout.root, advice=f"mrt-hpc status {layout.root}"
+        )
     return UserError(
-        f"this run was last under way on another machine, in process {other.pid}",
+        f"this run was last started on another machine, as process {other.pid}",
         where=layout.root,
         value=other.host,
-        advice=f"there: mrt-hpc cancel {layout.root}",
+        advice=f"on that machine: mrt-hpc cancel {layout.root}",
     )
 
 

@@ -224,7 +224,7 @@ def failed(plan: Plan, layout: RunLayout) -> UserError:
     return UserError(
         f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
         where=layout.logs,
-        advice=f"mrt-hpc logs {layout.root} {job.role}; the same submit command goes on where the run stopped",
+        advice=f"mrt-hpc logs {layout.root} {job.role}; the same submit command continues the run",
         exit_code=ExitCode.RETRYABLE,
     )
 
@@ -299,6 +299,6 @@ def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[st
         value=error.value,
         where=error.where,
         expected=error.expected,
-        advice=f"{error.advice or 'look at the error above'}; that goes on with what is left",
+        advice=f"{error.advice or 'give the same submit command again'}; that submits the jobs that are left",
         exit_code=error.exit_code,
     )

@@ -199,7 +199,7 @@ def _place(sample: Sample, places: Sequence[Sequence[int]], requests: Sequence[i
         requests: their numbers among all requests.
     """
     if not (0 <= sample.request < len(places) and 0 <= sample.sample < len(places[sample.request])):
-        raise ServerGone(f"an answer that nobody asked for: sample {sample.sample} of request {sample.request}")
+        raise ServerGone(f"an answer to no request of this task: sample {sample.sample} of request {sample.request}")
     return requests[sample.request], places[sample.request][sample.sample]
 
 
@@ -256,7 +256,7 @@ def _refusal(sample: Sample, request: Request) -> Exception:
 def _give_up(state: RetryCallState) -> None:
     cause = state.outcome.exception() if state.outcome else None
     raise UserError(
-        f"the vLLM server broke off {state.attempt_number} times: {cause}",
+        f"the vLLM server ended the connection {state.attempt_number} times: {cause}",
         advice="look at the end of the server's log in the run's logs directory",
         exit_code=ExitCode.RETRYABLE,
     ) from cause

@@ -419,7 +419,7 @@ def refuse_stranger(path: Path, pid: int) -> None:
             size = struct.calcsize("3i")
             listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     except OSError as error:
-        what = f"nobody listens on the server's socket: {error}"
+        what = f"no process listens on the server's socket: {error}"
         raise UserError(what, where=path, exit_code=ExitCode.RETRYABLE) from error
     if listener != pid:
         raise UserError(

@@ -169,7 +169,7 @@ def _heart(layout: RunLayout) -> Path:
 
 def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:
     return UserError(
-        f"the run is under way in process {other.pid} on {other.host}",
+        f"this run is already running in process {other.pid} on {other.host}",
         where=layout.root,
         advice=f"mrt-hpc status {layout.root}, or mrt-hpc cancel {layout.root}",
     )

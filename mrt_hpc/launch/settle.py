@@ -48,7 +48,7 @@ ABANDONED = "abandoned"
 """The word that says: nobody whom the task waits for is in the queue."""
 STOPPED = (
     "stopped from outside: preempted, cancelled, or interrupted by its user\n"
-    "  next:     nothing where Slurm queues it again; otherwise the same submit command goes on from there"
+    "  next:     nothing where Slurm queues it again; otherwise the same submit command continues the run"
 )
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
 """A task that was stopped from outside is started again only by those who know that nobody meant it to stay away."""
@@ -74,7 +74,7 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
         return replace(record, state=TaskState.GAVE_BACK)  # also where a full disk has kept it from saying so
     silent = record.attempt != attempt or record.state in (TaskState.RUNNING, TaskState.WAITING)
     if silent and record.state is not TaskState.DONE:
-        message = f"ended with exit code {exit_code} without a word (137: killed, often for want of memory)"
+        message = f"ended with exit code {exit_code} and wrote no reason (137: killed, often because memory ran out)"
         progressed = has_progressed(event_file(layout.events, job, index, 0, attempt))
         record = replace(record, attempt=attempt)
         if exit_code in TOLD_TO_LEAVE and not _any_failed(layout, job, index, attempt):
@@ -163,7 +163,7 @@ def _tell_awaited(layout: RunLayout, job: str, index: int, attempt: str, record:
     try:
         print(*awaited_tasks(layout, job, index, attempt, record), sep="\n")
     except (UserError, OSError, ValueError) as error:
-        print(f"whom task {index} of {job} waits for is not known: {error}", file=sys.stderr)
+        print(f"the tasks that task {index} of {job} waits for could not be read: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

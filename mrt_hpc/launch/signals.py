@@ -41,7 +41,7 @@ def _give_back(task: Task) -> None:
     if task.notice.leaving:
         return
     _unwind_in_time()
-    if task.notice.tell(GaveBack("gave the nodes back: the time limit is near, or others have a right to them")):
+    if task.notice.tell(GaveBack("gave the nodes back: the time limit is near, or Slurm needs them for another job")):
         signal.signal(signal.SIGALRM, lambda _number, _frame: _force(task))
         signal.alarm(max(1, int(min(task.seconds_left - LAST_MOMENT_S, 24 * 3600))))
 

@@ -56,7 +56,7 @@ class QueueWatch:
             sent = submissions(self.layout)
             listing = run_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F"], ANSWER_WITHIN_S)
         except (UserError, OSError, ValueError) as error:  # no squeue on this node, or a filesystem away for a moment
-            log.info("whether the awaited jobs are queued is not known: %s", error)
+            log.info("Slurm did not say whether the jobs that this task waits for are queued: %s", error)
             return False
         queue, ids = set(listing.split()), {job: {one.slurm_id for one in sent if one.job == job} for job in jobs}
         return self.own_id in queue and all(mine and mine.isdisjoint(queue) for mine in ids.values())

@@ -74,7 +74,7 @@ def run(task: Task) -> None:
         log.warning("weights version %d was pruned before this evaluation was asked for", evaluation.unit.version)
         return
     if evaluation.is_sampled():
-        log.info("the shard is there already")
+        log.info("this part of the evaluation is finished already")
     else:
         evaluation.sample()
     evaluation.summarise_if_complete()
@@ -154,9 +154,11 @@ class UnitEvaluation:
             published = published_versions(layout)
             if version not in published and max(published, default=0) > version:
                 raise UserError(
-                    f"weights version {version} is to be evaluated, and training has gone on without it",
+                    f"weights version {version}, which this task evaluates, is missing, and training has continued "
+                    "without it",
                     where=layout.weights_version(version),
-                    advice=f"see {layout.set_aside} for why it is not there",
+                    advice=f"ls {layout.set_aside} shows what was moved away and why; "
+                    f"mrt-hpc report {layout.root} writes the report without it",
                 )
             return version in published
 

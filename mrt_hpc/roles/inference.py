@@ -67,7 +67,7 @@ def run(task: Task) -> None:
     """
     problems = read_problems(task.layout.train_data)
     if Rounds(task, len(problems)).awaited() is None:
-        log.info("nothing is left to sample")
+        log.info("all groups of the segment are sampled already")
         return
     weights = verified_weights(task, 0)  # never removed, however long the server takes to start
     worker = Worker.of(task, problems, weights)
@@ -77,7 +77,7 @@ def run(task: Task) -> None:
                 if worker.has_weights(work, equipment.server):
                     worker.sample(work, equipment)
     except NotNeededError:
-        log.info("the others have finished while the server started")
+        log.info("other tasks have sampled all that was left while the server of this task started")
 
 
 @dataclass(frozen=True)

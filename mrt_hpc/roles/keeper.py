@@ -143,9 +143,10 @@ class Keeper:
         now = read_task(self.task.layout, self.task.job.name, self.task.index)
         if now.attempt != self.task.attempt:
             raise UserError(
-                "another attempt has taken over: this one was taken for lost",
+                "another attempt of this task has started, because this attempt seemed to be lost",
                 value=now.attempt,
                 expected=self.task.attempt,
+                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.root} shows it",
                 exit_code=ExitCode.RETRYABLE,
             )
 
@@ -184,8 +185,9 @@ def _refuse_anothers(path: Path, mine: bool) -> None:
     """
     if not mine:
         raise UserError(
-            "another attempt has committed this: this one was taken for lost",
+            "another attempt of this task has written this, because this attempt seemed to be lost",
             where=path,
+            advice="nothing: the other attempt continues; mrt-hpc status RUN shows it",
             exit_code=ExitCode.RETRYABLE,
         )
 

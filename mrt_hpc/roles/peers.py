@@ -57,7 +57,8 @@ class PeersAwayError(UserError):
     def __init__(self, why: str, peers: Peers) -> None:
         super().__init__(
             f"gave the nodes back: {peers.names} {why}",
-            expected="nothing: the task is queued again, and goes on when one of those runs",
+            advice="nothing: the task is queued again by itself, and continues when one of those tasks runs; "
+            f"mrt-hpc status {peers.layout.root} shows why they do not run",
             exit_code=ExitCode.GIVE_BACK,
         )
         self.awaited = tuple(job.name for job in peers.jobs)
@@ -75,7 +76,7 @@ class PeersFailedError(UserError):
     """
 
     def __init__(self, reason: str, peers: Peers, advice: str, what: str = "has failed") -> None:
-        super().__init__(f"no use to wait for {reason}: {peers.names} {what}", advice=advice)
+        super().__init__(f"{peers.names} {what}, so this task cannot get {reason}", advice=advice)
         self.awaited = tuple(job.name for job in peers.jobs)
         """Names of their jobs."""
 
@@ -137,8 +138,8 @@ class Vigil:
             if now - self._began > self.limits.stall_limit_minutes * 60:
                 minutes = (now - self._began) / 60
                 raise UserError(
-                    f"gave the nodes back: {self.peers.names} has brought no {self.reason} in {minutes:.1f} minutes",
-                    expected="nothing: the task is queued again and goes on",
+                    f"gave the nodes back: {self.peers.names} has not produced {self.reason} in {minutes:.1f} minutes",
+                    advice=f"nothing: the task is queued again by itself; mrt-hpc status {self.peers.layout.root}",
                     exit_code=ExitCode.GIVE_BACK,
                 )
             return
@@ -151,7 +152,7 @@ class Vigil:
             raise PeersFailedError(self.reason, self.peers, status)
         if lives <= {Life.DONE, Life.FAILED} and waited_s > self.limits.heartbeat_limit_s:
             raise UserError(
-                f"no use to wait for {self.reason}: {self.peers.names} has ended",
+                f"{self.peers.names} has ended, so this task cannot get {self.reason}",
                 advice=f"{status}, and the same submit command again",
                 exit_code=ExitCode.RETRYABLE,
             )
@@ -159,5 +160,5 @@ class Vigil:
             what = "has left the queue and will not come back"
             raise PeersFailedError(self.reason, self.peers, f"{status}, and the same submit command again", what)
         if waited_s > self.limits.wait_limit_minutes * 60:
-            why = f"has not run for {waited_s / 60:.1f} minutes; no {self.reason} without it"
+            why = f"has not run for {waited_s / 60:.1f} minutes, and {self.reason} can come from it only"
             raise PeersAwayError(why, self.peers)

@@ -104,10 +104,11 @@ class Prompter:
             if before and whole[: len(before)] == before:
                 return whole[len(before) :]
         raise UserError(
-            "this tokenizer writes a text in another way wherever it goes on",
+            "the token ids of a text cannot be told apart from those of the text before it",
             value=text,
             where=self.tokenizer.name_or_path or None,
-            expected=f"one whose tokens do not join each of {BEFORE} with what follows",
+            expected=f"a tokenizer in which one of {BEFORE} keeps its tokens, whatever text follows",
+            advice="choose a model with another tokenizer, or another text in prompt or prover.forced_text",
         )
 
     @cached_property

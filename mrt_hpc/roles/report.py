@@ -48,7 +48,7 @@ def run(task: Task) -> None:
         raise UserError(
             f"the report is incomplete: {'; '.join(missing)}",
             where=task.layout.report,
-            advice=f"mrt-hpc status {task.layout.root}; the same submit command goes on where the run stopped",
+            advice=f"mrt-hpc status {task.layout.root}; the same submit command continues the run",
         )
 
 

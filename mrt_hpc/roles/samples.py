@@ -141,7 +141,7 @@ class SampleMaker:
             raise UserError(
                 f"{len(missing)} of {len(problems)} collected groups are missing",
                 where=layout.groups(COLLECTION),
-                advice="the same submit command again: they are sampled anew",
+                advice="the same submit command again: they are sampled again",
                 exit_code=ExitCode.RETRYABLE,
             )
         return map(partial(collected_group, self.task), range(len(problems)))

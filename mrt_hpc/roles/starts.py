@@ -116,7 +116,7 @@ class StalePrefixes:
             raise UserError(
                 f"a stale trace was damaged: {damage.what}",
                 where=damage.where,
-                advice="the same submit command again: the trace is sampled anew",
+                advice="the same submit command again: the trace is sampled again",
                 exit_code=ExitCode.RETRYABLE,
             ) from damage
 

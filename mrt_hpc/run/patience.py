@@ -76,10 +76,12 @@ def _wait_for_room(what: str, error: Exception, until: float, patience: Patience
         raise UserError(
             f"the disk stayed full for {patience.full_limit_s / 60:.0f} minutes: {what} could not be written",
             value=str(error),
-            advice="make room, or ask for more quota; the run goes on by itself, or with the same submit command",
+            advice="make room, or ask for more quota; the run continues by itself, or with the same submit command",
             exit_code=ExitCode.GIVE_BACK,
         ) from error
-    log.warning("PAUSED: the disk is full (%s): %s waits for room", error, what)
+    log.warning(
+        "PAUSED: the disk is full (%s). The task waits until there is room, and then continues with: %s", error, what
+    )
     time.sleep(patience.full_pause_s)
 
 

@@ -141,9 +141,9 @@ def test_a_damaged_group_is_sampled_again_by_who_is_left_or_the_next_submission(
 def test_an_attempt_that_was_taken_for_lost_commits_nothing(trainer: Trainer) -> None:
     layout = trainer.task.layout
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="a.1"))
-    with pytest.raises(UserError, match="another attempt has taken over"):
+    with pytest.raises(UserError, match="another attempt of this task has started"):
         trainer.keeper.save(3)
-    with pytest.raises(UserError, match="another attempt has taken over"):
+    with pytest.raises(UserError, match="another attempt of this task has started"):
         trainer.keeper.publish(4)
     assert not layout.checkpoint(3).exists()
     assert not layout.weights_version(4).exists()

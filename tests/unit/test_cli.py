@@ -151,7 +151,7 @@ def test_logs_show_the_end_of_the_newest_log_of_a_role(run: RunLayout) -> None:
 def test_cancel_of_a_run_that_does_not_run(run: RunLayout) -> None:
     result = invoke("cancel", str(run.root))
     assert result.exit_code == 2
-    assert "nothing of this run is under way" in result.stderr
+    assert "no job and no process of this run is running" in result.stderr
 
 
 def test_cancel_of_a_run_on_another_machine_says_where(run: RunLayout) -> None:

@@ -104,7 +104,7 @@ def test_a_task_that_fails_too_often_is_given_up(layout: RunLayout) -> None:
 
     assert not run_plan(plan, layout, LocalSite(cpus=1), retries=1, show=kill_always)
     assert read_task(layout, "a", 0).failures == 2
-    assert "without a word" in read_task(layout, "a", 0).message
+    assert "wrote no reason" in read_task(layout, "a", 0).message
 
 
 def test_slots_are_given_out_and_come_back() -> None:

@@ -64,7 +64,7 @@ def holder(layout: RunLayout) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_run_held_by_a_live_process_is_refused(layout: RunLayout, holder: subprocess.Popen[str]) -> None:
-    with pytest.raises(UserError, match=f"under way in process {holder.pid}"), claimed(layout, 10.0):
+    with pytest.raises(UserError, match=f"running in process {holder.pid}"), claimed(layout, 10.0):
         pass
     found = local_process(layout)
     assert found is not None
@@ -85,7 +85,7 @@ def test_a_run_whose_process_was_killed_can_be_taken_up_at_once(
 def test_of_two_who_claim_at_the_same_moment_one_is_refused(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     with claimed(layout, 10.0):
         monkeypatch.setattr(ledger, "_newest_claim", lambda _: (0, None))  # the second has looked before the first came
-        with pytest.raises(UserError, match="under way"), claimed(layout, 10.0):
+        with pytest.raises(UserError, match="already running"), claimed(layout, 10.0):
             pass
 
 

@@ -37,7 +37,7 @@ def test_a_full_disk_is_waited_out_and_said(number: int, caplog: pytest.LogCaptu
     assert patiently(action, "a shard", QUICK) == "done"
     assert len(calls) == 51
     assert "PAUSED: the disk is full" in caplog.text
-    assert "a shard waits for room" in caplog.text
+    assert "continues with: a shard" in caplog.text
 
 
 def test_a_disk_that_stays_full_gives_the_nodes_back() -> None:

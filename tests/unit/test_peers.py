@@ -85,7 +85,7 @@ def test_a_peer_that_works_and_brings_nothing_gives_the_nodes_back(peers: Peers)
     say(peers, TaskState.RUNNING, beating=True)
     error = give_up(Vigil(peers, Resilience(stall_limit_minutes=0.05 * SECOND_MINUTES), "rollouts"))
     assert error.exit_code is ExitCode.GIVE_BACK
-    assert "brought no rollouts" in error.what
+    assert "has not produced rollouts" in error.what
 
 
 def test_all_failed_ends_the_wait_at_once(peers: Peers) -> None:

@@ -69,7 +69,7 @@ def test_a_consequence_hides_no_cause_whatever_the_clocks_of_the_nodes_say(plan:
 def test_where_only_a_consequence_is_known_it_is_told(plan: Plan, tmp_path: Path) -> None:
     inference = task(plan, tmp_path, INFERENCE)
     ends(inference, PeersFailedError("weights", inference.peers(plan.job(TRAINER).role), "mrt-hpc status"), 1.0)
-    assert "no use to wait for weights" in failed(plan, RunLayout(tmp_path)).message()
+    assert "so this task cannot get weights" in failed(plan, RunLayout(tmp_path)).message()
 
 
 def test_a_reason_is_told_whole(plan: Plan, tmp_path: Path) -> None:

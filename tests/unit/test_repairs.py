@@ -172,7 +172,7 @@ def test_a_version_that_is_the_same_again_keeps_its_evaluations(layout: RunLayou
 def test_an_evaluation_does_not_wait_for_a_version_that_training_has_passed(layout: RunLayout) -> None:
     evaluation = UnitEvaluation(task := task_of(layout, Role.EVALUATION), task.job.evaluations[0])
     publish(layout, evaluation.unit.version + 1, fill)
-    with pytest.raises(UserError, match="training has gone on without it"):
+    with pytest.raises(UserError, match="training has continued without it"):
         evaluation.sample()
 
 
@@ -193,7 +193,7 @@ def test_a_damaged_stale_trace_reopens_those_who_collected_it(tmp_path: Path) ->
     task = task_of(layout, Role.INFERENCE)
     assert task.job.name == "segment-001.inference"
     starts = StalePrefixes(task, cast("Any", None), cast("Any", None), {"p": 0}, iteration=2)
-    with pytest.raises(UserError, match="the trace is sampled anew") as refusal:
+    with pytest.raises(UserError, match="the trace is sampled again") as refusal:
         starts.group(Problem("p", "1+1", "2"))
     assert refusal.value.exit_code is ExitCode.RETRYABLE
     assert not path.exists()

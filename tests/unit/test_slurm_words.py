@@ -71,5 +71,5 @@ def test_a_submission_that_stops_half_way_names_what_it_submitted(
     assert WORDS in message
     assert "submitted before it, and queued: prepare as job 1, segment-000.inference as job 2" in message
     assert "left: segment-000.trainer, segment-000.evaluation, report" in message
-    assert "that goes on with what is left" in message
+    assert "that submits the jobs that are left" in message
     assert latest_ids(layout) == {"prepare": "1", "segment-000.inference": "2"}
