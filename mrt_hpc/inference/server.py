@@ -50,6 +50,8 @@ _LOOK_EVERY_S = 0.2
 _LONGEST_SOCKET_PATH = 100
 _DEEPEST_SOCKET = "/mrt-hpc-12345678/pymp-12345678/listener-12345678"
 """Below the folder for temporary files."""
+READ_LOG = "read the end of that log; the same submit command starts the server again"
+"""What to type where a server has failed."""
 _LOG_TAIL_BYTES = 4000
 _CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
@@ -311,6 +313,7 @@ class VllmServer:
             raise UserError(
                 f"the vLLM server ended with status {code} before it answered:\n{self._log_tail()}",
                 where=self.log,
+                advice=READ_LOG,
                 exit_code=ExitCode.RETRYABLE,
             )
 
@@ -338,13 +341,18 @@ class VllmServer:
             response = self._call(method, path, timeout=timeout, **arguments)
         except httpx.TransportError as error:
             raise UserError(
-                f"the vLLM server does not answer: {error!r}", value=path, where=self.log, exit_code=ExitCode.RETRYABLE
+                f"the vLLM server does not answer: {error!r}",
+                value=path,
+                where=self.log,
+                advice=READ_LOG,
+                exit_code=ExitCode.RETRYABLE,
             ) from error
         if response.is_error:
             raise UserError(
                 f"the vLLM server refused: {response.text.strip()}",
                 value=path,
                 where=self.log,
+                advice=READ_LOG,
                 exit_code=ExitCode.RETRYABLE,
             )
         return response

@@ -114,6 +114,7 @@ class RolloutIntake:
             raise UserError(
                 f"the groups of iteration {self.iteration} are not what the first rank saw",
                 where=self.task.layout.groups(self.iteration),
+                advice="the same submit command again, once all nodes see the same files",
                 exit_code=ExitCode.RETRYABLE,
             )
         batch = batch_of([self._groups[position] for position in sorted(self._groups)])

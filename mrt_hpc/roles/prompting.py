@@ -47,6 +47,7 @@ class Prompter:
                 "the model names no end-of-sequence token",
                 where=directory,
                 expected="eos_token in its tokenizer_config.json",
+                advice="add eos_token to that file, or fetch all files of the model again",
             )
         return Prompter(tokenizer, prompt, stops)
 

@@ -64,7 +64,12 @@ def read_lines(
             item = parse(_object(line, where, advice), where)
             name = identity(item)
             if name in seen:
-                raise UserError(f"id stands on line {seen[name]} as well", value=name, where=f"{where}, id")
+                raise UserError(
+                    f"line {seen[name]} has the same id",
+                    value=name,
+                    where=f"{where}, id",
+                    advice="give each line its own id",
+                )
             seen[name] = number
             items.append(item)
     if not items:
@@ -95,7 +100,7 @@ def text_field(row: dict[str, Any], field: str, where: str, advice: str, *, empt
     value = row[field]
     if not isinstance(value, str) or not (empty or value.strip()):
         expected = "a text" if empty else "a text that is not empty"
-        raise UserError(f"{field}: wrong value", value=value, where=where, expected=expected)
+        raise UserError(f"{field}: wrong value", value=value, where=where, expected=expected, advice=advice)
     return value
 
 

@@ -46,6 +46,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, second: str, words: list[str]) ->
         read_problems(path)
     for word in words:
         assert word in str(caught.value)
+    assert caught.value.advice, "the error ends with what to do"
 
 
 def test_missing_and_empty_files_are_refused(tmp_path: Path) -> None:
