@@ -165,7 +165,7 @@ class Renewal:
         """What to tell the user."""
         told = [f"the run goes on with another value: {c}" for c in self.changes if not is_of_resources(c)]
         if len(told) < len(self.changes):
-            told.append("the run goes on with other resources than before")
+            told.append("the run continues with the changed resources")
         if self.evaluates_otherwise and self.pruned:
             told.append(
                 f"weights versions {as_ranges(self.pruned)} were pruned and cannot be evaluated with these settings; "
