@@ -121,8 +121,8 @@ def iterations_text(now: Progress) -> str:
 
 
 def collection_text(now: Progress) -> str:
-    """How far the collection is that precedes the first iteration; nothing where there is none, or it is over."""
-    if now.groups_collected is None or now.iterations_done:
+    """How far the collection is that precedes the next iteration; nothing where there is none."""
+    if now.groups_collected is None:
         return ""
     return f"{now.groups_collected} groups collected; "
 

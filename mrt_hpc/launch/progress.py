@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.archive import sampled_positions
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task
 from mrt_hpc.run.weights import published_versions
 
@@ -26,7 +26,7 @@ class Progress:
     iterations_done: int
     iterations: int
     groups_collected: int | None
-    """Of those that version 0 samples before the first iteration; None where an algorithm starts without them."""
+    """Of those that the newest weights sample before training goes on; None where it goes on without them."""
     reward: float | None
     """Mean reward of the last trained iteration."""
     answered: float | None
@@ -45,11 +45,12 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
     published.
     """
     done = max(published_versions(layout), default=0)
+    collection = collection_of(done)
     units = [u for job in plan.jobs for u in job.evaluations]
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
-        groups_collected=len(sampled_positions(layout, COLLECTION)) if _collects(plan) else None,
+        groups_collected=len(sampled_positions(layout, collection)) if _collects(plan, collection) else None,
         reward=_measured(layout, done - 1, "reward_mean"),
         answered=_measured(layout, done - 1, "answered_share"),
         evaluations_done=sum(_is_evaluated(layout, job, index) for job in plan.jobs for index in _evaluations(job)),
@@ -86,8 +87,8 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def _collects(plan: Plan) -> bool:
-    return any(COLLECTION in job.iterations for job in plan.jobs)
+def _collects(plan: Plan, collection: int) -> bool:
+    return any(collection in job.iterations for job in plan.jobs)
 
 
 def _measured(layout: RunLayout, iteration: int, name: str) -> float | None:

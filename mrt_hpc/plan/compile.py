@@ -1,10 +1,10 @@
 """Compile a recipe and a site into a plan: pure, and the same for the same input.
 
 Segment s is an inference array and a trainer; both start when trainer s-1 has ended well (the first when ``prepare``
-has, and where the algorithm starts from traces of weights version 0, the array that collects these). A supervised
-algorithm samples nothing more, so its segments are trainers alone. Evaluations of the weights versions that fall into
-the segment are queued behind its trainer, off the critical path; the report waits for everything, however it ended, and
-says what is missing.
+has, and where the algorithm starts from traces of weights version 0, the array that collects these). Where these are
+sampled again by later weights, another such array stands between two segments. A supervised algorithm samples nothing
+more, so its segments are trainers alone. Evaluations of the weights versions that fall into the segment are queued
+behind its trainer, off the critical path; the report waits for everything, however it ended, and says what is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mrt_hpc.plan.limits import check_limits, check_segments
 from mrt_hpc.plan.model import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Coupling, Recipe
 from mrt_hpc.recipe.site import Site, SlurmSite
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +45,13 @@ def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
     schedule = recipe.schedule
     segments = ceil(schedule.iterations / schedule.iterations_per_job)
     jobs = [Job(name=PREPARE, role=Role.PREPARE, tasks=1, resources=_one_process(recipe.resources.prepare))]
-    if recipe.algorithm.collects:
-        jobs += split_array(_collection(recipe), max_array_size)
-    beginning, versions = tuple(jobs), frozenset(evaluated_versions(recipe))
-    last: list[Job] = []
+    collecting, versions = recipe.algorithm.traces_versions(schedule.iterations), frozenset(evaluated_versions(recipe))
+    beginning, last = [*jobs], list[Job]()
     for segment in range(segments):
+        if (first := segment_iterations(recipe, segment)[0]) in collecting:
+            collection = split_array(_collection(recipe, first, _starts_after([jobs[0], *last])), max_array_size)
+            beginning = [jobs[0], *collection]
+            jobs += collection
         units = _evaluations(recipe, segment, versions)
         last = _segment(recipe, segment, [*beginning, *last], units, max_array_size)
         jobs += last
@@ -74,16 +76,17 @@ def segment_iterations(recipe: Recipe, segment: int) -> tuple[int, int]:
     return segment * size, min((segment + 1) * size, recipe.schedule.iterations)
 
 
-def _collection(recipe: Recipe) -> Job:
-    """Samples what the run starts from, with weights version 0."""
+def _collection(recipe: Recipe, version: int, after: tuple[Dependency, ...]) -> Job:
+    """Samples what the run starts from, or goes on from, with the weights version that is there by then."""
+    number = collection_of(version)
     return Job(
-        name=COLLECTION_JOB,
+        name=COLLECTION_JOB if number == COLLECTION else f"collection-v{version:06d}.{Role.INFERENCE.value}",
         role=Role.INFERENCE,
         tasks=recipe.resources.inference.tasks,
-        first_iteration=COLLECTION,
-        end_iteration=COLLECTION + 1,
+        first_iteration=number,
+        end_iteration=number + 1,
         resources=_one_process(recipe.resources.inference),
-        after=(Dependency(job=PREPARE, kind=DependencyKind.AFTEROK),),
+        after=after,
     )
 
 
@@ -95,7 +98,8 @@ def _segment(
     Args:
         recipe: what is planned.
         segment: its number.
-        before: the jobs before the first segment, and those of the segment before this one.
+        before: the jobs before the first segment, or the collection that it goes on from, and those of the segment
+            before this one.
         units: what is evaluated of it.
         max_array_size: the site's.
     """
@@ -143,7 +147,7 @@ def _starts_after(before: Sequence[Job]) -> tuple[Dependency, ...]:
     """A segment starts when the last trainer has ended well, and the run has what it starts from, also where that was
     found damaged later and is made again.
     """
-    collections = [job for job in before if COLLECTION in job.iterations]
+    collections = [job for job in before if any(map(is_collection, job.iterations[:1]))]
     trainers = [job for job in before if job.role is Role.TRAINER]
     awaited = [*trainers[-1:], *collections] or before
     return tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in awaited)

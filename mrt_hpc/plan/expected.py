@@ -15,7 +15,7 @@ from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, SupervisedAlgorithm
 from mrt_hpc.recipe.provers import Continuation
 from mrt_hpc.recipe.schema import Coupling
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import is_collection
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.model import EvaluationUnit, Job, Plan
@@ -76,7 +76,7 @@ def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Thr
         sampling_seconds(recipe, iteration, throughput),
         training_seconds(recipe, iteration, throughput),
     )
-    if iteration == COLLECTION:
+    if is_collection(iteration):
         return sampling
     if isinstance(recipe.algorithm, SupervisedAlgorithm) or sampling is None:
         return training
@@ -86,8 +86,8 @@ def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Thr
 
 
 def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float | None:
-    """Of the rollouts and branches of an iteration, or of the collection; None where the problems cannot be counted."""
-    groups = count_problems(recipe.data) if iteration == COLLECTION else recipe.sampling.problems_per_iteration
+    """Of the rollouts and branches of an iteration, or of a collection; None where the problems cannot be counted."""
+    groups = count_problems(recipe.data) if is_collection(iteration) else recipe.sampling.problems_per_iteration
     if groups is None:
         return None
     return groups * tokens_per_group(recipe, iteration) / (recipe.resources.inference.tasks * throughput.sampled_per_s)
@@ -106,7 +106,7 @@ def tokens_per_group(recipe: Recipe, iteration: int) -> float:
     values = 0.0 if recipe.prover is None else tokens_per_value(recipe.prover, recipe)
     if not isinstance(recipe.algorithm, Mrt):
         return rollouts * (trace + (recipe.episodes.max_episodes + 1) * values)
-    if iteration == COLLECTION:
+    if is_collection(iteration):
         return trace  # one stale trace
     # Half of the rollouts go on from a prefix, which is half of a trace on average; half are forced to answer.
     going_on = trace / 2 + (values if recipe.algorithm.bonus == "next_episode" else 0.0)
@@ -133,7 +133,7 @@ def trained_tokens(recipe: Recipe, iteration: int) -> float:
 def trace_tokens(recipe: Recipe, iteration: int) -> float:
     """Mean tokens of a trace: as stated, else half of the limit."""
     limit = recipe.sampling.max_tokens
-    limit = limit if iteration == COLLECTION else recipe.schedule.max_tokens(iteration, limit)
+    limit = limit if is_collection(iteration) else recipe.schedule.max_tokens(iteration, limit)
     return min(limit, recipe.expected.trace_tokens or limit / 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from mrt_hpc.recipe.algorithms import Refreshed
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import Coupling
 from mrt_hpc.recipe.site import SlurmSite
@@ -91,9 +92,12 @@ def fitting_iterations_per_job(recipe: Recipe, limit: int, rebuild: Callable[[Re
     """The least number of iterations a job with at most ``limit`` tasks in all; None where no number helps."""
     schedule = recipe.schedule
     most = schedule.iterations
+    every = recipe.algorithm.refresh_every if isinstance(recipe.algorithm, Refreshed) else None
     if schedule.coupling is Coupling.SEQUENTIAL and recipe.algorithm.samples_rollouts:
         most = min(most, schedule.max_staleness + 1)
     for size in range(schedule.iterations_per_job + 1, most + 1):
+        if every is not None and every % size:
+            continue
         update = {"schedule": schedule.model_copy(update={"iterations_per_job": size})}
         if rebuild(recipe.model_copy(update=update)).tasks <= limit:
             return size

@@ -1,7 +1,8 @@
 """The recipe's ``algorithm``: what is sampled for an update, and what it is paid for. One class an algorithm.
 
 What an algorithm samples decides which jobs a run has: rollouts of every iteration (``samples_rollouts``), traces of
-weights version 0 before the first (``collects``), or nothing, where samples are given as a file.
+weights version 0 before the first (``collects``), and of later versions where these are refreshed, or nothing, where
+samples are given as a file.
 """
 
 from __future__ import annotations
@@ -14,11 +15,45 @@ from mrt_hpc.recipe.prompts import DEFAULT_BACKTRACK
 from mrt_hpc.recipe.section import Count, Positive, Section
 
 
-class _RolloutAlgorithm(Section):
+class _Algorithm(Section):
+    """What every algorithm tells of the traces that it starts from."""
+
+    samples_rollouts: ClassVar[bool]
+    collects: ClassVar[bool] = False
+
+    def traces_version(self, iteration: int) -> int:  # noqa: ARG002 - some are refreshed
+        """The weights version whose traces an iteration starts from, where it starts from any."""
+        return 0
+
+    def traces_versions(self, iterations: int) -> range:  # noqa: ARG002 - some are refreshed
+        """The weights versions that sample traces for a run of so many iterations to start from."""
+        return range(1 if self.collects else 0)
+
+
+class Refreshed(_Algorithm):
+    """Starts from traces that may be sampled again by later weights."""
+
+    collects: ClassVar[bool] = True
+    refresh_every: Positive | None = None
+    """Iterations after which all traces that training starts from are sampled again, by the weights of that iteration,
+    as the paper's iterated forms do; null samples them once, by weights version 0. It is a multiple of
+    schedule.iterations_per_job. Training goes on from the weights and the optimiser state that it has, and the
+    reference of training.kl_coefficient stays weights version 0.
+    """
+
+    def traces_version(self, iteration: int) -> int:
+        """The weights version whose traces an iteration starts from."""
+        return 0 if self.refresh_every is None else iteration - iteration % self.refresh_every
+
+    def traces_versions(self, iterations: int) -> range:
+        """The weights versions that sample traces for a run of so many iterations to start from."""
+        return range(0, iterations, self.refresh_every or iterations)
+
+
+class _RolloutAlgorithm(_Algorithm):
     """Learns from rollouts of the policy under training."""
 
     samples_rollouts: ClassVar[bool] = True
-    collects: ClassVar[bool] = False
 
 
 class Grpo(_RolloutAlgorithm):
@@ -43,11 +78,10 @@ class LengthPenalty(_RolloutAlgorithm):
     """
 
 
-class Mrt(_RolloutAlgorithm):
+class Mrt(_RolloutAlgorithm, Refreshed):
     """The paper's offline form: rollouts from a prefix of a stale trace, half going on, half forced to answer."""
 
     type: Literal["mrt"] = "mrt"
-    collects: ClassVar[bool] = True
     alpha: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the bonus against the outcome."""
     bonus: Literal["end_of_trace", "next_episode"] = "end_of_trace"
@@ -82,33 +116,30 @@ class MrtOnline(_RolloutAlgorithm):
     """
 
 
-class SupervisedAlgorithm(Section):
+class SupervisedAlgorithm(_Algorithm):
     """Maximises the likelihood of given or selected samples."""
 
     samples_rollouts: ClassVar[bool] = False
-    collects: ClassVar[bool] = False
     sequences_per_iteration: Count
     """Samples of an iteration, drawn without repetition until all have been used."""
     max_tokens: Positive = 16384
     """Tokens of a sample, prompt included; longer ones are left out, and counted in the log."""
 
 
-class Star(SupervisedAlgorithm):
+class Star(SupervisedAlgorithm, Refreshed):
     """Learn the right ones of ``sampling.rollouts_per_problem`` traces that the starting policy sampled."""
 
     type: Literal["star"] = "star"
-    collects: ClassVar[bool] = True
     keep: Positive | None = None
     """Traces a problem, at most; null keeps all right ones."""
 
 
-class MrtStar(SupervisedAlgorithm):
+class MrtStar(SupervisedAlgorithm, Refreshed):
     """As star, but only traces whose episodes make progress, cut after the episode that first reaches the highest
     value.
     """
 
     type: Literal["mrt_star"] = "mrt_star"
-    collects: ClassVar[bool] = True
     keep: Positive | None = None
     """Traces a problem, at most: those of greatest total positive progress; null keeps all."""
     threshold: Annotated[float, Field(ge=-1, le=1)] = -0.25

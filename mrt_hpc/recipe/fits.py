@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, MrtStar, Star
+from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, MrtStar, Refreshed, Star
 from mrt_hpc.recipe.provers import BoxedAnswer, Continuation, ForcedAnswer, GoldLikelihood, LookAhead, Majority
 from mrt_hpc.recipe.section import misfit
 
@@ -115,6 +115,17 @@ def algorithm_fits(recipe: Recipe) -> None:
         _backtracking_fits(recipe, algorithm)
     if isinstance(algorithm, Star | MrtStar) and (algorithm.keep or 0) > recipe.sampling.rollouts_per_problem:
         raise misfit("algorithm.keep", "no more than sampling.rollouts_per_problem, of which they are chosen")
+
+
+def refresh_fits(recipe: Recipe) -> None:
+    """Refuse to sample the traces again in the middle of a job."""
+    every = recipe.algorithm.refresh_every if isinstance(recipe.algorithm, Refreshed) else None
+    if every is not None and every % (per_job := recipe.schedule.iterations_per_job):
+        raise misfit(
+            "algorithm.refresh_every",
+            f"a multiple of schedule.iterations_per_job ({per_job}): the traces are sampled again between two jobs of "
+            "the trainer",
+        )
 
 
 def _mrt_fits(recipe: Recipe, algorithm: Mrt) -> None:

@@ -20,6 +20,7 @@ from mrt_hpc.recipe.fits import (
     grading_fits,
     prompt_fits,
     prover_fits,
+    refresh_fits,
     sampling_fits,
 )
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
@@ -461,6 +462,7 @@ class Recipe(Section):
         algorithm_fits(self)
         grading_fits(self)
         sampling_fits(self)
+        refresh_fits(self)
         return self
 
     @model_validator(mode="after")

@@ -26,12 +26,12 @@ from mrt_hpc.roles.notice import run_until_told
 from mrt_hpc.roles.peers import Life
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.proving import Mu, ProverMaker, asked_boundaries, longest_question, shares_seeds
-from mrt_hpc.roles.serving import client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.serving import client_of, collecting_weights, grader_pool, running_server, verified_weights
 from mrt_hpc.roles.starts import starts_of
 from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import collecting_version, is_collection
 from mrt_hpc.run.leases import Holder, Leases
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.weights import Weights, published_versions
@@ -152,8 +152,10 @@ class Rounds:
 
     @property
     def _collects(self) -> bool:
-        """Whether this task samples what the run starts from: with version 0, whatever has been published since."""
-        return COLLECTION in self.task.iterations
+        """Whether this task samples what training starts or goes on from: with a version of its own, whatever has been
+        published since.
+        """
+        return is_collection(self.task.iterations[0])
 
     def are_over(self) -> bool:
         """Whether the segment needs no more rollouts."""
@@ -164,7 +166,9 @@ class Rounds:
         """The weights version to sample with; -1 where there is none. Version v says that iterations 0 to v - 1 have
         been trained on.
         """
-        return 0 if self._collects else max(published_versions(self.task.layout), default=-1)
+        if self._collects:
+            return collecting_version(self.task.iterations[0])
+        return max(published_versions(self.task.layout), default=-1)
 
     def _look(self) -> tuple[Round | None] | None:
         """A round, or (None,) when there will be none; None to go on waiting."""
@@ -177,7 +181,7 @@ class Rounds:
 
     def _missing(self, newest: int) -> dict[int, list[int]]:
         """Positions of the groups that are not there, by iteration, of those that are not trained on yet."""
-        wanted = [COLLECTION] if self._collects else [i for i in self.task.iterations if i >= newest]
+        wanted = [i for i in self.task.iterations if self._collects or i >= newest]
         every = set(range(groups_of(self.task.recipe, wanted[0], self.problems) if wanted else 0))
         missing = {i: sorted(every - positions_there(self.task, i)) for i in wanted}
         return {iteration: positions for iteration, positions in missing.items() if positions}
@@ -232,14 +236,14 @@ class NeedWatch:
 
 
 def groups_of(recipe: Recipe, iteration: int, problems: int) -> int:
-    """How many groups an iteration has; the collection has one of every problem.
+    """How many groups an iteration has; a collection has one of every problem.
 
     Args:
         recipe: the run's.
         iteration: which.
         problems: all training problems.
     """
-    return problems if iteration == COLLECTION else recipe.sampling.problems_per_iteration or 0
+    return problems if is_collection(iteration) else recipe.sampling.problems_per_iteration or 0
 
 
 @dataclass
@@ -275,7 +279,8 @@ class Worker:
         started = time.monotonic()
         try:
             if not self._is_loaded(work.version):
-                self._load(verified_weights(self.task, work.version), server)
+                verified = collecting_weights if is_collection(work.iteration) else verified_weights
+                self._load(verified(self.task, work.version), server)
         except DamagedError as damage:
             log.warning("the trainer has to publish weights version %d again: %s", work.version, damage)
             return False
@@ -346,7 +351,7 @@ class Worker:
 
     def _drawn(self, iteration: int) -> list[Problem]:
         """The problems of an iteration, by position."""
-        if iteration == COLLECTION:
+        if is_collection(iteration):
             return self.problems
         count = groups_of(self.task.recipe, iteration, len(self.problems))
         return draw_problems(self.problems, self.task.recipe.seed, iteration, count)
@@ -390,7 +395,7 @@ class GroupFinisher:
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
         where = {"iteration": self.work.iteration, "position": position}
         self.task.events.emit(kind, what="group", **where, rollouts=len(traces))
-        if position == 0 and self.work.iteration in (COLLECTION, 0):
+        if position == 0 and self.work.iteration <= 0:
             log.info("%s", trace_in_words(traces[0].rollout))
         if troubles := sum(t.troubles for t in traces):
             self.task.events.emit(EventKind.GRADING, **where, troubles=troubles)

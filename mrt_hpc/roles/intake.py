@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 from mrt_hpc.plan.model import Role
@@ -146,7 +146,8 @@ class SampleIntake:
 
     task: Task
     iteration: int
-    samples: Samples
+    samples_of: Callable[[int], Samples]
+    """Gives those selected from what a weights version sampled, or the given ones; asked when they are learnt."""
 
     @property
     def samplers(self) -> Peers:
@@ -158,12 +159,13 @@ class SampleIntake:
         return True
 
     def lesson(self) -> Lesson:
-        """A window over shuffled passes through all samples."""
-        recipe, everything = self.task.recipe, self.samples.sequences
+        """A window over shuffled passes through all samples, which begin with the first iteration that learns them."""
+        recipe = self.task.recipe
         assert isinstance(recipe.algorithm, SupervisedAlgorithm)  # who else learns given samples
-        count = recipe.algorithm.sequences_per_iteration
-        chosen = draw_indices(len(everything), recipe.seed, self.iteration, count)
-        return Lesson([everything[i] for i in chosen], f"{self.samples.digest}:{self.iteration}")
+        version, count = recipe.algorithm.traces_version(self.iteration), recipe.algorithm.sequences_per_iteration
+        samples = self.samples_of(version)
+        chosen = draw_indices(len(samples.sequences), recipe.seed, self.iteration - version, count)
+        return Lesson([samples.sequences[i] for i in chosen], f"{samples.digest}:{self.iteration}")
 
     def reopen_samplers(self) -> None:
         """Nothing is missing."""
@@ -173,8 +175,9 @@ def intakes(task: Task) -> Callable[[int], Intake]:
     """Makes the intake of each iteration, by the recipe's algorithm."""
     if task.recipe.algorithm.samples_rollouts:
         return partial(RolloutIntake, task, forced_ids=_forced_ids(task))
-    samples = Samples.of(task)
-    return lambda iteration: SampleIntake(task, iteration, samples)
+    samples_of = lru_cache(maxsize=1)(partial(Samples.of, task))
+    samples_of(task.recipe.algorithm.traces_version(task.job.first_iteration))  # now, as some may be missing
+    return lambda iteration: SampleIntake(task, iteration, samples_of)
 
 
 def _forced_ids(task: Task) -> list[int] | None:

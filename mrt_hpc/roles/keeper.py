@@ -17,7 +17,7 @@ from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.lineage import evaluated_with_others, younger_than
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.patience import Patience, children, patiently
@@ -156,12 +156,15 @@ class Keeper:
             remove_leftovers(directory)
 
     def _archive(self) -> None:
-        """Archive the groups that no kept checkpoint goes back to, and what was collected, once training has begun."""
+        """Archive the groups that no kept checkpoint goes back to, and what was collected once training went on with
+        it.
+        """
         layout, recipe = self.task.layout, self.task.recipe
         kept = [layout.step_of(path) or 0 for path in children(layout.checkpoints) if not is_temporary(path)]
         passed = range(self.archived, min(kept, default=0))
-        if passed and self.archived == 0 and recipe.algorithm.collects:
-            archive_groups(layout, COLLECTION, len(read_problems(layout.train_data)))
+        for version in recipe.algorithm.traces_versions(recipe.schedule.iterations):
+            if version in passed:
+                archive_groups(layout, collection_of(version), len(read_problems(layout.train_data)))
         if recipe.algorithm.samples_rollouts:
             for iteration in passed:
                 archive_groups(layout, iteration, recipe.sampling.problems_per_iteration or 0)
@@ -209,6 +212,8 @@ def evaluated(layout: RunLayout) -> set[int]:
 
 
 def kept_versions(recipe: Recipe, version: int) -> set[int]:
-    """Weights versions that must stay: the newest few, the first, and all that the schedule evaluates."""
+    """Weights versions that must stay: the newest few, the first, all that the schedule evaluates, and all that sample
+    traces, which a damaged collection is sampled with again.
+    """
     newest = range(version - recipe.training.keep_weights + 1, version + 1)
-    return {0, *newest, *evaluated_versions(recipe)}
+    return {0, *newest, *evaluated_versions(recipe), *recipe.algorithm.traces_versions(recipe.schedule.iterations)}

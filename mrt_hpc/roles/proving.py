@@ -24,7 +24,7 @@ from mrt_hpc.recipe.provers import (
     RaoBlackwell,
 )
 from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import is_collection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ def asked_boundaries(recipe: Recipe, iteration: int) -> Callable[[SampledTrace],
     if recipe.prover is None:
         return None
     if isinstance(recipe.algorithm, Mrt):
-        wanted = recipe.algorithm.bonus == "next_episode" and iteration != COLLECTION
+        wanted = recipe.algorithm.bonus == "next_episode" and not is_collection(iteration)
         return first_new_boundary if wanted else None
     return every_boundary
 

@@ -20,7 +20,7 @@ from mrt_hpc.roles.tracking import log_evaluations
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.offline import upload
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def sampled_files(recipe: Recipe) -> list[RunFile]:
     """Where the run's samples are."""
     algorithm = recipe.algorithm
     collected = [RunFile(what="what version 0 sampled", path="collection/")] if algorithm.collects else []
+    if len(algorithm.traces_versions(recipe.schedule.iterations)) > 1:
+        collected.append(RunFile(what="what later versions sampled for training to go on from", path="collections/"))
     sampled = [RunFile(what="rollouts, branches and values", path="iterations/")] if algorithm.samples_rollouts else []
     return [*collected, *sampled]
 
@@ -142,7 +144,7 @@ def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[Ite
     resources = {job: resources_of(job, plan, recipe) for job, _, _ in spans}
     return Cost(
         wall_seconds=max(end for _, _, end in spans) - min(start for _, start, _ in spans),
-        generated_tokens=sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout),
+        generated_tokens=sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout, recipe),
         gpu_hours=sum((end - start) * resources[job].gpus for job, start, end in spans) / 3600,
         cpu_hours=sum((end - start) * resources[job].cpus for job, start, end in spans) / 3600,
         sampled_tokens_per_second=sampled_rate(iterations, recipe.resources.inference.tasks),
@@ -177,10 +179,11 @@ def _update_seconds(metrics: IterationMetrics) -> float | None:
     return metrics.trainer.get("seconds_update", metrics.trainer.get("seconds"))
 
 
-def collected_tokens(layout: RunLayout) -> int:
-    """What version 0 sampled before the first iteration, by the manifests of its groups."""
-    positions = sampled_positions(layout, COLLECTION)
-    costs = [sampled_manifest(layout, COLLECTION, position).about["statistics"] for position in positions]
+def collected_tokens(layout: RunLayout, recipe: Recipe) -> int:
+    """What was sampled for training to start and go on from, by the manifests of its groups."""
+    collections = map(collection_of, recipe.algorithm.traces_versions(recipe.schedule.iterations))
+    groups = [(number, position) for number in collections for position in sampled_positions(layout, number)]
+    costs = [sampled_manifest(layout, *group).about["statistics"] for group in groups]
     return sum(cost["rollout_tokens"] + cost["branch_tokens"] for cost in costs)
 
 

@@ -1,4 +1,4 @@
-"""The samples of a supervised run: given ones, or those selected from the traces that version 0 sampled.
+"""The samples of a supervised run: given ones, or those selected from the traces that a weights version sampled.
 
 Every sample follows from the run directory alone, in an order of its own, so that each rank and each attempt has the
 same. What was selected as conversations or suffixes is also written down, for other runs to learn.
@@ -37,7 +37,7 @@ from mrt_hpc.roles.groups import positions_there
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.roles.starts import collected_group, reopen_collection
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.training.batch import TrainingSequence
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
@@ -61,14 +61,18 @@ class Samples:
     """Identity of all of them."""
 
     @staticmethod
-    def of(task: Task) -> Samples:
+    def of(task: Task, version: int = 0) -> Samples:
         """The samples of a run.
+
+        Args:
+            task: whose.
+            version: of the weights that sampled what they are selected from, where they are selected.
 
         Raises:
             UserError: there is none to learn, or the chat template cannot tell turns by their position.
         """
         prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
-        made = SampleMaker(task, prompter, TokenBytes(prompter.tokenizer)).masked()
+        made = SampleMaker(task, prompter, TokenBytes(prompter.tokenizer), version).masked()
         algorithm, identity = task.recipe.algorithm, hashlib.sha256()
         assert isinstance(algorithm, SupervisedAlgorithm)  # who else learns samples
         sequences, too_long = [], 0
@@ -110,6 +114,8 @@ class SampleMaker:
     task: Task
     prompter: Prompter
     tokens: TokenBytes
+    version: int
+    """Of the weights that sampled what is selected from."""
 
     def masked(self) -> Iterator[MaskedTokens]:
         """All samples, by the recipe's algorithm; what was collected is read one group at a time."""
@@ -128,23 +134,23 @@ class SampleMaker:
 
     # -- what was collected
     def _collected(self) -> Iterator[Group]:
-        """The groups of version 0, by position.
+        """The groups that the version sampled, by position.
 
         Raises:
             UserError: some are missing or damaged; the job that collects has to run again.
         """
         layout = self.task.layout
         problems = read_problems(layout.train_data)
-        missing = set(range(len(problems))) - positions_there(self.task, COLLECTION)
+        missing = set(range(len(problems))) - positions_there(self.task, collection_of(self.version))
         if missing:
-            reopen_collection(self.task, f"{len(missing)} of its groups are not there")
+            reopen_collection(self.task, self.version, f"{len(missing)} of its groups are not there")
             raise UserError(
                 f"{len(missing)} of {len(problems)} collected groups are missing",
-                where=layout.groups(COLLECTION),
+                where=layout.groups(collection_of(self.version)),
                 advice="the same submit command again: they are sampled again",
                 exit_code=ExitCode.RETRYABLE,
             )
-        return map(partial(collected_group, self.task), range(len(problems)))
+        return map(partial(collected_group, self.task, self.version), range(len(problems)))
 
     # -- selected traces
     def _star(self, group: Group, algorithm: Star) -> list[MaskedTokens]:

@@ -13,10 +13,10 @@ from mrt_hpc.grading.pool import GraderPool
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.plan.model import Role
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import DamagedError, verify
-from mrt_hpc.run.weights import Weights
+from mrt_hpc.run.weights import Weights, published_versions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -54,7 +54,7 @@ def verified_weights(task: Task, version: int) -> Weights:
             ) from damage
         if before is not None and _identity(directory) == before:  # else it has been published again in the meantime
             if version == task.plan.iterations:  # nobody trains on from there
-                task.reopen(last_trainer(task.plan), f"weights version {version}, its last, was damaged")
+                task.reopen(trainer_to(task.plan, version), f"weights version {version}, its last, was damaged")
             task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
         raise
 
@@ -67,10 +67,38 @@ def _identity(directory: Path) -> int | None:
         return None
 
 
-def last_trainer(plan: Plan) -> list[tuple[str, int]]:
-    """The task that trains to the end of a run."""
+def collecting_weights(task: Task, version: int) -> Weights:
+    """The weights version that a collection is sampled with, once its checksums are found right.
+
+    The trainer that published it has ended, and no other trains before the collection is whole: where the version is
+    damaged, that one has to publish it again.
+
+    Raises:
+        UserError: it was damaged.
+    """
+    try:
+        return verified_weights(task, version)
+    except DamagedError as damage:
+        if max(published_versions(task.layout), default=0) > version:
+            raise UserError(
+                f"weights version {version} is damaged, which a damaged collection has to be sampled with again, and "
+                f"training has gone on from there: {damage.what}",
+                where=damage.where,
+                advice="the same submit command with another --run directory, which makes a run of its own",
+            ) from damage
+        task.reopen(trainer_to(task.plan, version), f"weights version {version}, which a collection needs, was damaged")
+        raise UserError(
+            f"weights version {version}, which a collection is sampled with, was damaged: {damage.what}",
+            where=damage.where,
+            advice="the same submit command again: the trainer publishes it again",
+            exit_code=ExitCode.RETRYABLE,
+        ) from damage
+
+
+def trainer_to(plan: Plan, version: int) -> list[tuple[str, int]]:
+    """The task that ends with the publication of a weights version."""
     trainers = [job for job in plan.jobs if job.role is Role.TRAINER]
-    return [(job.name, 0) for job in trainers if job.end_iteration == plan.iterations]
+    return [(job.name, 0) for job in trainers if job.end_iteration == version]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.roles.groups import set_group_aside
 from mrt_hpc.roles.proving import forced_text
 from mrt_hpc.run.archive import read_sampled
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import collection_of, is_collection
 from mrt_hpc.run.manifest import DamagedError
 
 if TYPE_CHECKING:
@@ -110,8 +110,9 @@ class StalePrefixes:
         return Settings(prover.max_tokens, prover.temperature, stop_token_ids=self.prompter.stop_token_ids)
 
     def _stale_trace(self, problem: Problem) -> Rollout:
+        version = self.task.recipe.algorithm.traces_version(self.iteration)
         try:
-            return collected_group(self.task, self.positions[problem.id]).rollouts[0]
+            return collected_group(self.task, version, self.positions[problem.id]).rollouts[0]
         except DamagedError as damage:
             raise UserError(
                 f"a stale trace was damaged: {damage.what}",
@@ -121,24 +122,26 @@ class StalePrefixes:
             ) from damage
 
 
-def collected_group(task: Task, position: int) -> Group:
-    """What version 0 sampled for a problem; where it is damaged it is set aside, and who collects has to do so again.
+def collected_group(task: Task, version: int, position: int) -> Group:
+    """What a weights version sampled for a problem before training went on; where it is damaged it is set aside, and
+    who collects has to do so again.
 
     Raises:
         DamagedError: it was damaged.
     """
-    read = partial(read_sampled, task.layout, COLLECTION, position)
+    collection = collection_of(version)
+    read = partial(read_sampled, task.layout, collection, position)
     try:
-        return task.patiently(read, f"reading group {position} of the collection")
+        return task.patiently(read, f"reading group {position} of the collection of version {version}")
     except DamagedError as damage:
-        reopen_collection(task, f"its group {position} was found damaged: {damage.what}")
-        set_group_aside(task, COLLECTION, position, damage)
+        reopen_collection(task, version, f"its group {position} was found damaged: {damage.what}")
+        set_group_aside(task, collection, position, damage)
         raise
 
 
-def reopen_collection(task: Task, why: str) -> None:
-    """What was collected is not whole any more: who collects has to do so again."""
-    jobs = [job for job in task.plan.jobs if COLLECTION in job.iterations]
+def reopen_collection(task: Task, version: int, why: str) -> None:
+    """What a weights version collected is not whole any more: who collects has to do so again."""
+    jobs = [job for job in task.plan.jobs if collection_of(version) in job.iterations]
     task.reopen([(job.name, index) for job in jobs for index in range(job.tasks)], why)
 
 
@@ -154,7 +157,7 @@ def starts_of(
     """Where the rollouts of an iteration start, by the recipe's algorithm."""
     recipe = task.recipe
     stale = isinstance(recipe.algorithm, Mrt)
-    if stale and iteration != COLLECTION:
+    if stale and not is_collection(iteration):
         positions = {problem.id: position for position, problem in enumerate(problems)}
         return StalePrefixes(task, prompter, tokens, positions, iteration)
     size = 1 if stale else recipe.sampling.rollouts_per_problem

@@ -12,6 +12,24 @@ if TYPE_CHECKING:
 COLLECTION = -1
 """The iteration before the first: what weights version 0 samples once, for algorithms that start from its traces."""
 
+
+def collection_of(version: int) -> int:
+    """The number that stands for what a weights version samples for all problems, where iterations are numbered: below
+    those of all iterations, and -1 for version 0.
+    """
+    return COLLECTION - version
+
+
+def is_collection(iteration: int) -> bool:
+    """Whether a number is that of a collection, not of an iteration."""
+    return iteration < 0
+
+
+def collecting_version(collection: int) -> int:
+    """The weights version that samples a collection: the inverse of :func:`collection_of`."""
+    return COLLECTION - collection
+
+
 _WEIGHTS = re.compile(r"v(\d{6})")
 _CHECKPOINT = re.compile(r"step(\d{6})")
 
@@ -96,8 +114,12 @@ class RunLayout:
 
     # -- iterations
     def iteration(self, number: int) -> Path:
-        """All that belongs to one iteration; the collection has a place of its own."""
-        return self.root / "collection" if number == COLLECTION else self.root / "iterations" / f"{number:06d}"
+        """All that belongs to one iteration; collections have places of their own."""
+        if number == COLLECTION:
+            return self.root / "collection"
+        if is_collection(number):
+            return self.root / "collections" / f"v{collecting_version(number):06d}"
+        return self.root / "iterations" / f"{number:06d}"
 
     def groups(self, iteration: int) -> Path:
         """Parent of an iteration's groups."""

@@ -20,6 +20,7 @@ from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.model import IterationMetrics
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.model import read_plan
+from mrt_hpc.recipe.algorithms import Mrt
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.advantages import batch_digest
@@ -30,7 +31,7 @@ from mrt_hpc.run.data import draw_problems, read_problems, share
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Group, read_group
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
 from mrt_hpc.run.tasks import TaskState, read_task
 from mrt_hpc.run.weights import published_versions
@@ -83,6 +84,8 @@ def audit(root: Path) -> Audit:
     found = Audit(iterations=recipe.schedule.iterations)
     for iteration in range(recipe.schedule.iterations):
         check_iteration(found, layout, iteration)
+    for version in recipe.algorithm.traces_versions(recipe.schedule.iterations):
+        check_collection(found, layout, version)
     check_weights(found, layout)
     check_evaluations(found, layout)
     check_manifests(found, layout)
@@ -111,6 +114,21 @@ def check_iteration(found: Audit, layout: RunLayout, iteration: int) -> None:
     if metrics is not None:
         trained = batch_digest(g.digest for g in groups)
         found.check(metrics.batch == trained, f"iteration {iteration} was trained on other groups than those there")
+
+
+def check_collection(found: Audit, layout: RunLayout, version: int) -> None:
+    """Each sample of each problem once, by that weights version."""
+    recipe, number = read_recipe_lock(layout.recipe_lock), collection_of(version)
+    problems, where = read_problems(layout.train_data), f"the collection of version {version}"
+    positions = sampled_positions(layout, number)
+    found.check(positions == set(range(len(problems))), f"{where}: groups {sorted(positions)}")
+    groups = [g for p in sorted(positions) if (g := found.readable(partial(read_sampled, layout, number, p)))]
+    rollouts = [r for g in groups for r in g.rollouts]
+    size = 1 if isinstance(recipe.algorithm, Mrt) else recipe.sampling.rollouts_per_problem
+    check_samples(found, where, rollouts, problems, size)
+    found.check({r.iteration for r in rollouts} <= {number}, f"{where} holds rollouts of another")
+    versions = {r.weights_version for r in rollouts}
+    found.check(versions <= {version}, f"{where}: weights {sorted(versions)}")
 
 
 def check_samples(found: Audit, where: str, rollouts: Sequence[Rollout], drawn: Sequence[Problem], n: int) -> None:

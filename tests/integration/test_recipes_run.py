@@ -24,7 +24,7 @@ from mrt_hpc.roles.advantages import batch_of, branch_sequences
 from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
-from mrt_hpc.run.layout import COLLECTION, RunLayout
+from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.training.supervised import read_suffixes
 
@@ -51,6 +51,9 @@ EVALUATED = {
     "evaluation.regret_budgets": "[32, 256]",
 }
 COLLECTING = {"data.problems": 24}
+REFRESHED = 2
+"""The weights version that samples the stale traces once more, where they are refreshed."""
+REFRESHING = {"algorithm.refresh_every": REFRESHED, "schedule.iterations_per_job": REFRESHED}
 LEARNING = {"algorithm.sequences_per_iteration": 16}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
@@ -59,10 +62,10 @@ PARTICULAR = {
         **SAMPLING,
         "schedule.length_curriculum": "[{first_iteration: 0, max_tokens: 24}, {first_iteration: 1, max_tokens: 48}]",
     },
-    "mrt": {**SAMPLING, **COLLECTING},
+    "mrt": {**SAMPLING, **COLLECTING, **REFRESHING},
     "mrt_next_episode": {**SAMPLING, **COLLECTING},
     "star": {**COLLECTING, **LEARNING},
-    "mrt_star": {**COLLECTING, **LEARNING},
+    "mrt_star": {**COLLECTING, **LEARNING, **REFRESHING},
     "backtracking": {**COLLECTING, **LEARNING, "prover.branches": 8},
     "sft_conversations": {**SAMPLES, **LEARNING},
     "sft_suffix": {**SAMPLES, **LEARNING},
@@ -161,9 +164,13 @@ def test_a_length_curriculum_limits_each_iteration(run: Callable[[str], RunLayou
 @pytest.mark.parametrize("name", ["mrt", "mrt_next_episode"])
 def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Callable[[str], RunLayout], name: str) -> None:
     layout = run(name)
-    stale = {g.rollouts[0].problem_id: g.rollouts[0] for g in groups(layout, COLLECTION)}
-    assert len(stale) == 24
-    for group in (g for i in range(ITERATIONS) for g in groups(layout, i)):
+    algorithm = read_recipe_lock(layout.recipe_lock).algorithm
+    collections = {version: groups(layout, collection_of(version)) for version in algorithm.traces_versions(ITERATIONS)}
+    assert [*collections] == ([0, REFRESHED] if name == "mrt" else [0])
+    traces = {v: {g.rollouts[0].problem_id: g.rollouts[0] for g in there} for v, there in collections.items()}
+    assert all(len(stale) == 24 for stale in traces.values())
+    for iteration, group in ((i, g) for i in range(ITERATIONS) for g in groups(layout, i)):
+        stale = traces[algorithm.traces_version(iteration)]
         going_on = [r for r in group.rollouts if not r.forced]
         stopped = [r for r in group.rollouts if r.forced]
         assert len(going_on) == len(stopped) == 2
@@ -171,6 +178,20 @@ def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Callable[[str], RunLay
         prefixes = [[*trace.prompt_ids, *trace.token_ids[:cut]] for cut in trace.boundaries[:-1] or [0]]
         assert going_on[0].prompt_ids in prefixes
         assert stopped[0].prompt_ids[: -stopped[0].forced] == going_on[0].prompt_ids
+
+
+@pytest.mark.parametrize("name", ["mrt", "mrt_star"])
+def test_refreshed_traces_are_sampled_by_the_weights_of_their_iteration(
+    run: Callable[[str], RunLayout], name: str
+) -> None:
+    layout = run(name)
+    for version in (0, REFRESHED):
+        collected = [r for g in groups(layout, collection_of(version)) for r in g.rollouts]
+        assert len({r.problem_id for r in collected}) == 24
+        assert {r.weights_version for r in collected} == {version}
+    texts = [[r.text for g in groups(layout, collection_of(v)) for r in g.rollouts] for v in (0, REFRESHED)]
+    assert texts[0] != texts[1]
+    assert layout.weights_version(REFRESHED).is_dir()
 
 
 def test_the_next_episode_is_valued_where_one_was_thought(run: Callable[[str], RunLayout]) -> None:

@@ -16,6 +16,8 @@ from mrt_hpc.plan.model import DependencyKind, Job, Plan, Role
 from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite, SlurmSite
+from mrt_hpc.roles.keeper import kept_versions
+from mrt_hpc.run.layout import collecting_version, is_collection
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -72,6 +74,40 @@ def test_what_a_run_starts_from_is_collected_before_its_first_segment() -> None:
     assert after(plan.job("segment-000.trainer")) == ["afterok:collection.inference"]
     again = ["afterok:segment-000.trainer", "afterok:collection.inference"]
     assert after(plan.job("segment-001.inference")) == again, "in case a part of it was damaged"
+
+
+def test_traces_are_collected_again_between_two_segments() -> None:
+    changes = ("schedule.iterations=10", "schedule.iterations_per_job=2", "algorithm.refresh_every=4")
+    plan = build_plan(recipe(*changes, name="small_world/mrt"), max_array_size=None)
+    collecting = {job.name: job for job in plan.jobs if is_collection(job.first_iteration)}
+    assert [*collecting] == ["collection.inference", "collection-v000004.inference", "collection-v000008.inference"]
+    assert [collecting_version(i) for job in collecting.values() for i in job.iterations] == [0, 4, 8]
+    assert after(collecting["collection-v000004.inference"]) == ["afterok:segment-001.trainer"]
+    for segment, version in ((2, 4), (3, 4), (4, 8)):
+        awaited = [f"afterok:segment-{segment - 1:03d}.trainer", f"afterok:collection-v{version:06d}.inference"]
+        assert after(plan.job(f"segment-{segment:03d}.inference")) == awaited
+        assert after(plan.job(f"segment-{segment:03d}.trainer")) == awaited
+    supervised = build_plan(recipe(*changes, name="small_world/star"), max_array_size=None)
+    assert [job.name for job in supervised.jobs if is_collection(job.first_iteration)] == [*collecting]
+
+
+def test_traces_that_are_refreshed_in_the_middle_of_a_job_are_refused() -> None:
+    changes = ("schedule.iterations=10", "schedule.iterations_per_job=4", "algorithm.refresh_every=6")
+    with pytest.raises(UserError, match=r"multiple of schedule.iterations_per_job \(4\)") as refused:
+        recipe(*changes, name="small_world/mrt")
+    assert "algorithm.refresh_every" in str(refused.value)
+
+
+def test_iterations_a_job_that_fit_the_site_fit_the_refreshing_as_well() -> None:
+    changes = ("schedule.iterations=12", "schedule.iterations_per_job=1", "algorithm.refresh_every=6")
+    with pytest.raises(UserError, match=r"--set schedule\.iterations_per_job=6"):
+        compile_plan(recipe(*changes, name="small_world/mrt"), SlurmSite(name="x", max_submit_jobs=12))
+
+
+@pytest.mark.parametrize("name", ["mrt", "star", "mrt_star"])
+def test_weights_that_collect_are_kept_until_the_end(name: str) -> None:
+    changes = ("schedule.iterations=40", "schedule.iterations_per_job=2", "algorithm.refresh_every=4")
+    assert {*range(0, 40, 4)} <= kept_versions(recipe(*changes, name=f"small_world/{name}"), 40)
 
 
 def test_a_supervised_run_samples_nothing_while_it_trains() -> None:

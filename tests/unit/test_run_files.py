@@ -20,7 +20,7 @@ from mrt_hpc.run import atomic, patience
 from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, replacing, temporary_sibling, write_json
 from mrt_hpc.run.events import EventKind, EventLog, read_events
 from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout, collecting_version, collection_of, is_collection
 from mrt_hpc.run.lineage import set_aside, younger_than
 from mrt_hpc.run.manifest import read_manifest, verify, write_manifest
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
@@ -234,6 +234,16 @@ def test_records_of_another_kind_are_refused(tmp_path: Path) -> None:
     write_records(tmp_path / "records.parquet", [branch()], Branch)
     with pytest.raises(UserError, match="other columns"):
         read_records(tmp_path / "records.parquet", Rollout)
+
+
+def test_each_collection_has_a_place_and_a_number_of_its_own(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    assert layout.iteration(collection_of(0)) == tmp_path / "collection", "as in runs of earlier versions"
+    assert layout.iteration(collection_of(62)) == tmp_path / "collections" / "v000062"
+    assert layout.iteration(0) == tmp_path / "iterations" / "000000"
+    numbers = [collection_of(version) for version in range(100)]
+    assert all(map(is_collection, numbers))
+    assert [collecting_version(number) for number in numbers] == [*range(100)]
 
 
 def test_weights_versions_are_complete_or_absent(tmp_path: Path) -> None:
