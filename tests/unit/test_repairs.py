@@ -22,11 +22,11 @@ from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.intake import RolloutIntake
 from mrt_hpc.roles.keeper import Keeper
-from mrt_hpc.roles.serving import verified_weights
+from mrt_hpc.roles.serving import collecting_weights, verified_weights
 from mrt_hpc.roles.starts import StalePrefixes
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.groups import Sampled, commit_group
-from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.layout import COLLECTION, collection_of
 from mrt_hpc.run.lineage import evaluated_with_others
 from mrt_hpc.run.manifest import DamagedError, commit_whole, read_manifest
 from mrt_hpc.run.records import GroupStatistics, Problem
@@ -198,6 +198,33 @@ def test_a_damaged_stale_trace_reopens_those_who_collected_it(tmp_path: Path) ->
     assert refusal.value.exit_code is ExitCode.RETRYABLE
     assert not path.exists()
     assert read_task(layout, "collection.inference", 0).state is TaskState.FAILED
+
+
+def test_a_damaged_refreshed_trace_reopens_those_who_collected_that_one(tmp_path: Path) -> None:
+    layout = done_run(tmp_path, QUICKSTART.parent / "small_world" / "mrt.yaml", "algorithm.refresh_every=2")
+    path = layout.group(collection_of(2), 0)
+    commit_group(path, NOTHING)
+    (path / "rollouts.parquet").write_bytes(b"")
+    starts = StalePrefixes(task_of(layout, Role.INFERENCE), cast("Any", None), cast("Any", None), {"p": 0}, iteration=3)
+    with pytest.raises(UserError, match="the trace is sampled anew"):
+        starts.group(Problem("p", "1+1", "2"))
+    assert not path.exists()
+    states = [read_task(layout, f"{name}.inference", 0).state for name in ("collection", "collection-v000002")]
+    assert states == [TaskState.DONE, TaskState.FAILED]
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_damaged_weights_that_collect_are_published_again_while_none_are_newer(tmp_path: Path, passed: bool) -> None:
+    layout = done_run(tmp_path, QUICKSTART.parent / "small_world" / "star.yaml", "algorithm.refresh_every=2")
+    for version in (2, 3)[: 1 + passed]:
+        publish(layout, version, fill)
+    (layout.weights_version(2) / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(UserError, match="damaged") as refusal:
+        collecting_weights(task_of(layout, Role.INFERENCE), 2)
+    assert (refusal.value.exit_code is ExitCode.RETRYABLE) is not passed
+    reopened = read_task(layout, "segment-000.trainer", 0).state is TaskState.FAILED
+    assert reopened is not passed
+    assert not layout.weights_version(2).exists()
 
 
 def test_a_task_that_is_not_done_is_not_reopened(layout: RunLayout) -> None:
