@@ -65,7 +65,7 @@ PARTICULAR = {
     "mrt": {**SAMPLING, **COLLECTING, **REFRESHING},
     "mrt_next_episode": {**SAMPLING, **COLLECTING},
     "star": {**COLLECTING, **LEARNING},
-    "mrt_star": {**COLLECTING, **LEARNING, **REFRESHING},
+    "mrt_star": {**COLLECTING, **LEARNING},
     "backtracking": {**COLLECTING, **LEARNING, "prover.branches": 8},
     "sft_conversations": {**SAMPLES, **LEARNING},
     "sft_suffix": {**SAMPLES, **LEARNING},
@@ -180,11 +180,8 @@ def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Callable[[str], RunLay
         assert stopped[0].prompt_ids[: -stopped[0].forced] == going_on[0].prompt_ids
 
 
-@pytest.mark.parametrize("name", ["mrt", "mrt_star"])
-def test_refreshed_traces_are_sampled_by_the_weights_of_their_iteration(
-    run: Callable[[str], RunLayout], name: str
-) -> None:
-    layout = run(name)
+def test_refreshed_traces_are_sampled_by_the_weights_of_their_iteration(run: Callable[[str], RunLayout]) -> None:
+    layout = run("mrt")
     for version in (0, REFRESHED):
         collected = [r for g in groups(layout, collection_of(version)) for r in g.rollouts]
         assert len({r.problem_id for r in collected}) == 24

@@ -20,8 +20,9 @@ from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation
-from mrt_hpc.roles.intake import RolloutIntake
+from mrt_hpc.roles.intake import RolloutIntake, SampleIntake
 from mrt_hpc.roles.keeper import Keeper
+from mrt_hpc.roles.samples import Samples
 from mrt_hpc.roles.serving import collecting_weights, verified_weights
 from mrt_hpc.roles.starts import StalePrefixes
 from mrt_hpc.run.atomic import write_text
@@ -225,6 +226,24 @@ def test_damaged_weights_that_collect_are_published_again_while_none_are_newer(t
     reopened = read_task(layout, "segment-000.trainer", 0).state is TaskState.FAILED
     assert reopened is not passed
     assert not layout.weights_version(2).exists()
+
+
+def test_a_supervised_iteration_learns_what_the_newest_collection_gave(tmp_path: Path) -> None:
+    changes = ("algorithm.refresh_every=2", "algorithm.sequences_per_iteration=4")
+    task = task_of(done_run(tmp_path, QUICKSTART.parent / "small_world" / "star.yaml", *changes), Role.TRAINER)
+    asked: list[int] = []
+
+    def samples_of(version: int) -> Samples:
+        asked.append(version)
+        return Samples([cast("Any", (version, number)) for number in range(8)], f"v{version}")
+
+    lessons = [SampleIntake(task, iteration, samples_of) for iteration in range(4)]
+    assert asked == [], "the intake of the next segment is made before its collection is sampled"
+    learnt = [lesson.lesson().sequences for lesson in lessons]
+    assert asked == [0, 0, 2, 2]
+    for version in (0, 2):
+        both = cast("Any", [*learnt[version], *learnt[version + 1]])
+        assert sorted(both) == [(version, number) for number in range(8)], "one whole pass"
 
 
 def test_a_task_that_is_not_done_is_not_reopened(layout: RunLayout) -> None:
