@@ -35,8 +35,8 @@ class Refreshed(_Algorithm):
 
     collects: ClassVar[bool] = True
     refresh_every: Positive | None = None
-    """Iterations after which all traces that training starts from are sampled again, by the weights of that iteration,
-    as the paper's iterated forms do; null samples them once, by weights version 0. It is a multiple of
+    """Iterations after which all traces that training starts from are sampled again, by the weights of that iteration;
+    null samples them once, by weights version 0. It is a multiple of
     schedule.iterations_per_job. Training goes on from the weights and the optimiser state that it has, and the
     reference of training.kl_coefficient stays weights version 0.
     """

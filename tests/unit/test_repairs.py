@@ -207,7 +207,7 @@ def test_a_damaged_refreshed_trace_reopens_those_who_collected_that_one(tmp_path
     commit_group(path, NOTHING)
     (path / "rollouts.parquet").write_bytes(b"")
     starts = StalePrefixes(task_of(layout, Role.INFERENCE), cast("Any", None), cast("Any", None), {"p": 0}, iteration=3)
-    with pytest.raises(UserError, match="the trace is sampled anew"):
+    with pytest.raises(UserError, match="the trace is sampled again"):
         starts.group(Problem("p", "1+1", "2"))
     assert not path.exists()
     states = [read_task(layout, f"{name}.inference", 0).state for name in ("collection", "collection-v000002")]
