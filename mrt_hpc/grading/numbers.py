@@ -13,8 +13,10 @@ from decimal import Context, Decimal
 from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS
 
 LARGEST_TOLERANCE = Decimal("0.01")
-"""Relative, for powers of ten. 1 % is the threshold that the authors of MinervaMATH's physics problems (OCWCourses,
-Lewkowycz et al. 2022, arXiv 2206.14858) set for numbers.
+"""Relative, for powers of ten. 1 % is a choice of this project, and no published rule. The checker of MinervaMATH's
+physics problems (OCWCourses, Lewkowycz et al. 2022, arXiv 2206.14858), as public evaluation code repeats it, names a
+threshold of 0.01, but applies it only to values that ``numpy.isclose`` takes for 0 or for equal; all others must agree
+by ``isclose``, to about 1e-5. That would refuse answers that are rounded rightly to a gold answer of few digits.
 """
 DECIMAL_TOLERANCE = Decimal("1e-6")
 """Relative, for decimals without a power of ten: the noise of floating-point numbers, and no rounding of results."""
