@@ -2,9 +2,9 @@
 
 Mixed into vLLM's worker class by ``--worker-extension-cls``; called through ``/collective_rpc``.
 
-On CPU, vLLM multiplies by a packed copy of a weight. Its own reload makes the copy anew for linear layers, but not
+On CPU, vLLM multiplies by a packed copy of a weight. Its own reload makes the copy again for linear layers, but not
 for the output head of a model with tied embeddings, which then goes on with the old weights and says nothing.
-`reload_and_verify` makes that copy anew, and then compares, for the embedding, memory with disk, and, for every
+`reload_and_verify` makes that copy again, and then compares, for the embedding, memory with disk, and, for every
 output head, what it computes with what its weights say.
 """
 

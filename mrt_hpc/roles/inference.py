@@ -197,7 +197,7 @@ class Rounds:
     def _over(self, newest: int, missing: dict[int, list[int]]) -> bool:
         """Whether the trainer is through with the segment, or can go on by itself and is not at work just now.
 
-        A trainer at work may still find a group damaged and want it anew.
+        A trainer at work may still find a group damaged and want it sampled again.
         """
         if not self._collects and newest >= self.task.job.end_iteration:
             return True

@@ -35,7 +35,7 @@ LOOKS_A_STALL = 5
 def verified_weights(task: Task, version: int) -> Weights:
     """A weights version, once its checksums are found right.
 
-    A damaged one is set aside: the trainer publishes it anew.
+    A damaged one is set aside: the trainer publishes it again.
 
     Raises:
         DamagedError: it was damaged.
