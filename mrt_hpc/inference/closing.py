@@ -7,6 +7,7 @@ at the first token in which its braces balance, whatever else that token holds.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -42,26 +43,46 @@ def _depths(text: bytes) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What may be written next, once an answer's first bytes stand in the box."""
+
+    closing: tuple[int, ...]
+    """Tokens that hold the rest of the answer and close the box."""
+    following: dict[int, int]
+    """Tokens that hold a part of the rest, and how many bytes of the answer stand in the box behind each; without those
+    behind which no token of the vocabulary ends the answer."""
+
+
+@dataclass(frozen=True)
 class Writing:
-    """The counted ways of writing one answer: its tokens as the tokenizer writes it, ended at any of several places."""
+    """The tokens that can write one answer and close its box: a tree, which no tokenisation of the answer leaves."""
 
     answer: str
     token_ids: tuple[int, ...]
-    """[n] the answer without the closing brace."""
-    closings: tuple[tuple[int, ...], ...]
-    """[n + 1] after the first i tokens, those that hold the rest of the answer and close the box."""
+    """As the tokenizer writes the answer, without the closing brace."""
+    steps: tuple[Step, ...]
+    """[bytes of the answer + 1] by how many of its bytes stand in the box."""
+
+    def step(self, prefix: Sequence[int]) -> Step | None:
+        """What may follow a beginning; None where the answer does not begin so."""
+        step = self.steps[0]
+        for token in prefix:
+            if token not in step.following:
+                return None
+            step = self.steps[step.following[token]]
+        return step
+
+    @property
+    def beginnings(self) -> list[tuple[int, ...]]:
+        """Those of the tokenizer's own way, from none of its tokens on, as far as the box can still be closed."""
+        found = [self.token_ids[:n] for n in range(len(self.token_ids) + 1)]
+        return [prefix for prefix in found if (step := self.step(prefix)) and (step.closing or step.following)]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest counted way, closing token included."""
-        return max((i + 1 for i, ids in enumerate(self.closings) if ids), default=0)
-
-    def is_written_by(self, token_ids: Sequence[int]) -> bool:
-        """Whether a branch of exactly these tokens is one of the counted ways."""
-        n = len(token_ids) - 1
-        if not 0 <= n <= len(self.token_ids):
-            return False
-        return tuple(token_ids[:n]) == self.token_ids[:n] and token_ids[n] in self.closings[n]
+        """Tokens of the tokenizer's own way at its longest, closing token included; 0 where it cannot be closed."""
+        ends = [len(prefix) + 1 for prefix in self.beginnings if (step := self.step(prefix)) and step.closing]
+        return max(ends, default=0)
 
 
 @dataclass(frozen=True)
@@ -79,20 +100,36 @@ class Closing:
     def _braces(self) -> list[tuple[int, bytes]]:
         return [(i, self.tokens.table[i]) for i in self.brace_ids]
 
+    @cached_property
+    def _ids(self) -> dict[bytes, list[int]]:
+        """The tokens of each text: several where a vocabulary writes one text in several ways."""
+        ids: dict[bytes, list[int]] = defaultdict(list)
+        for i, piece in sorted(self.tokens.table.items()):
+            ids[piece].append(i)
+        return ids
+
     def is_closed(self, token_ids: Sequence[int]) -> bool:
         """Whether the box is closed within these tokens."""
         return box_end(b"".join(self.tokens.pieces(token_ids))) is not None
 
     def writing(self, answer: str, token_ids: Sequence[int]) -> Writing:
-        """The counted ways of an answer.
+        """The tokens that can write an answer.
 
         Args:
             answer: as it stands in the box; its own braces balance.
-            token_ids: of the answer alone.
+            token_ids: of the answer alone, as the tokenizer writes it.
         """
-        pieces = self.tokens.pieces(token_ids)
-        rests = [b"".join(pieces[i:]) for i in range(len(pieces) + 1)]
-        return Writing(answer, tuple(token_ids), tuple(self._closings(rest) for rest in rests))
+        text = b"".join(self.tokens.pieces(token_ids))
+        steps: list[Step] = [Step((), {})] * (len(text) + 1)
+        for at in reversed(range(len(text) + 1)):  # what can be written behind a token is known before the token
+            following = {
+                token: end
+                for end in range(at + 1, len(text) + 1)
+                if steps[end].closing or steps[end].following
+                for token in self._ids.get(text[at:end], ())
+            }
+            steps[at] = Step(self._closings(text[at:]), following)
+        return Writing(answer, tuple(token_ids), tuple(steps))
 
     def _closings(self, rest: bytes) -> tuple[int, ...]:
         """All tokens that hold the rest of an answer and close its box: a large vocabulary has hundreds."""

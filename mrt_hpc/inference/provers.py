@@ -123,7 +123,7 @@ class MajorityVote(MonteCarlo):
 
 @dataclass(frozen=True)
 class GoldLikelihood:
-    """V as the probability of the gold answer, however its box is closed."""
+    """V as the probability of the gold answer, in whatever tokens it is written and its box is closed."""
 
     scorer: Scorer
     writings: Callable[[SampledTrace], list[Writing]]
@@ -132,7 +132,7 @@ class GoldLikelihood:
         """No branches."""
         boundaries = self.scorer.fork.boundaries(trace)
         scored = await self.scorer.score(trace, boundaries, self.writings(trace)[:1])
-        return replace(scored, plans=[BoundaryPlan(j, 0, 0.0) for j in boundaries])
+        return replace(scored.valuation, plans=[BoundaryPlan(j, 0, 0.0) for j in boundaries])
 
     def estimate(self, looked: Looked) -> Estimate:
         """Its probability, where the grader finds it right, as it judges every answer."""
@@ -153,13 +153,12 @@ class RaoBlackwell:
 
     async def value(self, trace: SampledTrace) -> Valuation:
         """First the probabilities of what is known, then the branches."""
-        fork, writings = self.scorer.fork, self.writings(trace)
-        boundaries, baseline = fork.boundaries(trace), self.experience.baseline
-        scored = await self.scorer.score(trace, boundaries, writings)
+        boundaries, baseline = self.scorer.fork.boundaries(trace), self.experience.baseline
+        scored = await self.scorer.score(trace, boundaries, self.writings(trace))
         plans = [BoundaryPlan(j, self.count, baseline) for j in boundaries]
         drawn = await self.branches.draw(trace, {p.boundary: range(p.branches) for p in plans})
-        marked = [replace(b, known=any(w.is_written_by(b.token_ids) for w in writings)) for b in drawn]
-        return replace(scored, plans=plans, branches=marked)
+        marked = [replace(b, known=any(c.holds(b.token_ids) for c in scored.counts[b.boundary])) for b in drawn]
+        return replace(scored.valuation, plans=plans, branches=marked)
 
     def estimate(self, looked: Looked) -> Estimate:
         """See :func:`mrt_hpc.mrt.values.rao_blackwell`."""

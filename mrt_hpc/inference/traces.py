@@ -135,7 +135,8 @@ class ScoredAnswer:
     boundary: int
     answer: str
     probability: float
-    """Of the answer followed by the end of its box, over the counted tokenisations."""
+    """Of the answer followed by the end of its box, over all tokens that may write it; see ``scoring`` for what is left
+    out at most."""
 
 
 @dataclass(frozen=True)

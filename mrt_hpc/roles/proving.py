@@ -147,7 +147,9 @@ class ProverMaker:
         return kind(branches, wanted.branches)
 
     def writings(self, trace: SampledTrace) -> list[Writing]:
-        """The counted ways of the answers known for a trace's problem, gold first; without those too long to sample."""
+        """The tokens that can write the answers known for a trace's problem, gold first; without answers that no branch
+        is long enough for.
+        """
         problem = trace.group.problem
         found = [
             self.closing.writing(answer, self.mu.prompter.ids(answer))
