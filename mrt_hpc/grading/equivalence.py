@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
+from mrt_hpc.grading import two_stages
 from mrt_hpc.grading.answers import braces_balance
 from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
 from mrt_hpc.grading.numbers import power_as_latex
@@ -26,10 +28,13 @@ SMALL = 1e-3
 SMALL_TOLERANCE = 1e-3
 """Relative, between numbers below ``SMALL``: as close as six places are to a number of that size."""
 VALUE_DIGITS = 30
+GOLDS = 1024
+"""Gold answers whose expressions a process keeps."""
 
 _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """Commands whose content math-verify may take for a unit and drop, so that nothing is left to compare."""
 
+two_stages.install()
 for _module in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_module).setLevel(logging.ERROR)  # they warn that their time-out is off, which is meant
 
@@ -89,7 +94,7 @@ def judge(answer: str, gold: str) -> Judgement:
     answer, gold = clean(answer), clean(gold)
     if len(answer) > MAX_ANSWER_CHARS or not braces_balance(answer):
         return Judgement(correct=False, readable=False)
-    expected, parsed = _parse(gold), _parse(answer)
+    expected, parsed = _parse_gold(gold), _parse(answer)
     return Judgement(
         correct=bool(verify(expected, parsed, timeout_seconds=None)) and not _was_chopped(parsed, expected),
         readable=any(not isinstance(expression, str) for expression in parsed),
@@ -109,6 +114,12 @@ def _value(parsed: list[object]) -> Any:
     first: Any = next((expression for expression in parsed if not isinstance(expression, str)), None)
     value = first.doit().evalf(VALUE_DIGITS) if getattr(first, "is_number", False) else None
     return value if getattr(value, "is_finite", False) else None
+
+
+@lru_cache(maxsize=GOLDS)
+def _parse_gold(gold: str) -> list[object]:
+    """Many answers are compared with one gold answer; sympy's expressions never change."""
+    return _parse(gold)
 
 
 def _parse(answer: str) -> list[object]:

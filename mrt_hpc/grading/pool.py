@@ -1,28 +1,24 @@
 """Grades answers in processes that are killed when an answer hangs.
 
-Owns the processes, their limits, and what an answer is worth that hangs, crashes its process or cannot be read: 0, and
-a line in the log. A task is one pair, so that a hang spoils no neighbour: the way through pebble's pool takes 0.04 ms a
-pair, math-verify 0.4 to 7 ms. Pairs whose verdict is certain (numbers) never reach a process.
+Owns the limits, and what an answer is worth that hangs, crashes its process or cannot be read: 0, and a line in the
+log. Pairs whose verdict is certain (numbers) never reach a process. A slow answer leaves the queue of the others: after
+a short first attempt it is tried again in a process for slow ones, and the others do not wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
-import os
 import signal
 from collections import OrderedDict
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
-from pebble import ProcessExpired, ProcessFuture, ProcessPool
+from pebble import ProcessExpired
 
-from mrt_hpc.grading import worker
-from mrt_hpc.grading.equivalence import Judgement, certain_verdict
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.grading.equivalence import certain_verdict
+from mrt_hpc.grading.lane import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,17 +28,13 @@ logger = logging.getLogger(__name__)
 Pair = tuple[str | None, str]
 """An answer (None when the text had none) and the gold answer."""
 
-FIRST_LIMIT_S = 0.5
-"""An answer slower than this is stopped and stands in line again behind all others, for its full time limit;
-processor seconds.
+FIRST_LIMIT_S = 0.1
+"""An answer slower than this, in processor seconds, is stopped, and tried again among the slow ones for its full time
+limit. math-verify takes 0.4 to 7 ms for an answer that is meant as one.
 """
-START_LIMIT_S = 120.0
-"""For the fork server to import sympy from a cold shared filesystem."""
-TASKS_PER_PROCESS = 5000
-"""Then a process is replaced, so that what sympy's caches hold never adds up to the memory limit."""
+SLOW_PROCESSES = 1
+"""For the answers that are slower; started with the first of them."""
 LOGGED_CHARS = 80
-WALL_FACTOR = 10.0
-"""Seconds on the clock for one second of the processor, at most: also what waits without computing comes to an end."""
 
 
 class VerdictStatus(StrEnum):
@@ -76,7 +68,7 @@ class GraderPool:
     """Grader processes, to be used as a context manager; one event loop or one thread at a time.
 
     Args:
-        processes: how many answers are graded at a time.
+        processes: how many answers are graded at a time; slow ones have one process more.
         time_limit_s: processor seconds for one answer; a slower one is killed and scores 0.
         memory_limit_gib: what one process may allocate beyond its libraries, GiB.
         cache_size: verdicts remembered; the oldest are forgotten first.
@@ -92,21 +84,21 @@ class GraderPool:
         cache_size: int = 65536,
         strict: bool = False,
     ) -> None:
-        self.processes = processes
         self.strict = strict
         self.time_limit_s = time_limit_s
-        self.memory_limit_bytes = int(memory_limit_gib * 2**30)
+        memory_limit_bytes = int(memory_limit_gib * 2**30)
+        self.fast = Lane(processes, memory_limit_bytes)
+        self.slow = Lane(SLOW_PROCESSES, memory_limit_bytes)
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._cache_size = cache_size
-        self._pool: ProcessPool | None = None
-        self._underway: set[ProcessFuture[tuple[Judgement, float]]] = set()
 
     def __enter__(self) -> Self:
-        self._start()
+        self.fast.started()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        self.fast.stop()
+        self.slow.stop()
 
     def grade_all(self, pairs: Sequence[Pair]) -> list[Verdict]:
         """``grade`` for callers without an event loop."""
@@ -138,11 +130,18 @@ class GraderPool:
         return await asyncio.gather(*map(self._readable, golds))
 
     async def _readable(self, gold: str) -> bool:
-        try:
-            judgement, _ = await self._attempt(gold, gold, self.time_limit_s)
-        except (TimeoutError, ProcessExpired):
-            return False
-        return judgement.readable
+        for lane, limit_s in self._attempts:
+            try:
+                judgement, _ = await lane.judge(gold, gold, limit_s)
+            except (TimeoutError, ProcessExpired):
+                continue
+            return judgement.readable
+        return False
+
+    @property
+    def _attempts(self) -> tuple[tuple[Lane, float], ...]:
+        """Where a pair is graded, and for how many processor seconds: a second time if slow, or without its process."""
+        return ((self.fast, min(FIRST_LIMIT_S, self.time_limit_s)), (self.slow, self.time_limit_s))
 
     async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
         if answer is None or not answer.strip():
@@ -162,9 +161,9 @@ class GraderPool:
     async def _grade_in_process(self, answer: str, gold: str) -> Verdict:
         """Two attempts: a short one, and one of the full time for what was slow or lost its process."""
         failure = VerdictStatus.TIMED_OUT
-        for limit_s in (min(FIRST_LIMIT_S, self.time_limit_s), self.time_limit_s):
+        for lane, limit_s in self._attempts:
             try:
-                judgement, seconds = await self._attempt(answer, gold, limit_s)
+                judgement, seconds = await lane.judge(answer, gold, limit_s)
             except TimeoutError:
                 failure = VerdictStatus.TIMED_OUT
             except ProcessExpired as end:
@@ -176,61 +175,7 @@ class GraderPool:
                 return Verdict(float(judgement.correct), status, seconds)
         return Verdict(0.0, failure, self.time_limit_s)
 
-    async def _attempt(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
-        """One task of the pool; a pool that broke (its fork server or an idle process was killed) is replaced once."""
-        pool = self._pool
-        try:
-            return await asyncio.wrap_future(self._schedule(answer, gold, limit_s))
-        except BrokenProcessPool as error:
-            if self._pool is pool:  # else another pair has replaced it already
-                logger.warning("the grader pool broke (%s) and is started again", error)
-                self._stop()
-                self._start()
-            return await asyncio.wrap_future(self._schedule(answer, gold, limit_s))
-
-    def _schedule(self, answer: str, gold: str, limit_s: float) -> ProcessFuture[tuple[Judgement, float]]:
-        if self._pool is None:
-            raise RuntimeError("GraderPool is used outside of its with block")
-        try:
-            future = self._pool.schedule(
-                worker.judge_timed, args=(answer, gold, limit_s), timeout=WALL_FACTOR * limit_s
-            )
-        except RuntimeError as error:  # how pebble refuses tasks for a pool that has broken
-            raise BrokenProcessPool(str(error)) from error
-        self._underway.add(future)
-        future.add_done_callback(self._underway.discard)
-        return future
-
     def _remember(self, answer: str, gold: str, verdict: Verdict) -> None:
         self._cache[answer, gold] = verdict
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(worker.PRELOAD)
-        self._pool = ProcessPool(
-            max_workers=self.processes,
-            max_tasks=TASKS_PER_PROCESS,
-            initializer=worker.initialise,
-            initargs=(self.memory_limit_bytes,),
-            context=context,
-        )
-        try:
-            self._pool.schedule(os.getpid).result(timeout=START_LIMIT_S)
-        except (TimeoutError, BrokenProcessPool, RuntimeError) as error:
-            self._stop()
-            raise UserError(
-                f"the grader processes do not start: {error}",
-                expected=f"a first process within {START_LIMIT_S:.0f} s",
-                advice="raise grading.memory_limit_gib, or lower grading.processes",
-                exit_code=ExitCode.RETRYABLE,
-            ) from error
-
-    def _stop(self) -> None:
-        pool, self._pool = self._pool, None
-        for future in tuple(self._underway):
-            future.cancel()
-        if pool is not None:
-            pool.stop()
-            pool.join()

@@ -77,7 +77,7 @@ def test_a_busy_machine_makes_no_right_answer_wrong() -> None:
     """Its process gets no core for longer than the time limit: the processor time is what counts."""
 
     async def grade_without_a_core(pool: GraderPool) -> bool:
-        attempt = pool._attempt("\\sum_{n=1}^{600} \\frac{1}{n^2+n}", "\\frac{600}{601}", 1.0)
+        attempt = pool.slow.judge("\\sum_{n=1}^{600} \\frac{1}{n^2+n}", "\\frac{600}{601}", 1.0)
         grading = asyncio.ensure_future(attempt)
         before = _members(os.getsid(0))
         await asyncio.to_thread(wait_until, lambda: _working(before), reason="a process at work", deadline_s=10)
@@ -151,7 +151,7 @@ def test_the_pool_goes_on_when_its_processes_are_killed_from_outside(pool: Grade
 def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> None:
     async def kill_while_grading() -> list[Verdict]:
         grading = asyncio.ensure_future(pool.grade([(NESTED + "+0", "7"), ("\\frac{5}{10}", "0.5")]))
-        await asyncio.to_thread(wait_until, lambda: pool._underway, reason="a task", deadline_s=5)
+        await asyncio.to_thread(wait_until, lambda: pool.fast.underway, reason="a task", deadline_s=5)
         for child in multiprocessing.active_children():
             child.kill()
         return await grading
@@ -163,14 +163,14 @@ def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> 
 
 def test_memory_is_limited_and_the_process_goes_on() -> None:
     with GraderPool(processes=1, memory_limit_gib=0.05) as tight:
-        assert tight._pool is not None
+        assert tight.fast.pool is not None
         with pytest.raises(MemoryError):
-            tight._pool.schedule(bytearray, args=(200 * 2**20,)).result()
+            tight.fast.pool.schedule(bytearray, args=(200 * 2**20,)).result()
         assert tight.grade_all([("\\frac{1}{2}", "0.5")])[0].reward == 1.0
 
 
 def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.grading.pool.TASKS_PER_PROCESS", 5)
+    monkeypatch.setattr("mrt_hpc.grading.lane.TASKS_PER_PROCESS", 5)
     with GraderPool(processes=1) as pool:
         pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
         assert all(verdict.reward == 1.0 for verdict in pool.grade_all(pairs))

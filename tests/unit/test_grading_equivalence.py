@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from math_verify import parser
 
+from mrt_hpc.grading import equivalence, two_stages
 from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
-from mrt_hpc.grading.equivalence import certain_verdict, is_correct, judge
+from mrt_hpc.grading.equivalence import Judgement, certain_verdict, is_correct, judge
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 BENCHMARKS = ["aime24", "aime25", "amc23", "math500", "minerva_math"]
@@ -130,3 +132,26 @@ def test_every_gold_answer_equals_itself_and_not_its_neighbour(benchmark: str) -
         assert certain_verdict(gold, gold, strict=True) in (True, None), gold
         certain = certain_verdict(other, gold)
         assert certain is None or certain == judge(other, gold).correct, (other, gold)
+
+
+CASES = [json.loads(line) for line in (Path(__file__).parent / "grading_cases.jsonl").read_text().splitlines()]
+
+
+def judged(pairs: list[tuple[str, str]]) -> list[Judgement]:
+    """Without what earlier parses have left."""
+    equivalence._parse_gold.cache_clear()
+    parser.parse_latex_cached.cache_clear()
+    return [judge(*pair) for pair in pairs]
+
+
+def test_the_parser_gives_the_same_in_two_stages_as_in_one() -> None:
+    pairs = [(case["answer"], case["gold"]) for case in CASES]
+    pairs += [
+        (answer, "\\frac{1}{2}") for answer in ("\\frac{1}{", "1,2,3", "\\{1, 2\\}", "[1, 2)", "x^2+1", "a = b = 3")
+    ]
+    in_two = judged(pairs)
+    two_stages.uninstall()
+    try:
+        assert judged(pairs) == in_two
+    finally:
+        two_stages.install()

@@ -1,0 +1,147 @@
+"""Verdicts a second of the grader pool with a cold cache, and how long answers wait, with and without hostile answers
+among them.
+
+The answers are made of the gold answers of the benchmarks in ``../shared/data``: each as it stands, in another
+spelling, and that of another problem. Hostile ones (towers of powers, factorials, long sums, deep nesting) take the
+place of every twentieth. All are handed over at the pace of a sampler, some groups at a time, as a run does.
+
+    python tests/benchmarks/bench_grading.py
+    python tests/benchmarks/bench_grading.py --processes 4 --repeats 5 --lenient
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.grading.equivalence import certain_verdict
+from mrt_hpc.grading.pool import GraderPool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+SPELLINGS = ("{}.", "x = {}", "\\left({}\\right)", "\\dfrac{{{}}}{{1}}", "{} + 0", "{}\\text{{ units}}")
+HOSTILE = (
+    "{0}^{{{0}^{{{0}^{{9}}}}}}", "10^{{10^{{1{0}}}}}", "({0}00000000)!",
+    "\\sum_{{n=1}}^{{10^{{9}}}} \\frac{{{0}}}{{n^2}}",
+    "\\left(\\left(\\left({0}^{{99999}}\\right)^{{99999}}\\right)^{{99999}}\\right)",
+)  # fmt: skip
+NESTED = 250
+"""Parentheses around a number: the parser takes long."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One pass over all answers."""
+
+    rate: float
+    """Verdicts a second."""
+    waits: list[float]
+    """Of the answers that are not hostile: seconds from handing over to the verdict."""
+
+
+def gold_answers() -> list[str]:
+    """Of all benchmarks, each once.
+
+    Raises:
+        SystemExit: there are none beside this checkout.
+    """
+    if not DATA.is_dir():
+        raise SystemExit(f"no benchmarks: {DATA} is not there")
+    lines = [line for path in sorted(DATA.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    return list(dict.fromkeys(str(json.loads(line)["answer"]) for line in lines))
+
+
+def pairs_of(golds: Sequence[str], count: int, rng: random.Random) -> list[tuple[str, str]]:
+    """``count`` distinct pairs of answer and gold answer: equal, spelt otherwise, and wrong."""
+    pairs: dict[tuple[str, str], None] = {}
+    while len(pairs) < count:
+        gold, other = rng.sample(list(golds), 2)
+        answer = rng.choice((gold, rng.choice(SPELLINGS).format(gold), other, rng.choice(SPELLINGS).format(other)))
+        pairs[answer, gold] = None
+    return list(pairs)
+
+
+def with_hostile(pairs: Sequence[tuple[str, str]], share: float, rng: random.Random) -> list[tuple[str, str, bool]]:
+    """The pairs, of which a share gets a hostile answer; whether each has one."""
+    found = []
+    for number, (answer, gold) in enumerate(pairs):
+        hostile = rng.random() < share
+        if hostile:
+            kind = number % (len(HOSTILE) + 1)
+            nested = "(" * NESTED + str(number) + ")" * NESTED
+            answer = nested if kind == len(HOSTILE) else HOSTILE[kind].format(100 + number)
+        found.append((answer, gold, hostile))
+    return found
+
+
+async def graded(pool: GraderPool, pairs: Sequence[tuple[str, str, bool]], at_once: int) -> Measured:
+    """Grade all, so many at a time."""
+    room, waits = asyncio.Semaphore(at_once), list[float]()
+
+    async def one(answer: str, gold: str, hostile: bool) -> None:
+        async with room if not hostile else asyncio.Semaphore(1):
+            handed = time.perf_counter()
+            await pool.grade([(answer, gold)], tell=False)
+            if not hostile:
+                waits.append(time.perf_counter() - handed)
+
+    started = time.perf_counter()
+    others = [asyncio.create_task(one(*pair)) for pair in pairs if not pair[2]]
+    hostile = [asyncio.create_task(one(*pair)) for pair in pairs if pair[2]]
+    await asyncio.gather(*others)
+    seconds = time.perf_counter() - started
+    for task in hostile:  # what is left of them is no wait of anybody
+        task.cancel()
+    await asyncio.gather(*hostile, return_exceptions=True)
+    return Measured(len(others) / seconds, waits)
+
+
+def measured(pairs: Sequence[tuple[str, str, bool]], processes: int, strict: bool, at_once: int) -> Measured:
+    """One pass with new processes and an empty cache."""
+    with GraderPool(processes, strict=strict) as pool:
+        return asyncio.run(graded(pool, pairs, at_once))
+
+
+def quantile(waits: Sequence[float], share: float) -> float:
+    """The wait that a share of the answers does not exceed."""
+    return sorted(waits)[min(len(waits) - 1, int(share * len(waits)))]
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=3000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--hostile", type=float, default=0.05)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=64, help="answers handed over and not graded yet")
+    parser.add_argument("--lenient", action="store_true", help="as with grading.strict: false")
+    arguments = parser.parse_args()
+    rng = random.Random(0)
+    pairs = pairs_of(gold_answers(), arguments.pairs, rng)
+    strict = not arguments.lenient
+    asked = sum(certain_verdict(*pair, strict=strict) is None for pair in pairs) / len(pairs)
+    print(f"{len(pairs)} pairs, {asked:.0%} of them for math-verify; {arguments.processes} processes")
+    print("hostile  verdicts a second: median (all)    wait of the others, s: median  99 %  longest")
+    for share in (0.0, arguments.hostile):
+        mixed = with_hostile(pairs, share, random.Random(1))
+        passes = [measured(mixed, arguments.processes, strict, arguments.at_once) for _ in range(arguments.repeats)]
+        rates, waits = [p.rate for p in passes], [w for p in passes for w in p.waits]
+        every = ", ".join(f"{rate:.0f}" for rate in rates)
+        print(
+            f"{share:7.0%}  {statistics.median(rates):8.0f} ({every})    "
+            f"{quantile(waits, 0.5):.3f}  {quantile(waits, 0.99):.3f}  {max(waits):.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
