@@ -210,6 +210,12 @@ def _backtracking_fits(recipe: Recipe, algorithm: Backtracking) -> None:
         raise misfit("sampling.rollouts_per_problem", "1 with algorithm backtracking: one first attempt a problem")
 
 
+def training_fits(recipe: Recipe) -> None:
+    """Refuse what the trainer cannot do."""
+    if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
+        raise misfit("training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload")
+
+
 def sampling_fits(recipe: Recipe) -> None:
     """Refuse numbers that the algorithm has no use for, or not enough of."""
     sampling, algorithm, schedule = recipe.sampling, recipe.algorithm, recipe.schedule

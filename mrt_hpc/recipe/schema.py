@@ -22,6 +22,7 @@ from mrt_hpc.recipe.fits import (
     prover_fits,
     refresh_fits,
     sampling_fits,
+    training_fits,
 )
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.provers import Prover
@@ -274,6 +275,11 @@ class Training(Section):
     """Number format."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
     """DeepSpeed ZeRO stage: what is split over the ranks (1 optimiser, 2 and gradients, 3 and weights)."""
+    offload_optimizer: bool = False
+    """Keep the optimiser's states and its 32-bit weights in the memory of the CPU, and take its steps there: a larger
+    model fits on the GPUs, and a step takes longer. It needs zero_stage 1 or higher, and 12 bytes of the memory of
+    resources.trainer for each parameter.
+    """
     max_tokens_per_micro_batch: Positive = 16384
     """Padded tokens of a micro-batch; a longer sequence gets one of its own."""
     weights_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -462,6 +468,7 @@ class Recipe(Section):
         algorithm_fits(self)
         grading_fits(self)
         sampling_fits(self)
+        training_fits(self)
         refresh_fits(self)
         return self
 

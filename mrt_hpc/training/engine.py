@@ -298,12 +298,14 @@ def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, An
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # torch's Adam takes its steps on a CPU as well, and needs no compiler
         "zero_optimization": {
             "stage": max(1, settings.training.zero_stage) if bf16 else settings.training.zero_stage,
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
             "stage3_param_persistence_threshold": min(100_000, parameters // 100),
             "stage3_prefetch_bucket_size": min(50_000_000, bucket),
+            **({"offload_optimizer": {"device": "cpu"}} if settings.training.offload_optimizer else {}),
         },
         "steps_per_print": None,
     }

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from mrt_hpc.training.accelerator import device
+
 if TYPE_CHECKING:
     from mrt_hpc.training.engine import TrainerEngine
 
@@ -70,7 +72,8 @@ class TrainedState:
             assert piece is not None
             return self._local(piece, key).view(shape).cpu() if self._ranks.rank == rank else None
         # The sum of one rank's bits and the others' zeros: exact, unlike a sum of floating-point numbers.
-        bits = torch.zeros(math.prod(shape), dtype=torch.int32, device=self._flats()[0].device)
+        # On the device where ranks exchange tensors, which an offloaded optimiser's are not on.
+        bits = torch.zeros(math.prod(shape), dtype=torch.int32, device=device())
         if piece is not None:
             bits[piece.start : piece.start + piece.count] = self._local(piece, key).view(torch.int32)
         distributed.reduce(bits, rank)

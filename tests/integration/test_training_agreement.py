@@ -22,6 +22,8 @@ VARIANTS = [
     "0:128:fp32:2:-",  # two optimiser steps, with ratios other than 1
     "3:40:fp32:2:c",  # the same with activations computed twice
     "3:128:fp32:1:cp",  # and with the projection in pieces, each computed twice
+    "2:40:fp32:1:o",  # with the optimiser in the memory of the CPU
+    "3:40:fp32:1:o",
     "2:40:bf16:1:-",
     "3:40:bf16:1:-",
     "0:40:bf16:1:-",

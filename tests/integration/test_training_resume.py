@@ -24,6 +24,7 @@ from mrt_hpc.training.engine import build, deepspeed_config
 from mrt_hpc.training.policy import load_policy, parameter_count
 from mrt_hpc.training.rendezvous import TOKEN, Ranks, join
 from mrt_hpc.training.settings import Objective
+from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +96,18 @@ def test_a_model_is_partitioned_while_it_is_made(tied: bool, one_rank: Ranks, tm
     with deepspeed.zero.GatheredParameters(list(parameters.values())):
         assert all(torch.equal(parameters[name], p) for name, p in whole.named_parameters())
     assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), whole.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_offloaded_optimiser_comes_to_the_same_state(stage: int, model: Path, one_rank: Ranks) -> None:
+    found = []
+    for offload in (False, True):
+        trainer = make(model, one_rank, zero_stage=stage, offload_optimizer=offload)
+        trainer.update(random_batch(1))
+        state = TrainedState(trainer)
+        found.append({(name, key): state.gather(name, key, 0) for name in state.shapes for key in KEYS})
+    kept, offloaded = found
+    assert max(float((kept[name] - offloaded[name]).abs().max()) for name in kept) < 1e-6
 
 
 def test_weights_are_published_in_the_number_format_asked_for(model: Path, one_rank: Ranks, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def main() -> None:
     """Arguments: rank, world size, address file, model, output, variants.
 
     A variant is stage:tokens:precision:steps:options; options are c (activations computed twice), p (projection in
-    pieces) or neither.
+    pieces), o (optimiser offloaded) or none.
     """
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     model, output, *variants = sys.argv[4:]
@@ -57,6 +57,7 @@ def main() -> None:
             precision=Precision(precision),
             optimizer_steps_per_iteration=int(steps),
             gradient_checkpointing="c" in options,
+            offload_optimizer="o" in options,
         )
         policy.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
         result = measure(build(chosen, Path(model), ranks))
