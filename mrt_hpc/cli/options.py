@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.recipe.find import RECIPES, find
+from mrt_hpc.recipe.find import RECIPES, expanded, find
 
 ROLES = ["prepare", "inference", "trainer", "evaluation", "report"]
 
@@ -22,7 +22,7 @@ def _run_directory(_: click.Context, __: click.Parameter, text: str | None) -> P
         return None
     if not text.strip():
         raise UserError("the run directory is empty text", value=text, where="--run", advice="--run runs/NAME")
-    path = Path(text).expanduser()
+    path = expanded(text)
     for place in (path, *path.parents):
         if place.is_file():
             raise UserError("the run directory would be a file, or below one", where=place, advice="--run runs/NAME")
@@ -36,7 +36,7 @@ def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
         UserError: there is none.
     """
     path = find(RECIPES, name)
-    if path != Path(name).expanduser():
+    if path != expanded(name):
         click.echo(f"recipe: {path}", err=True)
     return path
 

@@ -6,9 +6,13 @@ import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.recipe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -23,12 +27,30 @@ class Kind:
     """Its folder in a checkout."""
     folder: str
     """Name of its folder in the user's configuration, and beside an installed package."""
-    advice: str
-    """What to type where none was found."""
+    command: str
+    """What to type with a name of one."""
+    fields: str
+    """What to type where there is none yet, and one is to be written."""
 
 
-RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc fields recipe")
-SITES = Kind("site profile", Path("slurm") / "sites", "sites", "mrt-hpc fields site")
+RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc plan {name}", "mrt-hpc fields recipe")
+SITES = Kind(
+    "site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}", "mrt-hpc fields site"
+)
+
+
+def expanded(text: str) -> Path:
+    """A path as it was typed, with the home directory for ``~``.
+
+    Raises:
+        UserError: it begins with the name of a user whose home directory is not known.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            "no home directory is known for this path", value=text, advice="write the path in full"
+        ) from error
 
 
 def find(kind: Kind, name: str) -> Path:
@@ -41,7 +63,7 @@ def find(kind: Kind, name: str) -> Path:
     Raises:
         UserError: there is none; the error names the folders that were searched.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_file():
         return path
     within = path.relative_to(kind.checkout) if path.is_relative_to(kind.checkout) else path
@@ -49,11 +71,11 @@ def find(kind: Kind, name: str) -> Path:
         for candidate in _spellings(folder / within):
             if candidate.is_file():
                 return candidate
-    raise _not_found(kind, path, within)
+    raise _not_found(kind, name, path, within)
 
 
 def folders(kind: Kind) -> list[Path]:
-    """The folders that are there and hold files of a kind; the first that has a name wins.
+    """The folders in which a name is looked for, there or not; the first that has it wins.
 
     The user's own, the one below the working directory, the one of the checkout that the package runs from, and those
     installed with the package.
@@ -68,7 +90,7 @@ def folders(kind: Kind) -> list[Path]:
         *of_checkout,
         *(prefix / "share" / "mrt-hpc" / kind.folder for prefix in installed),
     ]
-    return [folder for folder in dict.fromkeys(candidates) if folder.is_dir()]
+    return list(dict.fromkeys(candidates))
 
 
 def _schemes() -> list[str]:
@@ -77,26 +99,42 @@ def _schemes() -> list[str]:
 
 
 def _spellings(path: Path) -> list[Path]:
-    return [path] if path.suffix in SUFFIXES else [path.with_name(path.name + suffix) for suffix in SUFFIXES]
+    if path.suffix in SUFFIXES or not path.name:
+        return [path]
+    return [path.with_name(path.name + suffix) for suffix in SUFFIXES]
 
 
-def _not_found(kind: Kind, path: Path, within: Path) -> UserError:
-    """What was looked for, where, and what is there instead."""
-    searched = folders(kind)
+def _not_found(kind: Kind, name: str, path: Path, within: Path) -> UserError:
+    """What was looked for, each place where it was looked for, what is there instead, and what to type."""
     beside = path.parent.absolute()
-    known = {str(file.relative_to(folder).with_suffix("")) for folder in searched for file in _files(folder)}
-    known |= {str(path.parent / file.name) for file in beside.glob("*.y*ml")} if beside not in searched else set()
-    names = sorted(known)
-    guess = nearest(str(path), names) or nearest(str(within.with_suffix("")), names)
-    there = f"one of {', '.join(names)}" if names else f"the path of a {kind.word}"
+    places = {folder: _names(folder) for folder in folders(kind)}
+    places = {beside: [str(path.parent / file.name) for file in _files(beside.glob("*"))], **places}
+    known = sorted({known for names in places.values() for known in names})
+    guess = nearest(str(path), known) or nearest(str(within.parent / within.stem), known)
     return UserError(
         f"there is no such {kind.word}",
-        value=str(path),
-        where=", ".join(map(str, dict.fromkeys([beside, *searched]))),
-        expected=f"{guess} is the nearest; {there}" if guess else there,
-        advice=kind.advice,
+        value=name,
+        where="\n            ".join(f"{place}: {_told(place, names)}" for place, names in places.items()),
+        expected=f"{guess} is the nearest" if guess else "one of these names, or a path" if known else "a path",
+        advice=kind.command.format(name=guess) if guess else _any_of(kind) if known else kind.fields,
     )
 
 
-def _files(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.suffix in SUFFIXES]
+def _any_of(kind: Kind) -> str:
+    return f"{kind.command.format(name='NAME')}, NAME being one of these"
+
+
+def _told(place: Path, names: list[str]) -> str:
+    """What a place has of a kind."""
+    if not place.is_dir():
+        return "not there"
+    return ", ".join(names) or "holds none"
+
+
+def _names(folder: Path) -> list[str]:
+    """The names of the files in a folder and below it."""
+    return [str(file.relative_to(folder).with_suffix("")) for file in _files(folder.rglob("*"))]
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    return sorted(path for path in paths if path.suffix in SUFFIXES and path.is_file())

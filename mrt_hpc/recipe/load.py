@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core.core_schema import ErrorType
@@ -17,9 +16,13 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from mrt_hpc.recipe.errors import UserError, nearest
 from mrt_hpc.recipe.fields import field_names_at, values_at
+from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import LocalSite, Site, SiteFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Location = tuple[int | str, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -339,4 +342,4 @@ def _absolute(section: Any, base: Path) -> Any:
 
 
 def _under(base: Path, path: str) -> str:
-    return str(base / Path(path).expanduser())
+    return str(base / expanded(path))

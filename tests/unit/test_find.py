@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.recipe.find import RECIPES, SITES, find, folders
+from mrt_hpc.recipe.find import RECIPES, SITES, Kind, find, folders
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,13 +59,48 @@ def test_an_error_names_each_folder_and_what_is_there(elsewhere: Path) -> None:
     assert "quickstart is the nearest" in message
     assert "small_world/grpo" in message
     assert "mine.yaml" in message
-    assert "mrt-hpc fields recipe" in message
+    assert "mrt-hpc plan quickstart" in message
 
 
 def test_a_missing_path_names_its_nearest_neighbour(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").touch()
     with pytest.raises(UserError, match=r"mine\.yaml is the nearest"):
         find(RECIPES, str(tmp_path / "mime.yaml"))
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "/", "small_world"])
+@pytest.mark.parametrize("kind", [RECIPES, SITES])
+def test_what_is_no_name_of_a_file_is_refused_like_one_that_is_not_there(kind: Kind, name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find(kind, name)
+    assert f"no such {kind.word}" in caught.value.what
+    assert str(caught.value.advice).startswith("mrt-hpc ")
+
+
+def test_a_folder_that_is_not_there_yet_is_named_among_the_places(tmp_path: Path) -> None:
+    (tmp_path / "work" / "recipes").mkdir()
+    with pytest.raises(UserError) as caught:
+        find(RECIPES, "quikstart")
+    where = str(caught.value.where).splitlines()
+    mine = tmp_path / "config" / "mrt-hpc" / "recipes"
+    assert any(str(mine) in line and "not there" in line for line in where)
+    assert any(str(tmp_path / "work" / "recipes") in line and "holds none" in line for line in where)
+    (of_checkout,) = [line for line in where if str(ROOT / "recipes") in line]
+    assert "small_world/grpo" in of_checkout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["plan", "quikstart"], "next:     mrt-hpc plan quickstart"),
+        (["plan", "quickstart", "--site", "exampel"], "next:     mrt-hpc plan RECIPE --site example"),
+        (["plan", "zzzz"], "next:     mrt-hpc plan NAME, NAME being one of these"),
+    ],
+)
+def test_the_refusal_of_a_name_ends_with_what_to_type(arguments: list[str], advice: str) -> None:
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert advice in done.stderr.splitlines()[-1]
 
 
 def test_a_command_says_which_file_it_took() -> None:

@@ -85,6 +85,21 @@ def test_the_home_directory_in_a_run_directory_is_expanded(tmp_path: Path, monke
     assert f"Run directory: {tmp_path / 'x'}" in result.output
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "~no-such-user/mine.yaml"),
+        ("plan", QUICKSTART, "--site", "~no-such-user/mine.yaml"),
+        ("plan", QUICKSTART, "--run", "~no-such-user/x"),
+        ("plan", QUICKSTART, "--set", "data={type: jsonl, path: ~no-such-user/x}"),
+    ],
+)
+def test_the_home_directory_of_a_user_that_is_not_there(arguments: tuple[str, ...]) -> None:
+    message = refusal(*arguments)
+    assert "~no-such-user" in message
+    assert last_line(message) == "  next:     write the path in full"
+
+
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
