@@ -25,27 +25,27 @@ def field_names_at(model: type[BaseModel], location: Location) -> list[str]:
     at: Any = model
     for step in location:
         at = _step(at, step)
-    return [name for m in _models(at) for name in m.model_fields]
+    return [name for m in models_of(at) for name in m.model_fields]
 
 
 def _step(at: Any, step: int | str) -> Any:
-    for candidate in _models(at):
+    for candidate in models_of(at):
         if step in candidate.model_fields:
             return _annotation(candidate, str(step))
-    tagged = [m for m in _models(at) if tag_of(m) == step]
-    return tagged[0] if tagged else at  # a list index changes nothing: _models looks through lists
+    tagged = [m for m in models_of(at) if tag_of(m) == step]
+    return tagged[0] if tagged else at  # a list index changes nothing: models_of looks through lists
 
 
 def _annotation(model: type[BaseModel], name: str) -> Any:
     return model.model_fields[name].annotation
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_of(annotation: Any) -> list[type[BaseModel]]:
     """The models behind an annotation: through unions, optionals, lists and tuples."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (Union, types.UnionType, tuple, list, Annotated):
-        return [m for inner in typing.get_args(annotation) for m in _models(inner)]
+        return [m for inner in typing.get_args(annotation) for m in models_of(inner)]
     return []
 
 
@@ -78,7 +78,7 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> list[Document
         dotted = f"{prefix}{name}"
         text = " ".join((field.description or "").split())
         found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text))
-        for choice in _models(field.annotation):
+        for choice in models_of(field.annotation):
             tag = tag_of(choice)
             found += documented_fields(choice, f"{dotted}[{tag}]." if tag else f"{dotted}.")
     return found
@@ -101,9 +101,24 @@ def values_at(model: type[BaseModel], location: Location) -> str | None:
     return values_in_words(_inner(at, dict)[0] if of_key else at)
 
 
+def meaning_at(model: type[BaseModel], location: Location) -> str:
+    """The first sentence about the field at ``location``, or about the list or dictionary that the value stands in;
+    empty where nothing is said.
+    """
+    at: Any = model
+    text = ""
+    for step in location:
+        for candidate in models_of(at):
+            if step in candidate.model_fields:
+                text = candidate.model_fields[str(step)].description or ""
+        if (at := _below(at, step)) is None:
+            break
+    return re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(text.split()))[0]
+
+
 def _below(annotation: Any, step: int | str) -> Any:
     """What stands at a step below an annotation, its constraints with it; None where nothing does."""
-    for model in _models(annotation):
+    for model in models_of(annotation):
         if step in model.model_fields:
             field = model.model_fields[str(step)]
             return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation

@@ -15,7 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from mrt_hpc.recipe.errors import UserError, nearest
-from mrt_hpc.recipe.fields import field_names_at, values_at
+from mrt_hpc.recipe.fields import field_names_at, meaning_at, values_at
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.schema import Recipe
@@ -232,34 +232,55 @@ def _index(items: list[Any], key: str, override: str) -> int:
 
 def validate(source: Source, model: type[Model], data: dict[str, Any], prefix: Location = ()) -> Model:
     """Check ``data`` strictly against ``model``; JSON is the way in, so that lists may fill tuples and texts enums."""
+    _refuse_other_names(source, data, ())
     try:
         return model.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         raise _explain(error, source, model, prefix) from None
 
 
+def _refuse_other_names(source: Source, data: Any, location: Location) -> None:
+    """Refuse a section whose fields have lists or sections for names, which YAML allows."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for step, value in items:
+        if not isinstance(step, str | int | float | None):
+            raise UserError(
+                f"{'.'.join(map(str, location)) or 'the file as a whole'}: the name of a field is no text",
+                value=step,
+                where=source.where(location),
+                expected="names of fields, each a text",
+                advice=source.advice(location),
+            )
+        _refuse_other_names(source, value, (*location, step if isinstance(step, int) else str(step)))
+
+
 def _explain(error: ValidationError, source: Source, model: type[BaseModel], prefix: Location) -> UserError:
     problems = error.errors(include_url=False)
     first = min(problems, key=lambda p: _line_of(source, _file_location(p["loc"], source.data, prefix)))
-    location = _file_location(first["loc"], source.data, prefix)
+    at, kind = first["loc"], first["type"]
+    if kind == "missing" and isinstance(at[-1], int):  # a list that is too short: it is the value that is wrong
+        at, kind = at[:-1], "too_short"
+    location = _file_location(at, source.data, prefix)
     value, expected = first["input"], first["msg"]
-    match first["type"]:
+    match kind:
         case "extra_forbidden":
-            value, expected = str(location[-1]), _expected_name(location, first["loc"], model)
+            value, expected = str(location[-1]), _expected_name(location, at, model)
         case "missing":
-            value = None
+            value, expected = None, _expected_value(kind, at, model)
+        case "too_short":
+            expected = _expected_value(kind, at, model)
         case "misfit":
             location = (*location, *first["ctx"]["field"].split("."))
             value = _value_at(source.data, location)
         case "union_tag_invalid" | "union_tag_not_found":
             location = (*location, "type")
-            value, expected = _value_at(source.data, location), _expected_tag(first["ctx"])
-        case kind if kind in OF_THE_LIBRARY:
-            expected = values_at(model, first["loc"]) or expected
+            value, expected = _value_at(source.data, location), _expected_tag(first["ctx"], at, model)
+        case _ if kind in OF_THE_LIBRARY:
+            expected = _expected_value(kind, at, model)
     dotted = ".".join(map(str, location)) or "the file as a whole"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return UserError(
-        f"{dotted}: {_kind(first['type'])}{more}",
+        f"{dotted}: {_kind(kind)}{more}",
         value=value,
         where=source.where(location),
         expected=expected,
@@ -276,10 +297,20 @@ def _kind(error_type: str) -> str:
     return names.get(error_type, "wrong value")
 
 
-def _expected_tag(context: dict[str, Any]) -> str:
-    tags = [t.strip(" '") for t in context.get("expected_tags", "").split(",")]
+def _expected_value(kind: str, location: Location, model: type[BaseModel]) -> str:
+    """What a field takes, and what it means; of a kind of fault that pydantic finds."""
+    values, meaning = values_at(model, location) or "fields with values", meaning_at(model, location)
+    if kind == "finite_number":
+        values = values.replace("a number", "a finite number", 1)
+    return f"{values}: {meaning}" if meaning else values
+
+
+def _expected_tag(context: dict[str, Any], location: Location, model: type[BaseModel]) -> str:
+    if "expected_tags" not in context:
+        return _expected_value("union_tag_not_found", location, model)
+    tags = [t.strip(" '") for t in context["expected_tags"].split(",")]
     guess = nearest(str(context.get("tag", "")), tags)
-    listing = "one of " + ", ".join(tags) if tags != [""] else "a field `type`"
+    listing = "one of " + ", ".join(tags)
     return f"{guess} is the nearest; {listing}" if guess else listing
 
 

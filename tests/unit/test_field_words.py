@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args, get_origin
 
 import pytest
 from click.testing import CliRunner, Result
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.recipe.fields import documented_fields
-from mrt_hpc.recipe.load import load_recipe, load_site
+from mrt_hpc.recipe.fields import documented_fields, models_of
+from mrt_hpc.recipe.load import Source, load_recipe, load_site, validate
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.site import SlurmSite
+from mrt_hpc.recipe.site import SiteFile, SlurmSite
+from mrt_hpc.recipe.words import tag_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 OF_THE_LIBRARY = re.compile(r"Undefined|pydantic|Annotated|typing|<|\^|\[A-Z|Input should|=")
+JARGON = re.compile(
+    r"Input|input|Field required|should (be|have|match)|Undefined|pydantic|\^|Extra |valid (string|int|num)"
+)
 
 
 def fields(*words: str, columns: int = 100) -> Result:
@@ -56,6 +68,85 @@ def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
         load_recipe(QUICKSTART, (setting,))
     assert words in str(caught.value.expected)
     assert not re.search(r"Input should|pattern|\^", caught.value.message())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("training={}", "a number above 0: Peak learning rate of AdamW."),
+        ("training.learning_rate=-1", "a number above 0: Peak learning rate of AdamW."),
+        ("training.warmup_steps=-1", "a whole number of at least 0, or null: Optimiser steps of that rise"),
+        ("serving.start_limit_s=0", "a number above 0: Seconds for a server to become healthy."),
+        ("resources.trainer.memory_gib=0", "a number above 0: Memory a process, GiB."),
+        ("prover.max_tokens=0", "a whole number of at least 1: Tokens of a branch, at most."),
+        ("data={type: conversations}", "text: The file;"),
+        ("training.betas=[0.9]", "a list of 2, each a number from 0 to 1: AdamW's betas."),
+        ("training.learning_rate=.inf", "a finite number above 0: Peak learning rate of AdamW."),
+        ("training.learning_rate=.nan", "a finite number above 0: Peak learning rate of AdamW."),
+        ("data={}", "one of jsonl, small_world, conversations, suffixes, small_world_samples"),
+        ("data={type: 3}", "one of jsonl, small_world, conversations, suffixes, small_world_samples"),
+        ("training={? [a] : b}", "names of fields, each a text"),
+        ("training={2: {? [a] : b}}", "names of fields, each a text"),
+    ],
+)
+def test_a_refusal_says_what_the_field_means(setting: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(QUICKSTART, (setting,))
+    assert words in str(caught.value.expected)
+
+
+def wrong_values(field: FieldInfo) -> Iterator[object]:
+    """A value of each wrong kind, and those at and beyond each bound."""
+    yield from (None, True, 1.5, -1e300, 10**30, math.inf, math.nan, "", "no choice", "a\nb", [], [[]], {}, {"": 0})
+    for constraint in field.metadata:
+        bounds = [getattr(constraint, name, None) for name in ("ge", "gt", "le", "lt")]
+        yield from (sign + bound for bound in bounds if bound is not None for sign in (-1, 0, 1))
+
+
+def filled(section: type[BaseModel]) -> dict[str, object]:
+    """The fields that a section must have."""
+    tag = tag_of(section)
+    required = {name: field for name, field in section.model_fields.items() if field.is_required()}
+    return {**({"type": tag} if tag else {}), **{name: right_value(field) for name, field in required.items()}}
+
+
+def right_value(field: FieldInfo) -> object:
+    """A value that a required field takes."""
+    if below := models_of(field.annotation):
+        return filled(below[0])
+    return {int: 1, float: 0.5, str: "a"}.get(field.annotation) or get_args(field.annotation)[0]  # type: ignore[arg-type]
+
+
+def sections(model: type[BaseModel]) -> Iterator[tuple[type[BaseModel], Callable[[object], object]]]:
+    """A kind of file and each section of it, with what lays such a section into an otherwise right file."""
+    yield model, lambda section: section
+    for name, field in model.model_fields.items():
+        many = get_origin(field.annotation) is tuple
+        for below in models_of(field.annotation):
+            for section, lay in sections(below):
+                yield (
+                    section,
+                    lambda data, lay=lay, name=name, many=many: {  # type: ignore[misc]
+                        **filled(model),
+                        name: [lay(data)] if many else lay(data),
+                    },
+                )
+
+
+@pytest.mark.parametrize("model", [Recipe, SiteFile])
+def test_no_wrong_value_of_any_field_is_refused_in_words_of_the_library(model: type[BaseModel]) -> None:
+    """Every field of every section gets a value of each wrong kind, and is left out."""
+    refused = 0
+    for section, lay in sections(model):
+        for name, field in section.model_fields.items():
+            without = {key: value for key, value in filled(section).items() if key != name}
+            for data in map(lay, [without, *({**without, name: value} for value in wrong_values(field))]):
+                try:
+                    validate(Source(Path("file.yaml"), data, {}, {}), model, data)  # type: ignore[arg-type]
+                except UserError as error:
+                    refused += 1
+                    assert not JARGON.search(f"{error.what} {error.expected}"), f"{name}: {error.message()}"
+    assert refused > 100
 
 
 @pytest.mark.parametrize(
