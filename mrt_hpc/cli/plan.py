@@ -19,6 +19,7 @@ from mrt_hpc.launch.containers import with_models_bound
 from mrt_hpc.launch.ledger import local_process
 from mrt_hpc.launch.renewal import Renewal, is_renewed
 from mrt_hpc.launch.sites import find_site
+from mrt_hpc.launch.slots import beyond_machine, machine_slots
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.model import Job, Plan
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.site import LocalSite
 
 TABLE_WIDTH = 140
 """Columns that the table of jobs needs, if no name is to be broken."""
@@ -70,10 +72,13 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     else:
         for missing in missing_inputs(recipe):
             console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
-    if isinstance(site, SlurmSite):
-        for refused, sentence in told_by_cluster(plan, site):
-            words = "beyond the cluster, submit will refuse" if refused else "doubtful"
-            console.print(f"[yellow]{words}:[/] {sentence}", highlight=False, soft_wrap=True)
+    of_slurm = isinstance(site, SlurmSite)
+    for refused, sentence in (
+        told_by_cluster(plan, site) if isinstance(site, SlurmSite) else told_by_machine(plan, site)
+    ):
+        beyond = f"beyond {'the cluster' if of_slurm else 'this machine'}, submit will refuse"
+        words = beyond if refused else "doubtful"
+        console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
 
 
 def told_of_begun(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bool, str]]:
@@ -102,6 +107,15 @@ def told_by_cluster(plan: Plan, site: SlurmSite) -> Iterator[tuple[bool, str]]:
     limits = asked_limits()
     yield from ((True, sentence) for sentence in ([] if limits is None else beyond(plan, site, limits)))
     yield from ((False, sentence) for sentence in doubts(plan, site, limits))
+
+
+def told_by_machine(plan: Plan, site: LocalSite) -> Iterator[tuple[bool, str]]:
+    """What a submission on this machine would refuse of a plan (True), and what may go wrong here (False)."""
+    try:
+        machine_slots(plan, site)
+    except UserError as error:
+        yield True, f"{error.what}; {error.advice}"
+    yield from ((False, sentence) for sentence in beyond_machine(plan, site))
 
 
 def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:

@@ -21,7 +21,7 @@ from mrt_hpc.launch.local import run_plan
 from mrt_hpc.launch.progress import failures, reason, task_records
 from mrt_hpc.launch.renewal import is_renewed, renew
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slots import machine_slots
+from mrt_hpc.launch.slots import beyond_machine, machine_slots
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.errors import ExitCode, UserError
@@ -51,6 +51,8 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
     plan = compile_plan(recipe, site)
     if isinstance(site, LocalSite):
         machine_slots(plan, site)  # refuses what can never run here, before anything is made
+        for sentence in beyond_machine(plan, site):
+            click.echo(sentence, err=True)
     else:
         refuse_beyond_cluster(plan, site)
     layout = create_or_open(run_path(recipe.name, run), recipe, plan, group_access=site.group_access)

@@ -6,14 +6,20 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mrt_hpc.plan.model import Job, JobResources, Plan
     from mrt_hpc.recipe.site import LocalSite
+
+MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""What a container may use, bytes, in the two versions of control groups; "max" is no limit."""
 
 
 @dataclass
@@ -62,16 +68,63 @@ def machine_slots(plan: Plan, site: LocalSite) -> Slots:
 
 
 def largest_need(plan: Plan) -> tuple[int, int]:
-    """CPU slots and GPUs that must be free at a time: of one job's task, or of an inference task beside its segment's
-    trainer.
+    """CPU slots and GPUs that must be free at a time: of one job's task, or of the inference tasks beside their
+    segment's trainer.
     """
-    needs = [(job.resources.cpus, job.resources.gpus) for job in plan.jobs]
-    for trainer in (job for job in plan.jobs if job.role is Role.TRAINER):
-        beside = [job for job in plan.jobs if runs_beside(job, trainer)]
-        cpus = trainer.resources.cpus + sum(job.tasks * job.resources.cpus for job in beside)
-        gpus = trainer.resources.gpus + sum(job.tasks * job.resources.gpus for job in beside)
-        needs.append((cpus, gpus))
+    needs = [
+        (sum(n * job.resources.cpus for job, n in tasks), sum(n * job.resources.gpus for job, n in tasks))
+        for tasks in at_a_time(plan)
+    ]
     return max(c for c, _ in needs), max(g for _, g in needs)
+
+
+def at_a_time(plan: Plan) -> Iterator[list[tuple[Job, int]]]:
+    """Jobs with numbers of their tasks that need their places together: one task of each job, and each trainer with
+    the inference tasks of its segment that work hand in hand with it.
+    """
+    inference: dict[int | None, list[Job]] = {}
+    for job in plan.jobs:
+        yield [(job, 1)]
+        if job.role is Role.INFERENCE:
+            inference.setdefault(job.segment, []).append(job)
+    for trainer in (job for job in plan.jobs if job.role is Role.TRAINER):
+        beside = [job for job in inference.get(trainer.segment, []) if runs_beside(job, trainer)]
+        yield [(trainer, 1), *((job, job.tasks) for job in beside)]
+
+
+def beyond_machine(plan: Plan, site: LocalSite) -> list[str]:
+    """A sentence for what a plan, or the site profile, asks of this machine beyond its cores and its memory. Nothing
+    of it is refused: tasks can share cores, and a task may need less memory than its recipe asks for.
+    """
+    cores, memory = len(os.sched_getaffinity(0)), machine_memory_gib()
+    told = []
+    if site.cpus is not None and site.cpus > cores:
+        told.append(f"site {site.name} has cpus: {site.cpus}, and this machine has {cores}: tasks will share cores")
+    widest = max(plan.jobs, key=lambda job: job.resources.cpus)
+    if (asked := widest.resources.cpus) > cores:
+        told.append(
+            f"a task of {widest.name} asks for {asked} cores, and this machine has {cores}: it will take longer; "
+            "lower resources.*.cpus, or add --site SITE"
+        )
+    largest = max(at_a_time(plan), key=_memory_gib)
+    if _memory_gib(largest) > memory:
+        names = " and ".join(job.name for job, _ in largest)
+        told.append(
+            f"the tasks of {names} that run at a time ask for {_memory_gib(largest):,.0f} GiB of memory, and this "
+            f"machine has {memory:,.0f}: they may be killed; lower resources.*.memory_gib, or add --site SITE"
+        )
+    return told
+
+
+def _memory_gib(tasks: list[tuple[Job, int]]) -> float:
+    return sum(n * job.resources.memory_gib_per_node * job.resources.nodes for job, n in tasks)
+
+
+def machine_memory_gib() -> float:
+    """Memory of this machine, GiB, or of the control group that this process is in, where that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = (path.read_text().strip() for path in MEMORY_LIMITS if path.is_file())
+    return min([total, *(int(limit) for limit in limits if limit.isdecimal())]) / 2**30
 
 
 def runs_beside(job: Job, trainer: Job) -> bool:
