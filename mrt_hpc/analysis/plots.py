@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-BELOW, ROW = 3, 60
-"""Entries of a legend that may stand below the axes, and letters of a row of them."""
+BELOW, ROW, BESIDE = 3, 60, 28
+"""Entries of a legend that may stand below the axes, letters of a row of them, and letters of a line beside the axes:
+longer ones would leave the axes too little room.
+"""
 WIDTH_PX, HEIGHT_PX, DPI = 1200, 675, 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -247,7 +250,8 @@ def _legend(axes: Axes, entries: int) -> None:
     if figure is None or entries == 0:
         return
     if entries > BELOW:
-        figure.legend(loc="outside right center")
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, ["\n".join(wrap(label, BESIDE)) for label in labels], loc="outside right center")
     else:
         letters = sum(map(len, axes.get_legend_handles_labels()[1]))
         figure.legend(loc="outside lower center", ncols=entries if letters <= ROW else 1)
