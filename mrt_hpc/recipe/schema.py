@@ -46,7 +46,7 @@ class SmallWorldModel(Section):
     """The embedded small model, made and warm-started by the run's first job; needs neither network nor GPU."""
 
     type: Literal["small_world"] = "small_world"
-    warm_start_steps: Positive | None = None
+    warm_start_steps: Count | None = None
     """Optimiser steps of the supervised warm start; null takes the small world's own number."""
     answer_forms: Positive = 1
     """In how many ways the model learns to write an answer (7, 8-1, 9-2, ...), so that only a verifier knows which
@@ -212,7 +212,7 @@ class Serving(Section):
 class Grading(Section):
     """The pool that compares answers with the gold answer."""
 
-    processes: Positive = 1
+    processes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Grader processes an array task."""
     time_limit_s: PositiveFloat = 2.0
     """Processor seconds for one answer; a slower one is killed and scores 0."""

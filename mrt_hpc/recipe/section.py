@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-"""Iterations, and problems, rollouts and branches of one: more are a mistake, and no run ends with them."""
+"""Iterations, steps, and problems, rollouts and branches of one: more are a mistake, and no run ends with them."""
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

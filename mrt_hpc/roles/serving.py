@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SEEDS = 2**32
+"""How many seeds there are for a server: vLLM hands its own to numpy, which takes 32 bits."""
 LOOKS_A_STALL = 5
 """Looks at a server's counters within the limit after which it counts as hung."""
 
@@ -145,7 +147,7 @@ def server_settings(
         gpu_memory_utilization=serving.gpu_memory_utilization * share,
         kv_cache_gib=serving.kv_cache_gib * share,
         cpu_threads=max(1, round(_threads(task) * share)),
-        seed=task.recipe.seed,
+        seed=task.recipe.seed % SEEDS,
         start_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
         noise_by_request=common_seeds,

@@ -73,6 +73,8 @@ def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
+        ("grading.processes=1000000", "a whole number from 1 to 1,024: Grader processes an array task."),
+        ("model.warm_start_steps=1000001", "a whole number from 1 to 1,000,000, or null: Optimiser steps of"),
         ("training={}", "a number above 0: Peak learning rate of AdamW."),
         ("training.learning_rate=-1", "a number above 0: Peak learning rate of AdamW."),
         ("training.warmup_steps=-1", "a whole number of at least 0, or null: Optimiser steps of that rise"),

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from test_task_endings import task
 
@@ -52,3 +53,13 @@ def test_a_server_computes_on_its_share_of_the_tasks_cores(
     settings = server_settings(of_six, tmp_path, 64, share=share, common_seeds=False)
     assert settings.cpu_threads == threads
     assert settings.kv_cache_gib == one.recipe.serving.kv_cache_gib * share
+
+
+@pytest.mark.parametrize(("seed", "told"), [(0, 0), (7, 7), (2**32 - 1, 2**32 - 1), (2**32, 0), (10**30, None)])
+def test_a_large_seed_is_one_that_the_server_can_take(tmp_path: Path, seed: int, told: int | None) -> None:
+    """vLLM gives it to numpy, which takes 32 bits; smaller seeds stay as they are."""
+    one = task(tmp_path)
+    large = replace(one, recipe=one.recipe.model_copy(update={"seed": seed}))
+    taken = server_settings(large, tmp_path, 64, share=1.0, common_seeds=False).seed
+    assert told is None or taken == told
+    np.random.RandomState(taken)
