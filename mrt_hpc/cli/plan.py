@@ -52,7 +52,8 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     console = console_of(sys.stdout)
-    if console.width >= TABLE_WIDTH:
+    wide = console.width >= TABLE_WIDTH  # a file or a pipe is, and gets each sentence as one line
+    if wide:
         console.print(plan_table(plan, expected))
     else:
         for line in plan_lines(plan, expected, console.width):
@@ -63,12 +64,12 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
         highlight=False,
     )
     for line in cost_lines(plan, expected, rates):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=wide)
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
     if layout.recipe_lock.is_file():
         for refused, sentence in told_of_begun(layout, recipe, plan):
             words = "[yellow]submit will refuse:[/]" if refused else "submit will change the run:"
-            console.print(f"{words} {escape(sentence)}", highlight=False, soft_wrap=True)
+            console.print(f"{words} {escape(sentence)}", highlight=False, soft_wrap=wide)
     else:
         for missing in missing_inputs(recipe):
             console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
@@ -78,7 +79,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     ):
         beyond = f"beyond {'the cluster' if of_slurm else 'this machine'}, submit will refuse"
         words = beyond if refused else "doubtful"
-        console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=wide)
 
 
 def told_of_begun(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bool, str]]:

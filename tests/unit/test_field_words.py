@@ -206,3 +206,12 @@ def test_a_plan_can_be_read_on_a_narrow_terminal() -> None:
     jobs, _, _ = done.output.partition("iterations in")
     assert "segment-000.trainer, iterations 0-19" in jobs
     assert max(map(len, jobs.splitlines())) <= 60
+
+
+def test_the_sentences_of_a_plan_are_broken_between_words_on_a_narrow_terminal() -> None:
+    done = CliRunner().invoke(main, ["plan", str(QUICKSTART)], env={"COLUMNS": "60"})
+    lines = [line for line in done.output.splitlines() if "Run directory" not in line]
+    assert max(map(len, lines)) <= 60
+    assert "This is no upper bound" in " ".join(done.output.split())
+    wide = CliRunner().invoke(main, ["plan", str(QUICKSTART)], env={"COLUMNS": ""})
+    assert any("The time limits allot" in line and line.endswith("queued again.") for line in wide.output.splitlines())
