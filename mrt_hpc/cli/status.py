@@ -56,7 +56,10 @@ def print_status(run: Path) -> None:
     now, sent = progress(plan, layout), current_submissions(layout)
     ids = {job: [one.slurm_id for one in parts] for job, parts in sent.items()}
     queued, unreached = _ask_queue(sorted(current_ids(layout)))
-    table = Table("job", "Slurm", "tasks", "in the queue", title=str(layout.root), title_justify="left")
+    table = Table(title=str(layout.root), title_justify="left")
+    table.add_column("job", no_wrap=True)
+    for column in ("Slurm", "tasks", "in the queue"):
+        table.add_column(column, overflow="fold")
     for job in plan.jobs:
         mine = ids.get(job.name, [])
         in_queue = unreached if mine and unreached else _queue(mine, queued)

@@ -102,3 +102,18 @@ def test_a_report_older_than_the_results_is_called_so(run: RunLayout, commands: 
     assert "older than the newest results" not in status(run)
     os.utime(run.report, (1.0, 1.0))
     assert "older than the newest results" in status(run)
+
+
+def test_no_name_is_cut_off_on_a_narrow_terminal(
+    run: RunLayout, commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(commands, PENDING, "squeue")
+    put(commands, "exit 0", "sacct")
+    monkeypatch.setenv("COLUMNS", "60")
+    told = status(run)
+    assert "…" not in told
+    assert "segment-000.evaluation " in told
+    table = [line for line in told.splitlines() if line.startswith(("│", "┏"))]
+    assert max(map(len, table)) <= 60
+    in_queue = "".join(line.split("│")[-2].strip() for line in table if line.startswith("│"))
+    assert "(BeginTime)" in in_queue
