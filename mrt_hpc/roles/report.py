@@ -155,8 +155,9 @@ def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[Ite
 def resources_of(job: str, plan: Plan, recipe: Recipe) -> JobResources:
     """What a task of a job has; of one that the plan has no longer, as its recipe was changed, what its role has."""
     named = {planned.name: planned.resources for planned in plan.jobs}
-    role = Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
-    return named[job] if job in named else role_resources(recipe, role)
+    if job in named:
+        return named[job]
+    return role_resources(recipe, Role(re.sub(r"-\d+$", "", job.rpartition(".")[2])))
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:
