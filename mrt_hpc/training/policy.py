@@ -133,7 +133,7 @@ def load_policy(
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
     attention = CPU_ATTENTION if autocast and device().type == "cpu" else "sdpa"
-    with _partitioned_when_made(partition):
+    with _partitioned_when_made(partition and _with_wide_buffers(partition, config, dtype)):
         loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
     model = cast("PreTrainedModel", loaded)
     if gradient_checkpointing:
@@ -154,8 +154,25 @@ def model_config(directory: Path) -> PretrainedConfig:
 
 def parameter_count(directory: Path) -> int:
     """Parameters of a model, tied ones once; from its configuration alone."""
+    return sum(p.numel() for p in _without_data(model_config(directory)).parameters())
+
+
+def _without_data(config: PretrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The model of a configuration, every tensor with its shape and number format only."""
     with torch.device("meta"):
-        return sum(p.numel() for p in AutoModelForCausalLM.from_config(model_config(directory)).parameters())
+        return cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=dtype))
+
+
+def _with_wide_buffers(partition: dict[str, Any], config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """DeepSpeed's configuration, told the buffers that the model itself has in 32 bits.
+
+    While DeepSpeed partitions, it gives each tensor the number format of the weights, against what the model's code
+    asks for: frequencies of positions in bfloat16 are wrong by several radians after some thousand tokens.
+    """
+    model = _without_data(config, dtype)
+    wide = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float32]
+    kept = [*wide, *(model._keep_in_fp32_modules_strict or ())]
+    return {**partition, "data_types": {**partition["data_types"], "keep_in_fp32_modules": kept}}
 
 
 @dataclass(frozen=True)
