@@ -152,7 +152,7 @@ def test_an_attempt_that_was_taken_for_lost_commits_nothing(trainer: Trainer) ->
 def test_what_another_attempt_has_committed_ends_this_one(trainer: Trainer) -> None:
     trainer.keeper.save(3)
     other = Keeper(trainer.task, trainer.engine, saved=0)
-    with pytest.raises(UserError, match="another attempt has committed this"):
+    with pytest.raises(UserError, match="another attempt of this task has written this"):
         other.save(3)
-    with pytest.raises(UserError, match="another attempt has committed this"):
+    with pytest.raises(UserError, match="another attempt of this task has written this"):
         other.publish(3)
