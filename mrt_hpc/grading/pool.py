@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 Pair = tuple[str | None, str]
 """An answer (None when the text had none) and the gold answer."""
 
-FIRST_LIMIT_S = 0.1
+FIRST_LIMIT_S = 0.5
 """An answer slower than this, in processor seconds, is stopped, and tried again among the slow ones for its full time
-limit. math-verify takes 0.4 to 7 ms for an answer that is meant as one.
+limit. math-verify takes 0.4 to 60 ms for an answer that is meant as one, and more in a fresh process; a lower limit
+ends processes that were only cold.
 """
 SLOW_PROCESSES = 1
 """For the answers that are slower; started with the first of them."""
