@@ -14,7 +14,7 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-from mrt_hpc.grading import two_stages
+from mrt_hpc.grading import two_stages, values_differ
 from mrt_hpc.grading.answers import braces_balance
 from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
 from mrt_hpc.grading.numbers import power_as_latex
@@ -35,6 +35,7 @@ _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """Commands whose content math-verify may take for a unit and drop, so that nothing is left to compare."""
 
 two_stages.install()
+values_differ.install()
 for _module in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_module).setLevel(logging.ERROR)  # they warn that their time-out is off, which is meant
 

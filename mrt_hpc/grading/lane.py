@@ -41,6 +41,8 @@ class Lane:
     processes: int
     memory_limit_bytes: int
     """Of one process, beyond its libraries."""
+    niceness: int = 0
+    """What is added to that of the caller."""
     pool: ProcessPool | None = field(default=None, init=False)
     underway: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
 
@@ -101,7 +103,7 @@ class Lane:
             max_workers=self.processes,
             max_tasks=TASKS_PER_PROCESS,
             initializer=worker.initialise,
-            initargs=(self.memory_limit_bytes,),
+            initargs=(self.memory_limit_bytes, self.niceness),
             context=context,
         )
         try:

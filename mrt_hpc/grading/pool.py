@@ -1,8 +1,8 @@
 """Grades answers in processes that are killed when an answer hangs.
 
 Owns the limits, and what an answer is worth that hangs, crashes its process or cannot be read: 0, and a line in the
-log. Pairs whose verdict is certain (numbers) never reach a process. A slow answer leaves the queue of the others: after
-a short first attempt it is tried again in a process for slow ones, and the others do not wait for it.
+log. Pairs whose verdict is certain (numbers) never reach a process. No answer waits for a slow one: an answer that
+looks slow goes to a process for slow ones, and any other is tried again there after a short first attempt.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from pebble import ProcessExpired
 
 from mrt_hpc.grading.equivalence import certain_verdict
 from mrt_hpc.grading.lane import Lane
+from mrt_hpc.grading.slow_forms import may_take_long
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mrt_hpc.grading.equivalence import Judgement
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ ends processes that were only cold.
 """
 SLOW_PROCESSES = 1
 """For the answers that are slower; started with the first of them."""
+SLOW_NICENESS = 5
+"""Gives the slow ones a quarter of the processor time of the others, where there are fewer cores than processes."""
 LOGGED_CHARS = 80
 
 
@@ -89,7 +94,7 @@ class GraderPool:
         self.time_limit_s = time_limit_s
         memory_limit_bytes = int(memory_limit_gib * 2**30)
         self.fast = Lane(processes, memory_limit_bytes)
-        self.slow = Lane(SLOW_PROCESSES, memory_limit_bytes)
+        self.slow = Lane(SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._cache_size = cache_size
 
@@ -131,18 +136,8 @@ class GraderPool:
         return await asyncio.gather(*map(self._readable, golds))
 
     async def _readable(self, gold: str) -> bool:
-        for lane, limit_s in self._attempts:
-            try:
-                judgement, _ = await lane.judge(gold, gold, limit_s)
-            except (TimeoutError, ProcessExpired):
-                continue
-            return judgement.readable
-        return False
-
-    @property
-    def _attempts(self) -> tuple[tuple[Lane, float], ...]:
-        """Where a pair is graded, and for how many processor seconds: a second time if slow, or without its process."""
-        return ((self.fast, min(FIRST_LIMIT_S, self.time_limit_s)), (self.slow, self.time_limit_s))
+        judged = await self._judged(gold, gold)
+        return not isinstance(judged, VerdictStatus) and judged[0].readable
 
     async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
         if answer is None or not answer.strip():
@@ -160,21 +155,35 @@ class GraderPool:
         return verdict
 
     async def _grade_in_process(self, answer: str, gold: str) -> Verdict:
-        """Two attempts: a short one, and one of the full time for what was slow or lost its process."""
+        judged = await self._judged(answer, gold)
+        if isinstance(judged, VerdictStatus):
+            return Verdict(0.0, judged, self.time_limit_s)
+        judgement, seconds = judged
+        readable = judgement.correct or judgement.readable
+        return Verdict(float(judgement.correct), VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED, seconds)
+
+    async def _judged(self, answer: str, gold: str) -> tuple[Judgement, float] | VerdictStatus:
+        """The judgement and its processor seconds, or why there is none: a second attempt follows a short first one,
+        and one whose process was lost.
+        """
         failure = VerdictStatus.TIMED_OUT
-        for lane, limit_s in self._attempts:
+        for lane, limit_s in self._attempts(answer):
             try:
-                judgement, seconds = await lane.judge(answer, gold, limit_s)
+                return await lane.judge(answer, gold, limit_s)
             except TimeoutError:
                 failure = VerdictStatus.TIMED_OUT
             except ProcessExpired as end:
                 past_limit = end.exitcode == -signal.SIGPROF
                 failure = VerdictStatus.TIMED_OUT if past_limit else VerdictStatus.MALFORMED
-            else:
-                readable = judgement.correct or judgement.readable
-                status = VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED
-                return Verdict(float(judgement.correct), status, seconds)
-        return Verdict(0.0, failure, self.time_limit_s)
+            if failure is VerdictStatus.TIMED_OUT and limit_s == self.time_limit_s:
+                break
+        return failure
+
+    def _attempts(self, answer: str) -> tuple[tuple[Lane, float], ...]:
+        """Where an answer is graded, one attempt after the other, and for how many processor seconds."""
+        second = (self.slow, self.time_limit_s)
+        first_limit_s = min(FIRST_LIMIT_S, self.time_limit_s)
+        return (second if may_take_long(answer) else (self.fast, first_limit_s)), second
 
     def _remember(self, answer: str, gold: str, verdict: Verdict) -> None:
         self._cache[answer, gold] = verdict

@@ -19,8 +19,9 @@ from mrt_hpc.grading.equivalence import Judgement, judge
 PRELOAD = ["__main__", "math_verify", __name__, "mrt_hpc.grading.preload"]
 
 
-def initialise(memory_limit_bytes: int) -> None:
+def initialise(memory_limit_bytes: int, niceness: int) -> None:
     """Prepare a fresh worker process; to be called in it, before its first pair."""
+    os.nice(niceness)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would never run inside a long multiplication
     die_with_parent()
     limit_memory(memory_limit_bytes)

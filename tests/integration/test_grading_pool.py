@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.grading import worker
-from mrt_hpc.grading.pool import GraderPool, Pair, Verdict, VerdictStatus
+from mrt_hpc.grading.pool import FIRST_LIMIT_S, GraderPool, Pair, Verdict, VerdictStatus
+from mrt_hpc.grading.slow_forms import may_take_long
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ LONGEST_HOLD_S = 3.0
 TOWER = "9^9^9^9"
 NESTED = "(" * 300 + "1" + ")" * 300
 UNBALANCED = ["\\frac{1}{", "\\left( 3", "\\sqrt{", "}{", "\\begin{pmatrix} 1 \\\\", "{" * 1000, "\\"]
+UNEXPECTED = "((((({}^{{99}})^{{99}})^{{99}})^{{99}})^{{99}})^{{99}}"
 HANGS = ["10^{10^{10}}", "(10^9)!", "\\sum_{n=1}^{10^{9}} \\frac{1}{n^2}"]
 
 
@@ -110,12 +112,24 @@ def _signal_children(number: signal.Signals) -> None:
 
 
 def test_hangs_together_step_aside_for_the_others(pool: GraderPool) -> None:
-    """Three hangs and one process: the others wait for three short first attempts, not for three whole time limits."""
-    hangs: list[Pair] = [(f"{20 + number}^{{10^{{10}}}}", "7") for number in range(3)]
+    """Three hangs that do not look so, and one process: the others wait for three short first attempts, not for three
+    whole time limits.
+    """
+    hangs: list[Pair] = [(UNEXPECTED.format(20 + number), "7") for number in range(3)]
+    assert not any(may_take_long(answer) for answer, _ in hangs)
     others: list[Pair] = [(f"\\frac{{{numerator}}}{{101}}", "2") for numerator in range(20)]
     timed = grade_with_times(pool, hangs + others)
     assert [verdict.status for verdict, _ in timed[:3]] == [VerdictStatus.TIMED_OUT] * 3
     assert max(seconds for _, seconds in timed[3:]) < min(seconds for _, seconds in timed[:3])
+
+
+def test_an_answer_that_looks_slow_does_not_hold_up_the_others_at_all(pool: GraderPool) -> None:
+    hangs: list[Pair] = [(f"{20 + number}^{{10^{{10}}}}", "7") for number in range(3)]
+    pool.grade_all([("\\frac{1}{103}", "2")])
+    timed = grade_with_times(pool, [*hangs, ("\\frac{1}{107}", "2"), ("\\binom{5}{2}+x", "10+x")])
+    assert [verdict.status for verdict, _ in timed[:3]] == [VerdictStatus.TIMED_OUT] * 3
+    assert timed[3][1] < FIRST_LIMIT_S
+    assert timed[4][0].reward == 1.0, "what looks slow is graded as well"
 
 
 def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
@@ -151,7 +165,7 @@ def test_the_pool_goes_on_when_its_processes_are_killed_from_outside(pool: Grade
 def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> None:
     async def kill_while_grading() -> list[Verdict]:
         grading = asyncio.ensure_future(pool.grade([(NESTED + "+0", "7"), ("\\frac{5}{10}", "0.5")]))
-        await asyncio.to_thread(wait_until, lambda: pool.fast.underway, reason="a task", deadline_s=5)
+        await asyncio.to_thread(wait_until, lambda: pool.slow.underway, reason="a task", deadline_s=5)
         for child in multiprocessing.active_children():
             child.kill()
         return await grading

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parser
 
-from mrt_hpc.grading import equivalence, two_stages
+from mrt_hpc.grading import equivalence, two_stages, values_differ
 from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
 from mrt_hpc.grading.equivalence import Judgement, certain_verdict, is_correct, judge
+from mrt_hpc.grading.slow_forms import may_take_long
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 BENCHMARKS = ["aime24", "aime25", "amc23", "math500", "minerva_math"]
@@ -155,3 +157,55 @@ def test_the_parser_gives_the_same_in_two_stages_as_in_one() -> None:
         assert judged(pairs) == in_two
     finally:
         two_stages.install()
+
+
+EQUAL_EXPRESSIONS = [
+    ("\\sin^2 x + \\cos^2 x - 1", "0 \\cdot x"),
+    ("(x+1)^2", "x^2+2x+1"),
+    ("\\frac{x^2-1}{x-1}", "x+1"),
+    ("\\sqrt{3+2\\sqrt{2}}", "1+\\sqrt{2}"),
+    ("\\frac{1}{a}+\\frac{1}{b}", "\\frac{a+b}{ab}"),
+    ("\\ln(e^{2}) y", "2y"),
+    ("10^{-9} z", "\\frac{z}{10^9}"),
+]
+
+
+@pytest.mark.parametrize(("answer", "gold"), EQUAL_EXPRESSIONS)
+def test_the_values_of_equal_expressions_never_differ(answer: str, gold: str) -> None:
+    assert judge(answer, gold).correct
+    assert not judge(f"{answer} + 10^{{-3}}", gold).correct
+
+
+def test_verdicts_are_the_same_without_a_look_at_values() -> None:
+    pairs = [(case["answer"], case["gold"]) for case in CASES] + EQUAL_EXPRESSIONS
+    pairs += [(answer, gold) for answer, _ in EQUAL_EXPRESSIONS for _, gold in EQUAL_EXPRESSIONS]
+    with_values = judged(pairs)
+    values_differ.uninstall()
+    try:
+        assert judged(pairs) == with_values
+    finally:
+        values_differ.install()
+
+
+def test_what_sympy_only_approximates_is_left_to_it() -> None:
+    x = sympy.Symbol("x")
+    integral = sympy.Integral(sympy.sin(x) / x, (x, 0, sympy.oo))
+    assert not values_differ.values_differ(integral, sympy.Integer(7))
+    assert not values_differ.values_differ(sympy.Function("f")(x), x)
+    assert values_differ.values_differ(sympy.sin(x), sympy.cos(x))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["(10^9)!", "123456!", "\\sum_{n=1}^{9} n", "\\int_0^1 x", "9^{9^{9}}", "9^9^9", "2^{99999}",
+     "(" * 50 + "1" + ")" * 50, "\\binom{100000}{5}", "x+" * 200],
+)  # fmt: skip
+def test_answers_that_may_take_long(answer: str) -> None:
+    assert may_take_long(answer)
+
+
+@pytest.mark.parametrize(
+    "answer", ["10!", "x^2+y^2", "2^{4950}", "\\binom{10}{3}", "40,\\!320", "\\frac{1}{2}", "\\limits", "e^{-2t}"]
+)
+def test_answers_that_do_not(answer: str) -> None:
+    assert not may_take_long(answer)
