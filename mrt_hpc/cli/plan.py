@@ -22,7 +22,7 @@ from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slots import beyond_machine, machine_slots
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
-from mrt_hpc.plan.expected import expected_hours
+from mrt_hpc.plan.expected import expected_hours, late_checkpoint
 from mrt_hpc.plan.model import read_plan
 from mrt_hpc.plan.throughput import throughput
 from mrt_hpc.recipe.errors import UserError
@@ -73,6 +73,8 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     else:
         for missing in missing_inputs(recipe):
             console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
+    if rates is not None and (late := late_checkpoint(recipe, site, rates)):
+        console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
     of_slurm = isinstance(site, SlurmSite)
     for refused, sentence in (
         told_by_cluster(plan, site) if isinstance(site, SlurmSite) else told_by_machine(plan, site)

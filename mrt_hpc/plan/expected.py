@@ -15,6 +15,7 @@ from mrt_hpc.plan.model import Role
 from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, SupervisedAlgorithm
 from mrt_hpc.recipe.provers import Continuation
 from mrt_hpc.recipe.schema import Coupling
+from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import is_collection
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.provers import AnyProver
     from mrt_hpc.recipe.schema import Problems, Recipe
+    from mrt_hpc.recipe.site import Site
 
 START_S = 180.0
 """Of a job with a server or a trainer: imports, loading weights, compiling."""
@@ -146,6 +148,23 @@ def branch_tokens(prover: AnyProver, recipe: Recipe) -> float:
     """Mean tokens of a branch: as stated, else half of the limit where it goes on thinking, few where it answers."""
     usual = prover.max_tokens / 2 if isinstance(prover, Continuation) else ANSWER_TOKENS
     return min(prover.max_tokens, recipe.expected.branch_tokens or usual)
+
+
+def late_checkpoint(recipe: Recipe, site: Site, throughput: Throughput) -> str | None:
+    """A warning where a preempted trainer is expected to be ended before it has written a checkpoint.
+
+    It then loses the updates since its last checkpoint, and computes them again from the same rollouts. What it has
+    published is there before the checkpoint is begun, and nothing that was committed is lost.
+    """
+    notice_s = site.preemption_notice_s if isinstance(site, SlurmSite) else None
+    if notice_s is None or throughput.checkpoint_s <= notice_s:
+        return None
+    lost = min(recipe.training.checkpoint_every, recipe.schedule.iterations_per_job)
+    advice = "; --set training.checkpoint_every=1 makes that one update" if lost > 1 else ""
+    return (
+        f"a checkpoint is expected to take {throughput.checkpoint_s:.0f} s, and site {site.name} ends a preempted task "
+        f"after {notice_s} s (preemption_notice_s): a preempted trainer computes up to {lost} update(s) again{advice}"
+    )
 
 
 def _unit_seconds(unit: EvaluationUnit, recipe: Recipe, throughput: Throughput) -> float | None:

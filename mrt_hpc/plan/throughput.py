@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 SMALL, LARGE = 1.5, 7.0
 """Billions of parameters that the stated rates are of."""
 PUBLISH_S, CHECKPOINT_S = 6.0, 27.0
-"""Seconds for each billion of parameters to publish a weights version and to write a checkpoint, at 1 GB/s."""
+"""Seconds for each billion of parameters to publish a weights version and to write a checkpoint, at 1 GB/s: the bytes
+are written, read for their checksums, and gathered from the ranks before.
+"""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ASSUMED_GPU = "a100"
 
@@ -85,8 +87,8 @@ def _stated(recipe: Recipe, site: Site) -> Throughput | None:
     return Throughput(
         sampled_per_s=power_law(rates.sampled, billions) * recipe.resources.inference.gpus,
         trained_per_s=power_law(rates.trained, billions) * recipe.resources.trainer.gpus,
-        publish_s=PUBLISH_S * billions,
-        checkpoint_s=CHECKPOINT_S * billions,
+        publish_s=PUBLISH_S * billions / site.throughput.checkpoint_gb_per_second,
+        checkpoint_s=CHECKPOINT_S * billions / site.throughput.checkpoint_gb_per_second,
         source=f"stated rates of {gpu} for {billions:.2g} billion parameters",
     )
 

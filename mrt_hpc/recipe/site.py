@@ -60,6 +60,10 @@ class MeasuredThroughput(Section):
     trained_tokens_per_second: PositiveFloat | None = None
     """Tokens per second that one rank of the trainer computes; null takes a stated rate of the GPU, where there is one.
     """
+    checkpoint_gb_per_second: PositiveFloat = 1.0
+    """Gigabytes per second at which the ranks of the trainer together write a checkpoint into the run directory and
+    compute its checksums; a checkpoint has 12 bytes for each parameter.
+    """
 
 
 class LocalSite(Section):
@@ -127,6 +131,11 @@ class SlurmSite(Section):
     """
     max_time_minutes: Positive | None = None
     """The partition's longest time limit, minutes; null is no limit."""
+    preemption_notice_s: NotNegative | None = None
+    """Seconds between the signal of a preemption and the end of the task: GraceTime of the partition (``scontrol show
+    partition``) and KillWait (``scontrol show config``) together. `mrt-hpc plan` warns where a checkpoint is expected
+    to take longer; null compares nothing.
+    """
     memory_request: bool = True
     """Ask for memory; false where the cluster gives out whole nodes."""
     throughput: MeasuredThroughput = MeasuredThroughput()

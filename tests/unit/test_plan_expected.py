@@ -12,7 +12,14 @@ from click.testing import CliRunner
 from mrt_hpc.analysis.model import IterationMetrics
 from mrt_hpc.cli.main import main
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.expected import expected_hours, sampling_seconds, tokens_per_group, trained_tokens, training_seconds
+from mrt_hpc.plan.expected import (
+    expected_hours,
+    late_checkpoint,
+    sampling_seconds,
+    tokens_per_group,
+    trained_tokens,
+    training_seconds,
+)
 from mrt_hpc.plan.throughput import STATED, Throughput, model_billions, power_law, throughput
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite, MeasuredThroughput, SlurmSite
@@ -88,6 +95,33 @@ def test_stated_rates_follow_gpu_and_size() -> None:
     assert rates.source == "stated rates of h100 for 1.5 billion parameters"
     assert power_law(STATED["a100"].sampled, 7.0) == pytest.approx(1500)
     assert throughput(recipe("quickstart"), H100) is None, "nothing is stated for a CPU"
+
+
+def test_a_checkpoint_that_takes_longer_than_the_notice_is_doubted() -> None:
+    """27 s for a billion parameters at 1 GB/s: 40.5 s for 1.5 billion, 20.25 s at 2 GB/s."""
+    online = recipe("mrt_online", "training.checkpoint_every=4")
+
+    def warning(notice_s: int | None, gb_per_second: float, *, one: Recipe = online) -> str | None:
+        measured = MeasuredThroughput(checkpoint_gb_per_second=gb_per_second)
+        site = H100.model_copy(update={"preemption_notice_s": notice_s, "throughput": measured})
+        rates = throughput(one, site)
+        assert rates is not None
+        return late_checkpoint(one, site, rates)
+
+    told = warning(30, 1.0)
+    assert told is not None
+    assert all(words in told for words in ("40 s", "30 s", "preemption_notice_s", "4 update", "checkpoint_every=1"))
+    assert "--set" not in (warning(30, 1.0, one=recipe("mrt_online", "training.checkpoint_every=1")) or "--set")
+    assert warning(30, 2.0) is None
+    assert warning(41, 1.0) is None
+    assert warning(None, 0.01) is None, "where the notice is not known nothing is compared"
+
+
+def test_plan_tells_of_a_late_checkpoint(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("type: slurm\nname: here\ngpu_type: h100\npreemption_notice_s: 5\n")
+    printed = CliRunner().invoke(main, ["plan", str(RECIPES / "mrt_online.yaml"), "--site", str(site)]).output
+    assert "a checkpoint is expected to take" in printed
 
 
 def test_measured_rates_replace_the_stated_ones() -> None:
