@@ -20,10 +20,12 @@ from mrt_hpc.run.atomic import checksums, commit_directory, temporary_sibling, t
 from mrt_hpc.run.patience import error_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 MANIFEST = "MANIFEST.json"
+FileSum = tuple[int, str]
+"""Bytes of a file, and their SHA-256."""
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Damage; other errors of the system tell of the filesystem, not of the file, and are raised as they are."""
 
@@ -61,7 +63,7 @@ def unreadable(path: Path, error: Exception) -> UserError:
 class Manifest:
     """What a complete directory holds."""
 
-    files: dict[str, tuple[int, str]]
+    files: dict[str, FileSum]
     """Relative path to (bytes, SHA-256)."""
     about: dict[str, Any]
     """Where it came from: version, iteration, attempt, time."""
@@ -94,11 +96,24 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_manifest(directory: Path, **about: Any) -> Manifest:
-    """Add a manifest of all files in ``directory``; the last thing written before its commit, which syncs it."""
-    names = sorted(p.relative_to(directory).as_posix() for p in tree(directory)[1])
+def write_manifest(directory: Path, written: Mapping[str, FileSum] | None = None, **about: Any) -> Manifest:
+    """Add a manifest of all files in ``directory``; the last thing written before its commit, which syncs it.
+
+    Args:
+        directory: what the manifest is of.
+        written: size and checksum of files that their writers know already, by relative path: these are not read.
+        about: where the directory came from.
+
+    Raises:
+        DamagedError: a file of ``written`` has another size.
+    """
+    files = dict(written or {})
+    for name, (size, digest) in files.items():
+        if (found := (directory / name).stat().st_size) != size:
+            raise DamagedError(f"{found} bytes of a file arrived", where=directory / name, expected=f"{size}, {digest}")
+    names = sorted({p.relative_to(directory).as_posix() for p in tree(directory)[1]} - files.keys())
     digests = checksums([directory / n for n in names])
-    files = {n: ((directory / n).stat().st_size, digest) for n, digest in zip(names, digests, strict=True)}
+    files |= {n: ((directory / n).stat().st_size, digest) for n, digest in zip(names, digests, strict=True)}
     content = {"about": about, "files": files}
     write_json(directory / MANIFEST, {**content, "seal": _sha256(content)}, durable=False)
     return Manifest(files, about)

@@ -8,10 +8,12 @@ written under a temporary name, described by a manifest, renamed. Weights for se
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import (
     MANIFEST,
     NOT_THERE,
+    FileSum,
     is_of_the_filesystem,
     read_manifest,
     unreadable,
@@ -88,9 +91,12 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
     trained = TrainedState(trainer)
     temporary = Path(on_rank_zero(lambda: _make_temporary(path)))
     try:
-        agree(_write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size))
+        own = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
+        agree(own.failure)
         told: list[Any] = [None] * trainer.ranks.world_size
+        written: list[Any] = [None] * trainer.ranks.world_size
         distributed.all_gather_object(told, Generators.here().told)
+        distributed.all_gather_object(written, own.files)
         state = {
             "step": trainer.step,
             "optimizer_steps": trained.optimizer_steps,
@@ -103,7 +109,8 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
 
         def commit() -> bool:
             write_json(temporary / STATE, state)
-            write_manifest(temporary, step=trainer.step)
+            files = {name: (size, digest) for share in written for name, (size, digest) in share.items()}
+            write_manifest(temporary, files, step=trainer.step)
             return commit_directory(temporary, path)
 
         return on_rank_zero(commit)
@@ -201,10 +208,11 @@ def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list
     return rounds
 
 
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write 32-bit tensors as a safetensors file, down to the disk.
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> FileSum:
+    """Write 32-bit tensors as a safetensors file, down to the disk; its size and checksum.
 
-    safetensors' own writer hides the number of an error, and renames over what stands at ``path``.
+    safetensors' own writer hides the number of an error, and renames over what stands at ``path``. The checksum is
+    computed from memory while the disk is busy, so that no rank has to read what another has written.
     """
     header: dict[str, Any] = {}
     offset = 0
@@ -214,20 +222,39 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            stream.write(tensor.contiguous().numpy().astype("<f4", copy=False).data)
+    parts: list[Any] = [len(text).to_bytes(8, "little") + text]
+    parts += [tensor.contiguous().numpy().astype("<f4", copy=False).data for tensor in tensors.values()]
+    with ThreadPoolExecutor(1) as beside, path.open("wb") as stream:
+        digest = beside.submit(_sha256, parts)
+        stream.writelines(parts)
         stream.flush()
         os.fsync(stream.fileno())
+    return 8 + len(text) + offset, digest.result()
 
 
-def _write_share(trained: TrainedState, directory: Path, rank: int, world_size: int) -> Exception | None:
-    """Gather all parameters, each on the rank that writes it; returns what this rank's writing failed with.
+def _sha256(parts: list[Any]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has written of a checkpoint."""
+
+    files: dict[str, FileSum]
+    failure: Exception | None
+    """What its writing failed with."""
+
+
+def _write_share(trained: TrainedState, directory: Path, rank: int, world_size: int) -> Share:
+    """Gather all parameters, each on the rank that writes it.
 
     A rank that cannot write goes on gathering: the others wait for it. The files of a round are written side by side.
     """
     failure: Exception | None = None
+    sums: dict[str, FileSum] = {}
     for files in plan_files(trained.shapes, world_size):
         share: dict[str, torch.Tensor] = {}
         for file in files:
@@ -238,8 +265,12 @@ def _write_share(trained: TrainedState, directory: Path, rank: int, world_size: 
                         share[_label(name, key)] = tensor
         own = [file for file in files if file.rank == rank]
         if own and failure is None:
-            failure = _failure(lambda path=directory / own[0].name, share=share: write_tensors(path, share))  # type: ignore[misc]
-    return failure
+            failure = _failure(partial(_write_file, directory / own[0].name, share, sums))
+    return Share(sums, failure)
+
+
+def _write_file(path: Path, tensors: dict[str, torch.Tensor], sums: dict[str, FileSum]) -> None:
+    sums[path.name] = write_tensors(path, tensors)
 
 
 def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:

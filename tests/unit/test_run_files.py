@@ -22,7 +22,7 @@ from mrt_hpc.run.events import EventKind, EventLog, read_events
 from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout, collecting_version, collection_of, is_collection
 from mrt_hpc.run.lineage import set_aside, younger_than
-from mrt_hpc.run.manifest import read_manifest, verify, write_manifest
+from mrt_hpc.run.manifest import DamagedError, read_manifest, verify, write_manifest
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 from mrt_hpc.run.shards import read_records, write_records
 from mrt_hpc.run.tasks import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
@@ -379,3 +379,20 @@ def test_checksums_are_computed_side_by_side_and_told_in_order(tmp_path: Path, m
     monkeypatch.setattr(atomic, "checksum", meet)
     assert atomic.checksums(files) == [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     assert atomic.checksums([]) == []
+
+
+def test_a_manifest_takes_over_the_checksums_that_writers_know(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    (tmp_path / "b").write_bytes(b"def")
+    known = hashlib.sha256(b"abc").hexdigest()
+    assert write_manifest(tmp_path, {"a": (3, known)}).files["a"] == (3, known)
+    assert verify(tmp_path).files["b"] == (3, hashlib.sha256(b"def").hexdigest())
+    with pytest.raises(DamagedError, match="3 bytes"):
+        write_manifest(tmp_path, {"a": (4, known)})
+
+
+def test_bytes_that_did_not_arrive_as_they_were_written_are_found_by_the_reader(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abX")
+    write_manifest(tmp_path, {"a": (3, hashlib.sha256(b"abc").hexdigest())})
+    with pytest.raises(DamagedError, match="differs"):
+        verify(tmp_path)
