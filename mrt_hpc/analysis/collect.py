@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.evaluation_settings import has_samples, passed_over
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mrt_hpc.plan.model import EvaluationUnit
+    from mrt_hpc.plan.jobs import EvaluationUnit
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout
 
@@ -80,7 +80,9 @@ def _summaries(
     layout: RunLayout, benchmark: str, wanted: Iterable[int], settings: EvaluationSettings | None
 ) -> list[EvaluationSummary]:
     """Of the wanted versions and any others that were evaluated with these settings, in order of versions."""
-    others = {version for path in children(layout.root / "evals") if (version := layout.version_of(path)) is not None}
+    others = {
+        version for path in list_directory(layout.root / "evals") if (version := layout.version_of(path)) is not None
+    }
     found = []
     for version in sorted({*wanted, *others}):
         try:

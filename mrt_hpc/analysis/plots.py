@@ -18,7 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from mrt_hpc.analysis.model import Phase
+from mrt_hpc.analysis.measures import Phase
 from mrt_hpc.run.atomic import replacing
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from mrt_hpc.launch.progress import Progress, progress
-from mrt_hpc.plan.model import Role
-from mrt_hpc.run.tasks import TaskState
+from mrt_hpc.launch.run_progress import Progress, progress
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mrt_hpc.launch.local import LocalRun
+    from mrt_hpc.launch.local.processes import LocalRun
     from mrt_hpc.run.layout import RunLayout
 
 LOOK_EVERY_S = 0.5

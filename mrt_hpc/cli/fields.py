@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mrt_hpc.recipe.errors import UserError, nearest
-from mrt_hpc.recipe.fields import documented_fields
+from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.explain import documented_fields
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SlurmSite
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from mrt_hpc.recipe.fields import DocumentedField
+    from mrt_hpc.recipe.explain import DocumentedField
 
 KINDS: dict[str, type[BaseModel]] = {"recipe": Recipe, "site": SlurmSite}
 INDENT = "    "

@@ -11,8 +11,8 @@ import click
 
 import mrt_hpc
 from mrt_hpc.cli import options
-from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.patience import FULL, error_number
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.retries import FULL, error_number
 
 RUN = click.Path(path_type=Path, file_okay=False)
 
@@ -21,7 +21,7 @@ NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, er
 """What the system answers where a path is wrong, not the program."""
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Shows the user's errors as they are, and everything else as the defect that it is."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -73,7 +73,7 @@ def no_place(error: OSError) -> UserError:
     )
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(mrt_hpc.__version__, prog_name="mrt-hpc")
 def main() -> None:
     """Meta Reinforcement Fine-Tuning of language models on Slurm clusters.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import RECIPES, expanded, find
 
 ROLES = ["prepare", "inference", "trainer", "evaluation", "report"]

@@ -14,18 +14,18 @@ from rich.table import Table
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.cli.submit import asked_limits, doubts, kept_recipe, live_jobs, queued_otherwise
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.launch.containers import with_models_bound
 from mrt_hpc.launch.ledger import local_process
+from mrt_hpc.launch.local.slots import beyond_machine, machine_slots
 from mrt_hpc.launch.renewal import Renewal, is_renewed
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slots import beyond_machine, machine_slots
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, late_checkpoint
-from mrt_hpc.plan.model import read_plan
+from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.plan.throughput import throughput
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import HuggingFaceModel
 from mrt_hpc.recipe.site import SlurmSite
@@ -34,8 +34,8 @@ from mrt_hpc.run.layout import RunLayout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.plan.expected import Expected
-    from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.plan.expected import ExpectedHours
+    from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.recipe.site import LocalSite
@@ -105,7 +105,7 @@ def told_of_begun(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tup
 
 def told_by_cluster(plan: Plan, site: SlurmSite) -> Iterator[tuple[bool, str]]:
     """What the cluster, where it can be asked, would refuse of a plan (True), and what may be wrong (False)."""
-    from mrt_hpc.launch.slurm_limits import beyond
+    from mrt_hpc.launch.slurm.cluster_limits import beyond
 
     limits = asked_limits()
     yield from ((True, sentence) for sentence in ([] if limits is None else beyond(plan, site, limits)))
@@ -127,7 +127,7 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
     Raises:
         UserError: the site is not a Slurm cluster, or the run is there and was made from another recipe.
     """
-    from mrt_hpc.launch.slurm import sbatch_texts  # the one option that needs submitit
+    from mrt_hpc.launch.slurm.arrays import sbatch_texts  # the one option that needs submitit
 
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
     if not isinstance(site, SlurmSite):
@@ -140,15 +140,15 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
         print(f"# ---- {name}\n{text}")
 
 
-def cost_lines(plan: Plan, expected: dict[str, Expected], rates: Throughput | None) -> Iterator[str]:
+def cost_lines(plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput | None) -> Iterator[str]:
     """What the plan takes, in sentences."""
     if rates is None:
-        yield "Expected hours are unknown: state `throughput` in the site profile (mrt-hpc fields site)."
+        yield "ExpectedHours hours are unknown: state `throughput` in the site profile (mrt-hpc fields site)."
     else:
         total = sum(e.gpu_hours for e in expected.values())
         unknown = [job.name for job in plan.jobs if job.name not in expected]
         without = f", without {len(unknown)} job(s) whose problems are not there yet" if unknown else ""
-        yield f"Expected: {total:,.0f} GPU-hours{without}, by {rates.source}."
+        yield f"ExpectedHours: {total:,.0f} GPU-hours{without}, by {rates.source}."
     again = {job.name: e.attempts(job) for job in plan.jobs if (e := expected.get(job.name)) and e.attempts(job) > 1}
     for name, attempts in again.items():
         yield f"{name} is expected to reach its time limit and to be queued again {attempts - 1} time(s)."
@@ -159,7 +159,7 @@ def cost_lines(plan: Plan, expected: dict[str, Expected], rates: Throughput | No
     )
 
 
-def plan_lines(plan: Plan, expected: dict[str, Expected], width: int) -> Iterator[str]:
+def plan_lines(plan: Plan, expected: dict[str, ExpectedHours], width: int) -> Iterator[str]:
     """A paragraph a job, for a terminal that is too narrow for the table.
 
     Args:
@@ -179,7 +179,7 @@ def plan_lines(plan: Plan, expected: dict[str, Expected], width: int) -> Iterato
             yield from wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
-def plan_table(plan: Plan, expected: dict[str, Expected]) -> Table:
+def plan_table(plan: Plan, expected: dict[str, ExpectedHours]) -> Table:
     """One row a job.
 
     Args:
@@ -196,7 +196,7 @@ def plan_table(plan: Plan, expected: dict[str, Expected]) -> Table:
     return table
 
 
-def _row(job: Job, expected: Expected | None) -> tuple[str, ...]:
+def _row(job: Job, expected: ExpectedHours | None) -> tuple[str, ...]:
     r = job.resources
     span = f"{job.first_iteration}-{job.end_iteration - 1}" if job.segment is not None else ""
     after = ", ".join(f"{d.kind}:{d.job}" for d in job.after)

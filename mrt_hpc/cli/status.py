@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from mrt_hpc.analysis.model import few_answers
+from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import current_ids, current_submissions, local_process, process_elsewhere
-from mrt_hpc.launch.progress import progress, reason, remarks, task_records
-from mrt_hpc.launch.slurm_queue import QueueState, cancel, queue_states, unrecorded_jobs
-from mrt_hpc.plan.model import Plan, read_plan
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.launch.run_progress import progress, reason, remarks, task_records
+from mrt_hpc.launch.slurm.queue import QueueState, cancel, queue_states, unrecorded_jobs
+from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.offline import upload
-from mrt_hpc.run.tasks import TaskState
+from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.launch.slurm_queue import TaskState as QueuedTask
-    from mrt_hpc.plan.model import Job
+    from mrt_hpc.launch.slurm.queue import QueuedTask
+    from mrt_hpc.plan.jobs import Job
 
 QUEUE_WITHIN_S = 3.5
 """For Slurm to answer; what the run's files tell is not held back for longer."""

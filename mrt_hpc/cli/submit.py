@@ -13,30 +13,30 @@ import click
 
 from mrt_hpc.cli.display import Display
 from mrt_hpc.cli.options import run_path
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.changes import with_warmup_begun
 from mrt_hpc.launch.containers import with_models_bound
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import claimed, current_ids, current_submissions, record_submission
-from mrt_hpc.launch.local import run_plan
-from mrt_hpc.launch.progress import failures, reason, task_records
+from mrt_hpc.launch.local.processes import run_plan
+from mrt_hpc.launch.local.slots import beyond_machine, machine_slots
 from mrt_hpc.launch.renewal import is_renewed, renew
+from mrt_hpc.launch.run_progress import failures, reason, task_records
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slots import beyond_machine, machine_slots
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.begun import as_begun, differences
-from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.site import LocalSite, SlurmSite, unknown_options
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskState, forget_failures
+from mrt_hpc.run.task_state import TaskState, forget_failures
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from mrt_hpc.launch.slurm_limits import ClusterLimits
-    from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits
+    from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.recipe.schema import Recipe
 
 
@@ -82,7 +82,7 @@ def refuse_beyond_cluster(plan: Plan, site: SlurmSite) -> None:
     Raises:
         UserError: the cluster would refuse the plan, or never start it.
     """
-    from mrt_hpc.launch.slurm_limits import require_within
+    from mrt_hpc.launch.slurm.cluster_limits import require_within
 
     limits = asked_limits()
     for sentence in doubts(plan, site, limits):
@@ -92,7 +92,7 @@ def refuse_beyond_cluster(plan: Plan, site: SlurmSite) -> None:
 
 def asked_limits() -> ClusterLimits | None:
     """The cluster's limits; None where there are no commands of Slurm, or it did not answer, which is said."""
-    from mrt_hpc.launch.slurm_limits import cluster_limits
+    from mrt_hpc.launch.slurm.cluster_limits import cluster_limits
 
     try:
         return cluster_limits()
@@ -103,7 +103,7 @@ def asked_limits() -> ClusterLimits | None:
 
 def doubts(plan: Plan, site: SlurmSite, limits: ClusterLimits | None) -> list[str]:
     """What may be wrong with a site profile, a sentence each."""
-    from mrt_hpc.launch.slurm_limits import closed_partitions
+    from mrt_hpc.launch.slurm.cluster_limits import closed_partitions
 
     return [*unknown_options(site), *(closed_partitions(plan, site, limits) if limits is not None else [])]
 
@@ -161,7 +161,7 @@ class LiveJob:
 
 def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
     """The run's jobs that are queued or run, by job name; one squeue and one sacct at most."""
-    from mrt_hpc.launch.slurm_queue import QueueState, queue_states
+    from mrt_hpc.launch.slurm.queue import QueueState, queue_states
 
     states = queue_states(current_ids(layout))
     alive = {task_id: state.state for task_id, state in states.items() if not state.ended}
@@ -237,8 +237,8 @@ def submit_to_slurm(recipe: Recipe, plan: Plan, layout: RunLayout, site: SlurmSi
     Raises:
         UserError: the run is under way on some machine, or with other values; or Slurm refuses.
     """
-    from mrt_hpc.launch.slurm import submit
-    from mrt_hpc.launch.slurm_queue import cancel
+    from mrt_hpc.launch.slurm.arrays import submit
+    from mrt_hpc.launch.slurm.queue import cancel
 
     new: list[tuple[str, str]] = []
     partly: dict[str, list[int]] = {}

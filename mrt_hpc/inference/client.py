@@ -15,8 +15,8 @@ import aiohttp
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from mrt_hpc.inference.wire import GENERATE_PATH, Batch, Request, Sample, Settings, read_sample_line
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference.protocol import GENERATE_PATH, Request, RequestBatch, Sample, SamplingSettings, read_sample_line
 from mrt_hpc.run.records import FinishReason
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tenacity import RetryCallState
 
-__all__ = ["Completion", "GenerationClient", "Request", "Settings", "connect"]
+__all__ = ["Completion", "GenerationClient", "Request", "SamplingSettings", "connect"]
 
 ATTEMPTS = 5
 SLIGHTLY_ABOVE_ONE = 1e-3
@@ -77,7 +77,7 @@ class GenerationClient:
     under_way: int = field(default=0, init=False)
     """Batches that the server was sent and has not finished."""
 
-    async def complete(self, prompt_ids: list[int], seeds: list[int], settings: Settings) -> list[Completion]:
+    async def complete(self, prompt_ids: list[int], seeds: list[int], settings: SamplingSettings) -> list[Completion]:
         """All samples of one prompt, in the order of their seeds."""
         found = [c async for c in self.stream([Request(prompt_ids, seeds, settings)])]
         return sorted(found, key=lambda c: c.sample)
@@ -117,7 +117,7 @@ class GenerationClient:
         for ids in continuations:
             for position, token in enumerate(ids):
                 nexts.setdefault(tuple(ids[:position]), set()).add(token)
-        prefixes, settings = list(nexts), Settings(max_tokens=1, temperature=temperature)
+        prefixes, settings = list(nexts), SamplingSettings(max_tokens=1, temperature=temperature)
         requests = [Request([*prompt_ids, *p], [0], settings, score_ids=sorted(nexts[p])) for p in prefixes]
         logprob: dict[tuple[int, ...], float] = {}
         async for completion in self.stream(requests):
@@ -134,7 +134,7 @@ class GenerationClient:
         """Send what is still waited for, and yield what arrives; the caller strikes it off ``waiting``."""
         places = _by_request(waiting)
         kept = [(i, [requests[i].seeds[j] for j in js]) for i, js in places.items()]
-        batch = Batch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
+        batch = RequestBatch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
         started = time.time()
         async for sample in self._samples(batch):
             i, j = _place(sample, [places[i] for i, _ in kept], [i for i, _ in kept])
@@ -144,7 +144,7 @@ class GenerationClient:
         if waiting:
             raise ServerGone("the response ended early")
 
-    async def _samples(self, batch: Batch) -> AsyncIterator[Sample]:
+    async def _samples(self, batch: RequestBatch) -> AsyncIterator[Sample]:
         self.under_way += 1
         try:
             async with self.http.post(GENERATE_PATH, data=msgspec.json.encode(batch)) as response:

@@ -2,7 +2,7 @@
 
 Each trace is cut into episodes the moment it is finished, and the prover is asked about its boundaries at once, while
 the prefix is still in the server's cache; other traces go on meanwhile. Left out: what the prover asks
-(:mod:`mrt_hpc.inference.provers`), grading, and the writing of shards.
+(:mod:`mrt_hpc.provers.estimators`), grading, and the writing of shards.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
+from mrt_hpc.inference.protocol import Request
 from mrt_hpc.inference.thoughts import thought_and_answer
 from mrt_hpc.inference.traces import SampledTrace, Valuation
-from mrt_hpc.inference.wire import Request
 from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
@@ -35,7 +35,7 @@ class Generator(Protocol):
 
 
 class Valuer(Protocol):
-    """Asks the prover about a trace, see :mod:`mrt_hpc.inference.provers`."""
+    """Asks the prover about a trace, see :mod:`mrt_hpc.provers.estimators`."""
 
     async def value(self, trace: SampledTrace) -> Valuation:
         """All that is needed to estimate the values of its boundaries."""

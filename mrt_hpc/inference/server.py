@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import torch
 
-from mrt_hpc.inference.serve import DIRECTORY_VARIABLE, OWNER_VARIABLE
-from mrt_hpc.inference.wire import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
-from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.patience import children
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
+from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class VllmServer:
         self.socket.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mrt_hpc.inference.serve", *self._arguments()],
+                [sys.executable, "-m", "mrt_hpc.inference.server_main", *self._arguments()],
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -240,7 +240,7 @@ class VllmServer:
             UserError: the directory holds no weights, and the old ones are still served; or the reload failed half-way,
                 and the server was ended: `restart_if_dead` starts it with the weights it had.
         """
-        if not (directory / "config.json").is_file() or not children(directory, "*.safetensors"):
+        if not (directory / "config.json").is_file() or not list_directory(directory, "*.safetensors"):
             expected = "config.json and *.safetensors"
             raise UserError("no weights to load", where=directory, expected=expected, exit_code=ExitCode.RETRYABLE)
         try:
@@ -269,7 +269,7 @@ class VllmServer:
         return totals
 
     def close(self) -> None:
-        """End the process and all its children, and remove the socket; no thread starts it again."""
+        """End the process and all its list_directory, and remove the socket; no thread starts it again."""
         self._closed.set()
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -323,7 +323,7 @@ class VllmServer:
             return log.read().decode(errors="replace")
 
     def _end_process(self, patience_s: float = STOP_DEADLINE_S) -> None:
-        """Ask, then force, and wait until the memory of its children is free again."""
+        """Ask, then force, and wait until the memory of its list_directory is free again."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -399,7 +399,7 @@ class VllmServer:
             "logprobs-mode": "processed_logprobs",  # of the distribution sampled from, temperature applied
             "generation-config": "vllm",  # a model's generation_config.json must not change the sampling
             "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
-            "middleware": "mrt_hpc.inference.routes.RunRoutes",
+            "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
             "uvicorn-log-level": "warning",
         }
         if settings.kv_cache_gib is not None and on_cpu():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

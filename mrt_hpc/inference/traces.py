@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mrt_hpc.inference.client import Completion
-    from mrt_hpc.inference.wire import Settings
+    from mrt_hpc.inference.protocol import SamplingSettings
     from mrt_hpc.mrt.values import Estimate
     from mrt_hpc.run.records import Problem
 
@@ -28,7 +28,7 @@ class Start:
     """What they are sampled after: the prompt, then a prefix and forced text where there are any."""
     samples: int
     """Rollouts that start here."""
-    settings: Settings
+    settings: SamplingSettings
     prefix: bytes = b""
     """The text of the context behind the prompt: the trace's beginning, which nobody samples."""
     forced: int = 0
@@ -51,7 +51,7 @@ class PromptedGroup:
 
 
 @dataclass(frozen=True)
-class LookAhead:
+class CandidateLook:
     """What a branch could have become at one of its tokens: candidates for its answer, and the one it took."""
 
     step: int
@@ -122,7 +122,7 @@ class SampledBranch:
     """Whether it is among the answers whose probability is known exactly."""
     prompt_tokens: int
     cached_tokens: int | None
-    looks: tuple[LookAhead, ...] = ()
+    looks: tuple[CandidateLook, ...] = ()
     """At each of its tokens, where the prover looks ahead."""
     follow_up: ScoringCost = ScoringCost()
     """Prompts of the requests that went on behind an inner brace."""

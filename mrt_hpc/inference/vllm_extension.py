@@ -21,7 +21,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 
 _PROBE_ROWS = 4
 
@@ -95,4 +95,4 @@ def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
-    return children(directory, "*.safetensors")
+    return list_directory(directory, "*.safetensors")

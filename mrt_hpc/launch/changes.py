@@ -9,12 +9,12 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.begun import FREE_SECTIONS, RECORDED_SECTIONS, differences
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.data import left_out
 from mrt_hpc.run.layout import COLLECTION
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.training.learning_rate import warmup_steps
 
@@ -125,7 +125,7 @@ def returning(path: Path, wanted: Sampling) -> list[str]:
 
 def nothing_sampled(layout: RunLayout) -> bool:
     """Whether the run has no weights version yet, and never had one that anything was sampled with."""
-    return not published_versions(layout) and not any(children(layout.groups(i)) for i in (COLLECTION, 0))
+    return not published_versions(layout) and not any(list_directory(layout.groups(i)) for i in (COLLECTION, 0))
 
 
 def _against_iterations(layout: RunLayout, locked: Recipe, wanted: Recipe) -> str | None:
@@ -152,7 +152,7 @@ def _warmup_steps(recipe: Recipe) -> int:
 
 def iterations_done(layout: RunLayout) -> int:
     """Updates of which something stays: a checkpoint or a weights version."""
-    checkpoints = [layout.step_of(path) or 0 for path in children(layout.checkpoints)]
+    checkpoints = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints)]
     return max([0, *published_versions(layout), *checkpoints])
 
 

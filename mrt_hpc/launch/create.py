@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.domains.small_world.equations import Split, problems
+from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import (
@@ -32,14 +34,12 @@ from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, 
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
-from mrt_hpc.world.samples import supervised_samples
-from mrt_hpc.world.task import Split, problems
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mrt_hpc.mrt.sft import Conversation, Suffix
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.run.records import Problem
 
 

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.model import JobResources
+    from mrt_hpc.plan.jobs import JobResources
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY = "libcuda.so.1"

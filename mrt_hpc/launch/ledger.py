@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import creating, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mrt_hpc.plan.model import Job
+    from mrt_hpc.plan.jobs import Job
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -70,7 +70,7 @@ def record_submission(
 
 def submissions(layout: RunLayout) -> list[Submission]:
     """All sbatch calls of the run, the oldest first."""
-    paths = children(layout.jobs, "slurm-*.json")
+    paths = list_directory(layout.jobs, "slurm-*.json")
     return sorted((_submission(json.loads(p.read_text())) for p in paths), key=lambda s: s.time)
 
 
@@ -144,7 +144,7 @@ def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
 
 
 def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
-    paths = children(layout.jobs, "local-*.json")
+    paths = list_directory(layout.jobs, "local-*.json")
     if not paths:
         return 0, None
     return int(paths[-1].stem.removeprefix("local-")), LocalProcess(**json.loads(paths[-1].read_text()))

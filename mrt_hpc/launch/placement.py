@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 
 RANK, WORLD_SIZE, LOCAL_RANK, ATTEMPT, PARENT = (
     "MRT_HPC_RANK",

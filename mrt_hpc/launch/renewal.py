@@ -16,7 +16,7 @@ from mrt_hpc.analysis.collect import as_ranges, is_evaluated
 from mrt_hpc.launch.changes import PROMPT_LIMITS, Change, changes, returning
 from mrt_hpc.launch.create import check_length, problems_of
 from mrt_hpc.plan.compile import evaluated_versions
-from mrt_hpc.plan.model import Role, read_plan
+from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.begun import FREE_SECTIONS
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import JsonlProblems, SmallWorldProblems
@@ -30,13 +30,13 @@ from mrt_hpc.run.evaluation_settings import (
     pruned_versions,
 )
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.tasks import TaskRecord, TaskState, task_file, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file, write_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mrt_hpc.plan.model import EvaluationUnit, Job, Plan
+    from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout

@@ -10,10 +10,10 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from mrt_hpc.roles.notice import GaveBack, Stopped
+from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 
 if TYPE_CHECKING:
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
 
 UNWIND_DEADLINE_S = 30
 """For a task to stop its server and leave; then the kernel ends it, should some library have swallowed the exception.
@@ -33,7 +33,7 @@ def _stop(task: Task, number: int) -> None:
     if task.notice.leaving:
         return
     _unwind_in_time()
-    if task.notice.tell(Stopped(128 + number)):
+    if task.notice.tell(Interrupted(128 + number)):
         signal.alarm(0)  # whoever sent the signal ends what takes too long
 
 
@@ -41,7 +41,9 @@ def _give_back(task: Task) -> None:
     if task.notice.leaving:
         return
     _unwind_in_time()
-    if task.notice.tell(GaveBack("gave the nodes back: the time limit is near, or Slurm needs them for another job")):
+    if task.notice.tell(
+        RequeueRequested("gave the nodes back: the time limit is near, or Slurm needs them for another job")
+    ):
         signal.signal(signal.SIGALRM, lambda _number, _frame: _force(task))
         signal.alarm(max(1, int(min(task.seconds_left - LAST_MOMENT_S, 24 * 3600))))
 

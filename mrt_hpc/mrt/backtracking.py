@@ -43,7 +43,7 @@ class Variant(StrEnum):
 
 
 @dataclass(frozen=True)
-class Continuation:
+class StepContinuation:
     """A rollout from a prefix of the attempt."""
 
     text: str
@@ -61,7 +61,7 @@ class Attempt:
     ending: str
     """What follows the last step; steps and ending joined are the attempt."""
     reward: float
-    continuations: Sequence[Sequence[Continuation]]
+    continuations: Sequence[Sequence[StepContinuation]]
     """[k + 1] the rollouts from each prefix, the empty one first."""
 
     def values(self) -> NDArray[np.float64]:

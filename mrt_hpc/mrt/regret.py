@@ -73,7 +73,7 @@ def tokens_to_answer(asked: Sequence[Sequence[int]], answered: Sequence[Sequence
 
 
 @dataclass(frozen=True)
-class ValuedTrace:
+class TraceCurve:
     """A trace as regret sees it."""
 
     tokens: NDArray[np.float64]
@@ -82,7 +82,7 @@ class ValuedTrace:
     """[k + 1] V_0 .. V_k."""
 
 
-def regret_by_problem(traces: Mapping[str, Sequence[ValuedTrace]], budget: float) -> dict[str, float]:
+def regret_by_problem(traces: Mapping[str, Sequence[TraceCurve]], budget: float) -> dict[str, float]:
     """1 less the mean area under the values of each problem's traces; normalised regret is the mean over problems.
 
     Args:

@@ -116,7 +116,7 @@ NEGLIGIBLE_MASS = 1e-3
 
 
 @dataclass(frozen=True)
-class Step:
+class BranchStep:
     """One token of a branch, and what looking ahead of it tells."""
 
     probabilities: NDArray[np.float64]
@@ -127,7 +127,7 @@ class Step:
     """Which of them was drawn; None for a token that was not looked at, which promises 0."""
 
 
-def look_ahead(steps: Sequence[Step]) -> float:
+def look_ahead(steps: Sequence[BranchStep]) -> float:
     """What looking ahead adds to the reward of a branch: the sum over its tokens of E[h] - h(token drawn).
 
     Each term has mean zero given what came before, whatever h is, so the mean of r + this over branches is an unbiased

@@ -12,8 +12,8 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.plan.limits import check_limits, check_segments
-from mrt_hpc.plan.model import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Coupling, Recipe
 from mrt_hpc.recipe.site import Site, SlurmSite
 from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.model import Job, Plan
+    from mrt_hpc.plan.jobs import Job, Plan
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.plan.model import Role
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, SupervisedAlgorithm
 from mrt_hpc.recipe.provers import Continuation
 from mrt_hpc.recipe.schema import Coupling
@@ -19,7 +19,7 @@ from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import is_collection
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.model import EvaluationUnit, Job, Plan
+    from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.provers import AnyProver
     from mrt_hpc.recipe.schema import Problems, Recipe
@@ -36,7 +36,7 @@ LEARNT_BRANCHES = 1 / 3
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedHours:
     """Of one job."""
 
     hours: float
@@ -49,11 +49,11 @@ class Expected:
         return ceil(self.hours * 60 / job.resources.time_limit_minutes)
 
 
-def expected_hours(plan: Plan, recipe: Recipe, throughput: Throughput) -> dict[str, Expected]:
+def expected_hours(plan: Plan, recipe: Recipe, throughput: Throughput) -> dict[str, ExpectedHours]:
     """By job name; a job is left out where its problems cannot be counted because their file is not there."""
     found = {job.name: _job_hours(job, recipe, throughput) for job in plan.jobs}
     return {
-        job.name: Expected(hours, hours * job.tasks * job.resources.gpus)
+        job.name: ExpectedHours(hours, hours * job.tasks * job.resources.gpus)
         for job in plan.jobs
         if (hours := found[job.name]) is not None
     }

@@ -5,15 +5,15 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.algorithms import Refreshed
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.schema import Coupling
 from mrt_hpc.recipe.site import SlurmSite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.recipe.site import Site
 

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from mrt_hpc.recipe.base import Count, Positive, Section
 from mrt_hpc.recipe.prompts import DEFAULT_BACKTRACK
-from mrt_hpc.recipe.section import Count, Positive, Section
 
 
 class _Algorithm(Section):

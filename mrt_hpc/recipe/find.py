@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mrt_hpc
-from mrt_hpc.recipe.errors import UserError, nearest
+from mrt_hpc.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

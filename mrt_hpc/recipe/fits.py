@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, MrtStar, Refreshed, Star
+from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.provers import BoxedAnswer, Continuation, ForcedAnswer, GoldLikelihood, LookAhead, Majority
-from mrt_hpc.recipe.section import misfit
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.provers import AnyProver

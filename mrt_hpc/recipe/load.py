@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from mrt_hpc.recipe.errors import UserError, nearest
-from mrt_hpc.recipe.fields import field_names_at, meaning_at, values_at
+from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.explain import field_names_at, meaning_at, values_at
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.schema import Recipe

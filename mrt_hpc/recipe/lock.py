@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 
 import mrt_hpc
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import read_source, validate
 from mrt_hpc.recipe.schema import Recipe
 

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.recipe.errors import UserError, nearest
+from mrt_hpc.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mrt_hpc.recipe.base import Count, Positive, PositiveFloat, Section
 from mrt_hpc.recipe.prompts import BOX, DEFAULT_FORCED_TEXT
-from mrt_hpc.recipe.section import Count, Positive, PositiveFloat, Section
 
 
 class _Prover(Section):

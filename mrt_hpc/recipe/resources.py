@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mrt_hpc.recipe.section import NotNegative, Positive, PositiveFloat, Section
+from mrt_hpc.recipe.base import NotNegative, Positive, PositiveFloat, Section
 
 
 class RoleResources(Section):

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.algorithms import Algorithm
+from mrt_hpc.recipe.base import Count, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
 from mrt_hpc.recipe.fits import (
     algorithm_fits,
     data_fit,
@@ -27,7 +28,6 @@ from mrt_hpc.recipe.fits import (
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.provers import Prover
 from mrt_hpc.recipe.resources import Resources
-from mrt_hpc.recipe.section import Count, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
 
 # -- model ------------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from mrt_hpc.recipe.errors import nearest
+from mrt_hpc.errors import nearest
+from mrt_hpc.recipe.base import OPTION, VARIABLE, Line, Name, NotNegative, Positive, PositiveFloat, Section
 from mrt_hpc.recipe.sbatch_options import OF_THE_PLAN, OPTIONS
-from mrt_hpc.recipe.section import OPTION, VARIABLE, Line, Name, NotNegative, Positive, PositiveFloat, Section
 
 
 def _not_of_the_plan(option: str) -> str:

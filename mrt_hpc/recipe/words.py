@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mrt_hpc.recipe.section import PATTERNS
+from mrt_hpc.recipe.base import PATTERNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from mrt_hpc.analysis.model import few_answers
-from mrt_hpc.analysis.statistics import summarise_evaluation
-from mrt_hpc.inference.client import Settings
+from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.measures import few_answers
+from mrt_hpc.domains.small_world.quality import trace_quality
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.client import SamplingSettings
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.mrt.episodes import EpisodeRule
-from mrt_hpc.mrt.regret import ValuedTrace, regret_by_problem, tokens_to_answer
-from mrt_hpc.plan.model import Role
-from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.roles.graded import Asking, GroupGatherer, TraceGrader, graded_in_order, sampled_group
-from mrt_hpc.roles.notice import run_until_told
-from mrt_hpc.roles.parts import Parts, merged
-from mrt_hpc.roles.prompt_lengths import check_benchmark
-from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.proving import Mu, ProverMaker, longest_question, shares_seeds
-from mrt_hpc.roles.quality import trace_quality
-from mrt_hpc.roles.serving import client_of, grader_pool, running_server, verified_weights
-from mrt_hpc.roles.starts import WholeTraces
+from mrt_hpc.mrt.regret import TraceCurve, regret_by_problem, tokens_to_answer
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
+from mrt_hpc.roles.sampling.grading import GroupGatherer, ProverSession, TraceGrader, graded_in_order, sampled_group
+from mrt_hpc.roles.sampling.parts import Parts, merged
+from mrt_hpc.roles.sampling.proving import ProverFactory, ProverModel, longest_question, shares_seeds
+from mrt_hpc.roles.sampling.serving import client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.sampling.starts import WholeTraces
+from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.evaluation_settings import has_samples, passed_over, settings_of
 from mrt_hpc.run.events import EventKind
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mrt_hpc.grading.pool import GraderPool
+    from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.inference.server import VllmServer
     from mrt_hpc.inference.traces import PromptedGroup
-    from mrt_hpc.plan.model import EvaluationUnit
+    from mrt_hpc.plan.jobs import EvaluationUnit
     from mrt_hpc.recipe.schema import Benchmark
-    from mrt_hpc.roles.graded import GradedTrace
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.sampling.grading import GradedTrace
+    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.records import Branch, Problem, Rollout
     from mrt_hpc.run.weights import Weights
@@ -119,7 +119,7 @@ class UnitEvaluation:
         settings, which is set aside.
         """
         try:
-            return self.task.patiently(lambda: self._read(shard), f"reading {shard}")
+            return self.task.retrying(lambda: self._read(shard), f"reading {shard}")
         except DamagedError as damage:
             if shard != self.shard:
                 self._ask_for_again(shard)
@@ -192,7 +192,7 @@ class UnitEvaluation:
         unit, found = self.unit, parts.sampled(positions)
         if len(found) < len(positions):
             raise DamagedError("parts of an evaluation are not there any more", where=parts.directory)
-        won = self.task.patiently(
+        won = self.task.retrying(
             lambda: commit_group(
                 self.shard, merged(list(found.values())), weights=parts.weights, settings=parts.settings.now.sampled
             ),
@@ -212,7 +212,7 @@ class UnitEvaluation:
             prompter, self.benchmark.samples, self._settings(prompter), recipe.sampling.max_prompt_tokens
         )
         groups = [starts.group(problem) for problem in problems]
-        policy = Mu.of(prompter)
+        policy = ProverModel.of(prompter)
         maker = self._prover_maker(policy)
         length = recipe.sampling.max_prompt_tokens + recipe.evaluation.max_tokens
         if maker is not None:
@@ -222,21 +222,21 @@ class UnitEvaluation:
             finisher = _PartFinisher(parts, self.unit, positions)
             run_until_told(self.task.notice, self._sample(groups, server, pool, policy, maker, finisher))
 
-    def _prover_maker(self, policy: Mu) -> ProverMaker | None:
+    def _prover_maker(self, policy: ProverModel) -> ProverFactory | None:
         wanted = self.task.recipe.evaluation.prover
-        return None if wanted is None else ProverMaker.of(wanted, policy, self._plan.run_seed)
+        return None if wanted is None else ProverFactory.of(wanted, policy, self._plan.run_seed)
 
     async def _sample(
         self,
         groups: list[PromptedGroup],
         server: VllmServer,
         pool: GraderPool,
-        policy: Mu,
-        maker: ProverMaker | None,
+        policy: ProverModel,
+        maker: ProverFactory | None,
         finisher: _PartFinisher,
     ) -> None:
         async with client_of(self.task, server) as client:
-            asking = None if maker is None else Asking.of(maker, client)
+            asking = None if maker is None else ProverSession.of(maker, client)
             grader = TraceGrader(pool, self.task.recipe.prompt.thought_end, asking)
             concurrency = self.task.recipe.serving.max_concurrent_sequences
             valuer = None if asking is None else asking.prover
@@ -262,9 +262,9 @@ class UnitEvaluation:
             rule=EpisodeRule(**(recipe.evaluation.episodes or recipe.episodes).model_dump()),
         )
 
-    def _settings(self, prompter: Prompter) -> Settings:
+    def _settings(self, prompter: Prompter) -> SamplingSettings:
         how = self.task.recipe.evaluation
-        return Settings(how.max_tokens, how.temperature, how.top_p, stop_token_ids=prompter.stop_token_ids)
+        return SamplingSettings(how.max_tokens, how.temperature, how.top_p, stop_token_ids=prompter.stop_token_ids)
 
     def summarise_if_complete(self) -> None:
         """Write the summary once all problem shards are there.
@@ -297,7 +297,7 @@ class UnitEvaluation:
             settings=self.settings.now.summarised,
         )
         path = layout.evaluation_summary(unit.version, unit.benchmark)
-        self.task.patiently(lambda: summary.write(path), "the summary of an evaluation")
+        self.task.retrying(lambda: summary.write(path), "the summary of an evaluation")
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
         if warning := few_answers(summary.answered_share, f"version {unit.version} on {unit.benchmark}"):
             log.warning("%s", warning)
@@ -338,7 +338,7 @@ class _PartFinisher:
 
 def valued_traces(
     parts: Sequence[Sampled], counted: Literal["sampled", "all"] = "sampled"
-) -> dict[str, list[ValuedTrace]]:
+) -> dict[str, list[TraceCurve]]:
     """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
 
     Args:
@@ -348,12 +348,12 @@ def valued_traces(
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     for value in sorted((v for part in parts for v in part.values), key=lambda v: v.boundary):
         values[value.problem_id, value.sample].append(value.value)
-    traces: dict[str, list[ValuedTrace]] = defaultdict(list)
+    traces: dict[str, list[TraceCurve]] = defaultdict(list)
     branches = _branches_by_boundary(parts)
     for rollout in (r for part in parts for r in part.rollouts):
         if found := values.get((rollout.problem_id, rollout.sample)):
             tokens = np.array(rollout.boundaries, float) if counted == "sampled" else _to_answer(rollout, branches)
-            traces[rollout.problem_id].append(ValuedTrace(tokens, np.array(found)))
+            traces[rollout.problem_id].append(TraceCurve(tokens, np.array(found)))
     return dict(traces)
 
 

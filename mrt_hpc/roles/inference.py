@@ -17,17 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.mrt.episodes import EpisodeRule
-from mrt_hpc.plan.model import Role
-from mrt_hpc.roles.graded import Asking, GroupGatherer, TraceGrader, graded_in_order, sampled_group
-from mrt_hpc.roles.groups import positions_there
-from mrt_hpc.roles.notice import run_until_told
-from mrt_hpc.roles.peers import Life
-from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.proving import Mu, ProverMaker, asked_boundaries, longest_question, shares_seeds
-from mrt_hpc.roles.serving import client_of, collecting_weights, grader_pool, running_server, verified_weights
-from mrt_hpc.roles.starts import starts_of
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.roles.sampling.grading import GroupGatherer, ProverSession, TraceGrader, graded_in_order, sampled_group
+from mrt_hpc.roles.sampling.proving import ProverFactory, ProverModel, asked_boundaries, longest_question, shares_seeds
+from mrt_hpc.roles.sampling.serving import client_of, collecting_weights, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.sampling.starts import starts_of
+from mrt_hpc.roles.task.peers import PeerStatus
+from mrt_hpc.roles.task.sampled_groups import positions_there
+from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group
@@ -39,14 +39,14 @@ from mrt_hpc.run.weights import Weights, published_versions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.grading.pool import GraderPool
+    from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.server import VllmServer
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.graded import GradedTrace
-    from mrt_hpc.roles.starts import Starts
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.sampling.grading import GradedTrace
+    from mrt_hpc.roles.sampling.starts import Starts
+    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem, Rollout
 
 
@@ -201,7 +201,7 @@ class Rounds:
         """
         if not self._collects and newest >= self.task.job.end_iteration:
             return True
-        return not missing and Life.RUNNING not in self.task.peers(Role.TRAINER).lives().values()
+        return not missing and PeerStatus.RUNNING not in self.task.peers(Role.TRAINER).lives().values()
 
     def _leases(self, iteration: int) -> Leases:
         task = self.task
@@ -211,7 +211,7 @@ class Rounds:
         """An equal part of what is free among the tasks at work. Who is through first takes of what is left then."""
         lives = self.task.peers(Role.INFERENCE).lives()
         me = (self.task.job.name, self.task.index)
-        at_work = sorted({me, *(peer for peer, life in lives.items() if life is Life.RUNNING)})
+        at_work = sorted({me, *(peer for peer, life in lives.items() if life is PeerStatus.RUNNING)})
         return free[at_work.index(me) :: len(at_work)] or free[:1]
 
 
@@ -251,8 +251,8 @@ class Worker:
     """Samples round after round through one server."""
 
     task: Task
-    policy: Mu
-    prover_maker: ProverMaker | None
+    policy: ProverModel
+    prover_maker: ProverFactory | None
     problems: list[Problem]
     weights: Weights
     """What the server holds."""
@@ -263,8 +263,8 @@ class Worker:
     def of(task: Task, problems: list[Problem], weights: Weights) -> Worker:
         """Read the tokenizer."""
         prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
-        policy, wanted = Mu.of(prompter), task.recipe.prover
-        maker = None if wanted is None else ProverMaker.of(wanted, policy.replaced(wanted), task.recipe.seed)
+        policy, wanted = ProverModel.of(prompter), task.recipe.prover
+        maker = None if wanted is None else ProverFactory.of(wanted, policy.replaced(wanted), task.recipe.seed)
         return Worker(task, policy, maker, problems, weights)
 
     @property
@@ -334,18 +334,18 @@ class Worker:
                 raise failures.exceptions[0] from failures  # the first failure cancelled all else
         return len(finish.positions)
 
-    def _asking(self, mu: GenerationClient, iteration: int) -> Asking | None:
+    def _asking(self, mu: GenerationClient, iteration: int) -> ProverSession | None:
         """Who asks about the prefixes of an iteration's traces."""
         boundaries = asked_boundaries(self.task.recipe, iteration)
         if self.prover_maker is None or boundaries is None:
             return None
-        return Asking.of(self.prover_maker, mu, boundaries)
+        return ProverSession.of(self.prover_maker, mu, boundaries)
 
     def _claimed(self, work: Round, starts: Starts, finish: GroupFinisher) -> Iterator[PromptedGroup]:
         """The round's groups, each claimed in the moment when the sampler has room for it."""
         drawn = self._drawn(work.iteration)
         for position in work.positions:
-            if self.task.patiently(partial(work.leases.claim, position), "a lease"):
+            if self.task.retrying(partial(work.leases.claim, position), "a lease"):
                 finish.positions[drawn[position].id] = position
                 yield starts.group(drawn[position])
 
@@ -381,7 +381,7 @@ class GroupFinisher:
         if self.task.layout.group_archive(self.work.iteration).exists():
             return False  # training has passed the iteration: this task was taken for lost
         sampled = sampled_group(traces, seconds)
-        return self.task.patiently(
+        return self.task.retrying(
             lambda: commit_group(
                 self.task.layout.group(self.work.iteration, position),
                 sampled,

@@ -11,22 +11,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.domains.small_world.equations import Habits
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
-from mrt_hpc.roles.gold_answers import name_unreadable
-from mrt_hpc.roles.prompt_lengths import check_prompts
-from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.tokenizer_check import check_tokenizer
+from mrt_hpc.roles.preparation.gold_answers import name_unreadable
+from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
+from mrt_hpc.roles.preparation.tokenizer_check import check_tokenizer
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
-from mrt_hpc.world.task import Habits
-from mrt_hpc.world.tokenizer import build_tokenizer
-from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
 
 if TYPE_CHECKING:
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
 
 log = logging.getLogger(__name__)
 
@@ -47,15 +47,15 @@ def run(task: Task) -> None:
         source = Path(model.path)
         check_architecture(source, "model.path")
         if (source / MANIFEST).exists():  # a weights version of another run
-            task.patiently(lambda: verify(source), f"reading {source}")
+            task.retrying(lambda: verify(source), f"reading {source}")
         check_prompts(task, check_tokenizer(task.recipe, source, "model.path"))
-        task.patiently(
+        task.retrying(
             lambda: publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source)),
             "weights version 0",
         )
     else:
         check_prompts(task, small_world_prompter(task))
-        task.patiently(
+        task.retrying(
             lambda: publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world"),
             "weights version 0",
         )

@@ -7,12 +7,12 @@ import re
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import read_measurements
-from mrt_hpc.analysis.model import Cost, RunFile, RunSummary
-from mrt_hpc.analysis.report import write_report as write_summary
+from mrt_hpc.analysis.measures import RunCost, RunFile, RunSummary
+from mrt_hpc.analysis.render import write_report as write_summary
+from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions, role_resources
-from mrt_hpc.plan.model import JobResources, Plan, Role, read_plan
+from mrt_hpc.plan.jobs import JobResources, Plan, Role, read_plan
 from mrt_hpc.recipe.algorithms import SupervisedAlgorithm
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mrt_hpc.analysis.collect import Measurements
-    from mrt_hpc.analysis.model import IterationMetrics
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.analysis.measures import IterationMetrics
+    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def run(task: Task) -> None:
     try:
         log_evaluations(task, measurements(task.layout, task.recipe).evaluations)
     finally:
-        missing = task.patiently(lambda: write_report(task.layout), "the report")
+        missing = task.retrying(lambda: write_report(task.layout), "the report")
     if missing:
         raise UserError(
             f"the report is incomplete: {'; '.join(missing)}",
@@ -134,15 +134,15 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
     return table
 
 
-def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> Cost:
+def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> RunCost:
     """What the run has used, by its events; an attempt that was lost without a word counts to the last event of its
     process.
     """
     spans = attempt_spans(layout)
     if not spans:
-        return Cost()
+        return RunCost()
     resources = {job: resources_of(job, plan, recipe) for job, _, _ in spans}
-    return Cost(
+    return RunCost(
         wall_seconds=max(end for _, _, end in spans) - min(start for _, start, _ in spans),
         generated_tokens=sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout, recipe),
         gpu_hours=sum((end - start) * resources[job].gpus for job, start, end in spans) / 3600,

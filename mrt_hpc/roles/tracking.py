@@ -14,15 +14,15 @@ import numpy as np
 
 from mrt_hpc.run.atomic import creating, remove_leftovers, sync_directory, sync_tree, temporary_sibling, write_json
 from mrt_hpc.run.offline import OFFLINE
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+    from mrt_hpc.roles.task.context import Task
 
 EVALUATION = "evaluation"
 """First part of the names of what evaluations measured."""
@@ -67,7 +67,7 @@ def run_id(task: Task) -> str:
         with creating(path) as commit:
             commit.temporary.write_text(uuid.uuid4().hex[:8])
 
-    task.patiently(write, "the W&B id of the run")
+    task.retrying(write, "the W&B id of the run")
     return path.read_text()
 
 
@@ -99,7 +99,7 @@ def log_evaluations(task: Task, evaluations: Sequence[EvaluationSummary]) -> Non
     """
     if not task.recipe.tracking.wandb:
         return
-    task.patiently(lambda: _Evaluations(task).log(evaluations), "the evaluations for W&B")
+    task.retrying(lambda: _Evaluations(task).log(evaluations), "the evaluations for W&B")
 
 
 def evaluation_row(summary: EvaluationSummary) -> dict[str, float]:
@@ -139,7 +139,7 @@ class _Evaluations:
             self._settle()
 
     def _read(self) -> dict[str, Any]:
-        if self.record not in children(self.record.parent):
+        if self.record not in list_directory(self.record.parent):
             return {"logged": [], "staged": None}
         content: dict[str, Any] = json.loads(self.record.read_text())
         return content

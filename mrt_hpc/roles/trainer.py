@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model import few_answers
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.analysis.measures import few_answers
+from mrt_hpc.domains.small_world.quality import trace_quality
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import SmallWorldProblems
-from mrt_hpc.roles.intake import Intake, Lesson, intakes
-from mrt_hpc.roles.keeper import Keeper, newest_good_checkpoint
-from mrt_hpc.roles.metrics import Timeline, iteration_metrics
-from mrt_hpc.roles.notice import GaveBack, Stopped
-from mrt_hpc.roles.quality import trace_quality
+from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
+from mrt_hpc.roles.training.artifacts import Keeper, newest_good_checkpoint
+from mrt_hpc.roles.training.iteration_data import Intake, IterationData, intakes
+from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 from mrt_hpc.training import checkpoint, rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -35,11 +35,11 @@ from mrt_hpc.training.settings import Objective, TrainerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mrt_hpc.analysis.model import IterationMetrics
+    from mrt_hpc.analysis.measures import IterationMetrics
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.roles.peers import Vigil
-    from mrt_hpc.roles.task import Task
-    from mrt_hpc.training.statistics import UpdateStats
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.roles.task.peers import PeerWait
+    from mrt_hpc.training.update_statistics import UpdateStats
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def run(task: Task) -> None:
 
     Raises:
         UserError: inference failed, or does not run and the nodes are given back.
-        Stopped: the task was told to leave, and has saved its state.
+        Interrupted: the task was told to leave, and has saved its state.
     """
     choose_kernels(task.recipe.training.deterministic)
     ranks = Ranks(task.rank, task.world_size, task.local_rank)
@@ -90,7 +90,7 @@ def is_over(task: Task) -> bool:
     goes on from.
     """
     layout, end = task.layout, task.job.end_iteration
-    saved = [layout.step_of(path) or 0 for path in children(layout.checkpoints)]
+    saved = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints)]
     return layout.weights_version(end).exists() and max(saved, default=0) >= end
 
 
@@ -151,7 +151,7 @@ class Trainer:
         """Wait for what can be done next, and do it.
 
         Raises:
-            Stopped: the task was told to leave.
+            Interrupted: the task was told to leave.
         """
         timeline = Timeline()
         with timeline.phase("waiting"):
@@ -180,7 +180,7 @@ class Trainer:
             continue  # no rank waits longer for word from the first than a round
         return what
 
-    def _look_for_a_round(self, vigil: Vigil) -> Next:
+    def _look_for_a_round(self, vigil: PeerWait) -> Next:
         """On rank 0: what to do next, or WAIT after a round of looking."""
         end = time.monotonic() + ROUND_S
 
@@ -203,17 +203,17 @@ class Trainer:
         needed = self._longest_step_s + self.keeper.longest_save_s
         if needed and self.task.seconds_left < needed + SPARE_S and not self.task.notice.given:
             left = f"{self.task.seconds_left:.0f} s are left, and a step with its checkpoint takes {needed:.0f} s"
-            self.task.notice.tell(GaveBack(f"gave the nodes back: {left}"))
+            self.task.notice.tell(RequeueRequested(f"gave the nodes back: {left}"))
 
     def _leave(self) -> None:
         """Save what no checkpoint has, and leave.
 
         Raises:
-            Stopped: always.
+            Interrupted: always.
         """
         self.keeper.save(self.iteration)
         self.task.notice.leave_if_given()
-        raise Stopped(128 + 15)  # the first rank was told, this one not yet
+        raise Interrupted(128 + 15)  # the first rank was told, this one not yet
 
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, publish, checkpoint."""
@@ -247,7 +247,9 @@ class Trainer:
             or self.iteration == self.task.job.end_iteration
         )
 
-    def _metrics(self, iteration: int, lesson: Lesson, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
+    def _metrics(
+        self, iteration: int, lesson: IterationData, stats: UpdateStats, timeline: Timeline
+    ) -> IterationMetrics:
         rollouts, source = lesson.batch.rollouts if lesson.batch is not None else [], self.task.recipe.data
         traces = [(self.statements[r.problem_id], r.text) for r in rollouts if not r.forced]
         quality = trace_quality(source, traces) if traces and isinstance(source, SmallWorldProblems) else {}

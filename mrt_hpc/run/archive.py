@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.run.atomic import commit_directory, is_temporary, replacing, temporary_sibling, tree
 from mrt_hpc.run.groups import Group, complete_groups, group_of, read_group
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,7 +139,7 @@ def _remove(layout: RunLayout, iteration: int) -> None:
     for directory in (layout.groups(iteration), layout.leases(iteration)):
         if directory.exists():
             directory.rename(temporary_sibling(directory))
-    for leftover in filter(is_temporary, children(layout.iteration(iteration))):
+    for leftover in filter(is_temporary, list_directory(layout.iteration(iteration))):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
@@ -166,7 +166,7 @@ def read_sampled(layout: RunLayout, iteration: int, position: int) -> Group:
     try:
         return read_group(layout.group(iteration, position))
     except DamagedError:
-        if archive is not None or path not in children(path.parent):
+        if archive is not None or path not in list_directory(path.parent):
             raise
         return GroupArchive(path).read(position)  # it was archived while it was read
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.run.patience import children, patiently
+from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def is_temporary(path: Path) -> bool:
 
 def remove_leftovers(directory: Path) -> None:
     """Remove the unfinished work of writers that died; only where no other writer can be at work."""
-    for path in children(directory):
+    for path in list_directory(directory):
         if is_temporary(path) and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         elif is_temporary(path):
@@ -134,13 +134,13 @@ def commit_directory(temporary: Path, path: Path) -> bool:
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
     except OSError:
-        if path not in children(path.parent):  # a name may be remembered as absent; a listing is looked up anew
+        if path not in list_directory(path.parent):  # a name may be remembered as absent; a listing is looked up anew
             raise
         if path.stat().st_ino != identity:  # else a network filesystem answered the second of two sendings
             shutil.rmtree(temporary, ignore_errors=True)
             won = False
     # What is committed is not written anew; and who was first may have died before the name was on the disk.
-    patiently(lambda: sync_directory(path.parent), f"syncing {path.parent}")
+    retrying(lambda: sync_directory(path.parent), f"syncing {path.parent}")
     return won
 
 

@@ -6,7 +6,7 @@ import json
 import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mrt_hpc.recipe.errors import UserError, nearest
+from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from mrt_hpc.recipe.base import Section
     from mrt_hpc.recipe.schema import Benchmark, Recipe
-    from mrt_hpc.recipe.section import Section
     from mrt_hpc.run.layout import RunLayout
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecordedSettings:
     """Digests of what one benchmark is evaluated with."""
 
     sampled: str
@@ -36,9 +36,9 @@ class Settings:
 class EvaluationSettings:
     """What results of one benchmark have to be made with."""
 
-    now: Settings
+    now: RecordedSettings
     """By the run's recipe."""
-    unnamed: Settings
+    unnamed: RecordedSettings
     """With which results were made that name no settings: older versions of mrt-hpc wrote none."""
 
     def sampled(self, named: str | None) -> bool:
@@ -69,7 +69,7 @@ def settings_of(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Eval
     return EvaluationSettings(now, _unnamed(layout).get(benchmark.name, now))
 
 
-def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Settings:
+def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> RecordedSettings:
     how = recipe.evaluation
     sampled = _digest(
         {
@@ -84,7 +84,7 @@ def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Settin
         }
     )
     summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
-    return Settings(sampled, _digest(summary))
+    return RecordedSettings(sampled, _digest(summary))
 
 
 def _named(section: Section) -> dict[str, Any]:
@@ -96,10 +96,10 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _unnamed(layout: RunLayout) -> dict[str, Settings]:
+def _unnamed(layout: RunLayout) -> dict[str, RecordedSettings]:
     path = layout.first_evaluation_settings
     told = json.loads(path.read_text()) if path.exists() else {}
-    return {name: Settings(**settings) for name, settings in told.items()}
+    return {name: RecordedSettings(**settings) for name, settings in told.items()}
 
 
 def keep_first_settings(layout: RunLayout, locked: Recipe) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.run.patience import Patience, children, patiently
+from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ class EventLog:
     """The events of one process. Open once, emit often; every line reaches the file at once."""
 
     path: Path
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
     """Of the task with a full disk, as its recipe allows."""
     _descriptor: int | None = field(default=None, init=False, repr=False)
     _torn: bool = field(default=False, init=False, repr=False)
@@ -84,7 +84,7 @@ class EventLog:
             raise ValueError(f"event {kind.value}: {sorted(taken)} tell of its emitter")
         line = {**emitter, **fields}
         text = json.dumps(line).encode() + b"\n"
-        patiently(lambda: self._append(text), "an event", self.patience)
+        retrying(lambda: self._append(text), "an event", self.patience)
 
     def _append(self, text: bytes) -> None:
         """Write a line; after one that a full disk has cut short, on a line of its own."""
@@ -104,7 +104,7 @@ def event_file(directory: Path, job: str, index: int, rank: int, attempt: str) -
 
 def outcomes(directory: Path, job: str, index: int, attempt: str) -> set[str]:
     """How the ranks of an attempt said that they ended."""
-    paths = children(directory, f"{job}.{index:05d}.*.{attempt}.jsonl")
+    paths = list_directory(directory, f"{job}.{index:05d}.*.{attempt}.jsonl")
     ends = (event for path in paths for event in _events(path) if event["kind"] == EventKind.TASK_ENDED)
     return {str(event.get("outcome")) for event in ends}
 
@@ -116,7 +116,9 @@ def has_progressed(path: Path) -> bool:
 
 def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str, Any]]:
     """All events of a run (of one kind), by time."""
-    wanted = [e for path in children(directory, "*.jsonl") for e in _events(path) if kind is None or e["kind"] == kind]
+    wanted = [
+        e for path in list_directory(directory, "*.jsonl") for e in _events(path) if kind is None or e["kind"] == kind
+    ]
     return sorted(wanted, key=lambda e: e["time"])
 
 

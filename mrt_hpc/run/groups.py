@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import AnswerProbability, Branch, GroupStatistics, PrefixValue, Rollout
-from mrt_hpc.run.shards import read_records, write_records
+from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,4 +114,4 @@ def _statistics(about: dict[str, Any], path: Path) -> GroupStatistics:
 
 def complete_groups(directory: Path) -> set[int]:
     """Positions of the complete groups of an iteration; none when there is no such iteration yet."""
-    return {int(p.name) for p in children(directory) if p.name.isdecimal()}
+    return {int(p.name) for p in list_directory(directory) if p.name.isdecimal()}

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import creating
-from mrt_hpc.run.patience import children, patiently
+from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ class Leases:
 
     def _newest(self) -> dict[int, int]:
         """The newest generation of each group that has a lease."""
-        names = [_NAME.fullmatch(p.name) for p in children(self.layout.leases(self.iteration))]
+        names = [_NAME.fullmatch(p.name) for p in list_directory(self.layout.leases(self.iteration))]
         newest: dict[int, int] = {}
         for position, generation in ((int(m[1]), int(m[2])) for m in names if m):
             newest[position] = max(generation, newest.get(position, 0))
@@ -86,7 +86,7 @@ class Leases:
 def read_holder(path: Path) -> Holder | None:
     """Who holds a lease; None for a lease that cannot be read, which nobody can hold."""
     try:
-        content = json.loads(patiently(path.read_text, "reading a lease"))
+        content = json.loads(retrying(path.read_text, "reading a lease"))
         return Holder(str(content["job"]), int(content["index"]), str(content["attempt"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

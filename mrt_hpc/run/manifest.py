@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.access import share_as_directory
 from mrt_hpc.run.atomic import checksums, commit_directory, temporary_sibling, tree, write_json
-from mrt_hpc.run.patience import error_number
+from mrt_hpc.run.retries import error_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +36,8 @@ class Upload:
 
 def upload(layout: RunLayout) -> Upload | None:
     """What is not uploaded; None where the run tracks nothing, or where all is uploaded."""
-    runs = [path for path in children(layout.offline_runs, OFFLINE) if path.is_dir()]
-    waiting = [path for run in runs for path in children(run, "*.wandb") if not _is_uploaded(path)]
+    runs = [path for path in list_directory(layout.offline_runs, OFFLINE) if path.is_dir()]
+    waiting = [path for run in runs for path in list_directory(run, "*.wandb") if not _is_uploaded(path)]
     if not waiting:
         return None
     return Upload(len(waiting), f"wandb sync {shlex.quote(str(layout.offline_runs.absolute()))}/{OFFLINE}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.run.atomic import sync_directory, temporary_sibling
 from mrt_hpc.run.manifest import commit_whole
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ def publish(layout: RunLayout, version: int, write: Callable[[Path], None], **ab
 
 def published_versions(layout: RunLayout) -> list[int]:
     """All complete weights versions, ascending."""
-    found = map(layout.version_of, children(layout.weights))
+    found = map(layout.version_of, list_directory(layout.weights))
     return sorted(v for v in found if v is not None)
 
 

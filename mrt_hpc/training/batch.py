@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from torch import distributed
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import commit_directory, remove_leftovers, temporary_sibling, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import (
@@ -35,11 +35,11 @@ from mrt_hpc.run.manifest import (
     verify,
     write_manifest,
 )
-from mrt_hpc.run.patience import children, patiently
+from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.training import generators
-from mrt_hpc.training.generators import Generators
+from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.rendezvous import agree, on_rank_zero
+from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
     """
     for path in reversed(_numbered(checkpoints)):
         try:
-            patiently(partial(verify, path), f"reading {path}")
-            patiently(partial(_contents, path), f"reading {path}")
+            retrying(partial(verify, path), f"reading {path}")
+            retrying(partial(_contents, path), f"reading {path}")
         except UserError as error:
             if not path.exists():  # removed while it was read: there are newer ones by now
                 return good(checkpoints, on_bad)
@@ -352,7 +352,7 @@ def _label(name: str, key: str) -> str:
 
 def _numbered(checkpoints: Path) -> list[Path]:
     """Whatever bears a checkpoint's name, ascending."""
-    numbered = ((RunLayout.step_of(p), p) for p in children(checkpoints))
+    numbered = ((RunLayout.step_of(p), p) for p in list_directory(checkpoints))
     return [p for _, p in sorted((number, p) for number, p in numbered if number is not None)]
 
 

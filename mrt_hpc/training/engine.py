@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.training import generators
+from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
 from mrt_hpc.training.batch import MicroBatch, TrainingSequence, collate
 from mrt_hpc.training.learning_rate import learning_rate
@@ -24,7 +24,7 @@ from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, po
 from mrt_hpc.training.packing import pack, padded_tokens, split_by_group
 from mrt_hpc.training.policy import Policy, load_policy, logit_chunks, parameter_count
 from mrt_hpc.training.settings import Objective, TrainerSettings
-from mrt_hpc.training.statistics import Stopwatch, Tally, UpdateStats
+from mrt_hpc.training.update_statistics import Stopwatch, Tally, UpdateStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

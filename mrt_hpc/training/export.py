@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.rendezvous import on_rank_zero

@@ -27,7 +27,7 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_h
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.training.accelerator import device
 

@@ -18,9 +18,9 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.patience import FLEETING, FULL, error_number, patiently
+from mrt_hpc.run.retries import FLEETING, FULL, error_number, retrying
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.training.accelerator import backend, deepspeed
 
@@ -133,14 +133,14 @@ def _open_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
     token = secrets.token_hex(16)
     store.set(TOKEN, token)
     address = {"host": socket.gethostname(), "addresses": _own_addresses(), "port": store.port, "token": token}
-    patiently(lambda: write_json(address_file, address), "the address of rank 0")
+    retrying(lambda: write_json(address_file, address), "the address of rank 0")
     return store
 
 
 def _find_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
     seconds = timeout.total_seconds()
     wait_until(address_file.exists, reason=f"rank 0's address in {address_file}", deadline_s=seconds)
-    told = json.loads(patiently(address_file.read_text, "the address of rank 0"))
+    told = json.loads(retrying(address_file.read_text, "the address of rank 0"))
     addresses = ["localhost"] if told["host"] == socket.gethostname() else told["addresses"]
     host = _reachable(addresses, told["port"])
     store = TCPStore(host, told["port"], ranks.world_size, False, timeout, wait_for_workers=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.sft import ASSISTANT, Conversation, Message, Suffix
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.data import read_lines, text_field
 

@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING
 
 from bench_progress_variance import RECIPE, RESULTS, ROOT, SMALL_WORLD, THOUGHT_END, contenders
 
-from mrt_hpc.analysis.model import IterationMetrics, Phase
-from mrt_hpc.grading.pool import GraderPool
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.domains.small_world.equations import Split, problems
+from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.inference.client import GenerationClient, connect
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.graded import Asking, TraceGrader, sampled_group
 from mrt_hpc.roles.inference import rollout_plan
-from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.proving import Mu, ProverMaker
-from mrt_hpc.roles.starts import WholeTraces, trace_settings
+from mrt_hpc.roles.sampling.grading import ProverSession, TraceGrader, sampled_group
+from mrt_hpc.roles.sampling.proving import ProverFactory, ProverModel
+from mrt_hpc.roles.sampling.starts import WholeTraces, trace_settings
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.world.task import Split, problems
-from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mrt_hpc.inference.traces import PromptedGroup
-    from mrt_hpc.roles.graded import GradedTrace
+    from mrt_hpc.roles.sampling.grading import GradedTrace
 
 PROVERS = (
     "forced_answer, G = 4",
@@ -72,11 +72,11 @@ class Bench:
     server: VllmServer
     client: GenerationClient
     pool: GraderPool
-    mu: Mu
+    mu: ProverModel
     groups: list[PromptedGroup]
     group_size: int
 
-    async def hot(self, asking: Asking | None) -> tuple[float, list[GradedTrace]]:
+    async def hot(self, asking: ProverSession | None) -> tuple[float, list[GradedTrace]]:
         """Seconds, and graded traces whose prover was asked as soon as they were finished; or no prover at all."""
         await asyncio.to_thread(self.server.reset_prefix_cache)
         plan, valuer = rollout_plan(load_recipe(RECIPE), 0, self.group_size), None if asking is None else asking.prover
@@ -87,7 +87,7 @@ class Bench:
         graded = await asyncio.gather(*grading)
         return time.perf_counter() - started, graded
 
-    async def cold(self, asking: Asking) -> tuple[float, list[GradedTrace]]:
+    async def cold(self, asking: ProverSession) -> tuple[float, list[GradedTrace]]:
         """The same, when all traces were sampled before and every prefix has been forgotten."""
         sampler = RolloutSampler(self.client, self.mu.tokens, rollout_plan(load_recipe(RECIPE), 0, self.group_size))
         grader = TraceGrader(self.pool, THOUGHT_END, asking)
@@ -102,11 +102,11 @@ class Bench:
         found = await asyncio.gather(*graded)
         return sampled + time.perf_counter() - started, found
 
-    def asking(self, wanted: str) -> Asking:
+    def asking(self, wanted: str) -> ProverSession:
         """By the recipe's section."""
         recipe = load_recipe(RECIPE, (f"prover={wanted}",))
         assert recipe.prover is not None
-        return Asking.of(ProverMaker.of(recipe.prover, self.mu, 0), self.client)
+        return ProverSession.of(ProverFactory.of(recipe.prover, self.mu, 0), self.client)
 
 
 def spent(seconds: float, graded: Sequence[GradedTrace]) -> Spent:
@@ -126,7 +126,7 @@ async def measured(server: VllmServer, model: Path, caching: bool, arguments: ar
     async with connect(server.socket, server.key) as client:
         groups = [starts.group(p) for p in problems(Split.TRAIN, arguments.problems)]
         with GraderPool(1) as pool:
-            bench = Bench(server, client, pool, Mu.of(prompter), groups, size)
+            bench = Bench(server, client, pool, ProverModel.of(prompter), groups, size)
             await bench.hot(None)  # the first requests find a server that is not warm yet
             for name in PROVERS:
                 lines += await rows_of(bench, name, sections[name], caching, arguments.repeats)

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.grading.equivalence import certain_verdict
-from mrt_hpc.grading.pool import GraderPool
+from mrt_hpc.domains.math.equivalence import certain_verdict
+from mrt_hpc.domains.pool import GraderPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from mrt_hpc.analysis.model import IterationMetrics, Phase
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.run.layout import RunLayout
 
 USEFUL = (Phase.GENERATION, Phase.OPTIMISATION)

@@ -37,10 +37,10 @@ import numpy as np
 from learnt import Learnt, Spending
 from numpy.typing import NDArray
 
+from mrt_hpc.analysis.intervals import IntervalEstimate, t_quantile
 from mrt_hpc.analysis.plots import Series, compared
-from mrt_hpc.analysis.statistics import Estimate, t_quantile
+from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -77,7 +77,7 @@ ALONE = (Arm("mrt_online, forced_answer G = 4, branches learnt", "mrt_online_tra
 """Compared only where they are asked for."""
 
 
-def difference(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -> Estimate:
+def difference(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -> IntervalEstimate:
     """Mean gain of S seeds on the same P problems, with an interval that draws both: the problems are every seed's."""
     rng, gains = np.random.default_rng(0), arm_SP - reference_SP
     seeds, problems = gains.shape
@@ -87,16 +87,16 @@ def difference(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -
         return float(chosen[:, rng.integers(problems, size=problems)].mean())
 
     low, high = np.quantile([drawn() for _ in range(RESAMPLES)], [0.025, 0.975])
-    return Estimate(float(gains.mean()), float(low), float(high))
+    return IntervalEstimate(float(gains.mean()), float(low), float(high))
 
 
-def over_seeds(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -> Estimate:
+def over_seeds(reference_SP: NDArray[np.float64], arm_SP: NDArray[np.float64]) -> IntervalEstimate:
     """The same with a t interval over the seeds' means."""
     gains = (arm_SP - reference_SP).mean(axis=1)
     if len(gains) < 2:
-        return Estimate(float(gains.mean()), float("nan"), float("nan"))
+        return IntervalEstimate(float(gains.mean()), float("nan"), float("nan"))
     half = t_quantile(len(gains) - 1) * float(gains.std(ddof=1)) / len(gains) ** 0.5
-    return Estimate(float(gains.mean()), float(gains.mean() - half), float(gains.mean() + half))
+    return IntervalEstimate(float(gains.mean()), float(gains.mean() - half), float(gains.mean() + half))
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Study:
         return lines
 
 
-def points(gain: Estimate) -> str:
+def points(gain: IntervalEstimate) -> str:
     """Percentage points with their interval."""
     return f"{100 * gain.mean:+.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
 

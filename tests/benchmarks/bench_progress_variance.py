@@ -28,19 +28,19 @@ import numpy as np
 from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import TRUTH, Measured, Row, Valued, measure, table, write, write_truth
 
-from mrt_hpc.grading.pool import GraderPool
+from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Habits, Split, problems
+from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.inference.client import GenerationClient, connect
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
 from mrt_hpc.inference.server import ServerSettings, VllmServer
-from mrt_hpc.inference.wire import Request, Settings
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.graded import Asking, TraceGrader, sampled_group
 from mrt_hpc.roles.inference import rollout_plan
-from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.proving import Mu, ProverMaker
-from mrt_hpc.roles.starts import WholeTraces, trace_settings
-from mrt_hpc.world.task import FORCED_TEXT, Habits, Split, problems
-from mrt_hpc.world.warm_start import WarmStartSettings, warm_start
+from mrt_hpc.roles.sampling.grading import ProverSession, TraceGrader, sampled_group
+from mrt_hpc.roles.sampling.proving import ProverFactory, ProverModel
+from mrt_hpc.roles.sampling.starts import WholeTraces, trace_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,7 +133,7 @@ class Bench:
 
     client: GenerationClient
     server: VllmServer
-    mu: Mu
+    mu: ProverModel
     setting: Setting
     pool: GraderPool
     traces: list[SampledTrace]
@@ -144,20 +144,20 @@ class Bench:
         await asyncio.to_thread(self.server.reset_prefix_cache)
         recipe = load_recipe(RECIPE, (*self.setting.changes, f"prover={contender.prover}"))
         assert recipe.prover is not None
-        maker = ProverMaker.of(recipe.prover, self.mu, seed)
-        asking = Asking.of(maker, self.client)
+        maker = ProverFactory.of(recipe.prover, self.mu, seed)
+        asking = ProverSession.of(maker, self.client)
         by_problem = [list(g) for _, g in groupby(self.traces, key=lambda t: t.group.problem.id)]
         found = await asyncio.gather(*(self._problem(asking, traces) for traces in by_problem))
         return Measured([one for of_problem in found for one in of_problem])
 
-    async def _problem(self, asking: Asking, traces: Sequence[SampledTrace]) -> list[Valued]:
+    async def _problem(self, asking: ProverSession, traces: Sequence[SampledTrace]) -> list[Valued]:
         """One trace after the other: what the first ones answered, the prover knows of the last ones."""
         grader = TraceGrader(self.pool, THOUGHT_END, asking)
         async with self.concurrency:
             return [await self._one(asking, grader, trace) for trace in traces]
 
-    async def _one(self, asking: Asking, grader: TraceGrader, trace: SampledTrace) -> Valued:
-        whole = Request(trace.context(len(trace.boundaries) - 1), [0], Settings(max_tokens=1))
+    async def _one(self, asking: ProverSession, grader: TraceGrader, trace: SampledTrace) -> Valued:
+        whole = Request(trace.context(len(trace.boundaries) - 1), [0], SamplingSettings(max_tokens=1))
         async for _ in self.client.stream([whole]):
             pass
         valuation = await asking.prover.value(trace)
@@ -177,7 +177,7 @@ async def run(
     server: VllmServer, model: Path, setting: Setting, arguments: argparse.Namespace
 ) -> tuple[str, list[Row]]:
     """Sample the traces, find the truth, compare."""
-    mu = Mu.of(Prompter.of(model, load_recipe(RECIPE, setting.changes).prompt))
+    mu = ProverModel.of(Prompter.of(model, load_recipe(RECIPE, setting.changes).prompt))
     async with connect(server.socket, server.key) as client:
         traces = await sampled_traces(client, mu, setting, arguments)
         with GraderPool(1) as pool:
@@ -186,7 +186,7 @@ async def run(
 
 
 async def sampled_traces(
-    client: GenerationClient, mu: Mu, setting: Setting, arguments: argparse.Namespace
+    client: GenerationClient, mu: ProverModel, setting: Setting, arguments: argparse.Namespace
 ) -> list[SampledTrace]:
     """Those with an episode, by problem."""
     recipe, size = load_recipe(RECIPE, setting.changes), arguments.rollouts

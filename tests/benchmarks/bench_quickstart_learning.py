@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mrt_hpc.analysis.model import EvaluationSummary
-from mrt_hpc.analysis.statistics import paired_difference
+from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.events import read_events
 from mrt_hpc.run.layout import RunLayout

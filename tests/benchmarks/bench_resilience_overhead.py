@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model import IterationMetrics
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 WARM_UP = 4
 SITECUSTOMIZE = """
 import sys
-if "mrt_hpc.launch.task" in sys.orig_argv:
+if "mrt_hpc.launch.entry" in sys.orig_argv:
     from bench_resilience_overhead import go_without_by_turns
     go_without_by_turns()
 """
@@ -51,7 +51,9 @@ class Turn:
 
 def go_without_by_turns() -> None:
     """Change the modules of this process: each part of the machinery asks first whose turn it is."""
-    from mrt_hpc.roles import inference, peers, serving, trainer
+    from mrt_hpc.roles import inference, trainer
+    from mrt_hpc.roles.sampling import serving
+    from mrt_hpc.roles.task import peers
     from mrt_hpc.run import atomic, groups, leases, manifest
 
     def take_turns(owner: type, name: str, iteration_of: object) -> None:
@@ -91,7 +93,7 @@ def go_without_by_turns() -> None:
     leave_out(serving, "verify", manifest.read_manifest)
     leave_out(groups, "verify", manifest.read_manifest)
     leave_out(atomic, "sync_file", lambda _: None)
-    leave_out(peers.Vigil, "check", lambda _: None)
+    leave_out(peers.PeerWait, "check", lambda _: None)
     leave_out(serving, "restart_when_hung", no_watch)
 
 

@@ -29,15 +29,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mrt_hpc.domains.small_world.network import ModelSize, fresh_model
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.inference.client import connect
+from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.server import ServerSettings, VllmServer, on_cpu
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
-from mrt_hpc.inference.wire import Settings
 from mrt_hpc.run.records import Problem
-from mrt_hpc.world.model import ModelSize, fresh_model
-from mrt_hpc.world.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -189,7 +189,7 @@ class Pipeline:
         return asyncio.run(self._sample(self.load))
 
     async def _sample(self, load: Load) -> float:
-        settings = Settings(load.tokens, load.temperature, ignore_stop=True)
+        settings = SamplingSettings(load.tokens, load.temperature, ignore_stop=True)
         plan = RolloutPlan(run_seed=0, iteration=0, group_size=load.group)
         groups = [
             PromptedGroup(Problem(str(i), "", ""), load.prompt(i), (Start(load.prompt(i), load.group, settings),))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.plots import Series, compared
-from mrt_hpc.analysis.statistics import Estimate
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.run.atomic import replacing, write_text
 
@@ -108,9 +108,9 @@ class Row:
     """Tokens a boundary."""
     prefilled: float
     """Tokens a boundary."""
-    error: Estimate
+    error: IntervalEstimate
     """Mean squared error of progress against `forced_answer`'s true values, over episodes and repeats."""
-    own: Estimate
+    own: IntervalEstimate
     """The same against the prover's own: what is left when repeats agree in what they are wrong about."""
     told: float
     """The variance that branches told of, mean over those progress values that have one; NaN where none has."""
@@ -120,9 +120,9 @@ class Row:
     """Of estimated with true progress."""
     ranks: float
     """Spearman's, of estimated with true progress."""
-    ratio: Estimate
+    ratio: IntervalEstimate
     """The error against the reference's, had it spent as many tokens as that."""
-    ratio_generated: Estimate
+    ratio_generated: IntervalEstimate
     """The same with the tokens that were generated alone."""
 
     @property
@@ -171,7 +171,7 @@ def measure(name: str, runs: Sequence[Measured], reference: Sequence[Measured], 
     generated, prefilled = mean(run.generated for run in runs), mean(run.prefilled for run in runs)
     of_reference = mean(run.generated for run in reference), mean(run.prefilled for run in reference)
 
-    def ratio(tokens: float) -> Estimate:
+    def ratio(tokens: float) -> IntervalEstimate:
         """Noise falls as one over the tokens, as the rows of one prover show; what repeats agree in does not."""
 
         def scaled(drawn: Sequence[str]) -> float:
@@ -211,12 +211,12 @@ def mean(numbers: Iterable[float]) -> float:
     return float(np.mean(list(numbers)))
 
 
-def resampled(parts: Squares, measure: Callable[[Sequence[str]], float]) -> Estimate:
+def resampled(parts: Squares, measure: Callable[[Sequence[str]], float]) -> IntervalEstimate:
     """A measure of all problems, with a 95 % interval by drawing problems."""
     rng, problems = np.random.default_rng(0), sorted(parts)
     drawn = [measure([problems[i] for i in rng.integers(len(problems), size=len(problems))]) for _ in range(RESAMPLES)]
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(measure(problems), float(low), float(high))
+    return IntervalEstimate(measure(problems), float(low), float(high))
 
 
 # -- what is written --------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def told(estimate: Estimate, digits: int) -> str:
+def told(estimate: IntervalEstimate, digits: int) -> str:
     """With its interval."""
     return f"{short(estimate.mean, digits)} ({short(estimate.low, digits)} to {short(estimate.high, digits)})"
 
@@ -279,7 +279,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def _row(line: dict[str, str]) -> Row:
     fields: dict[str, Any] = {name: float(line[name]) for name in PLAIN}
-    fields |= {name: Estimate(*(float(line[f"{name}{end}"]) for end in ENDS)) for name in ESTIMATES}
+    fields |= {name: IntervalEstimate(*(float(line[f"{name}{end}"]) for end in ENDS)) for name in ESTIMATES}
     return Row(line["name"], **fields)
 
 

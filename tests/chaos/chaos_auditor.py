@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mrt_hpc.analysis.collect import read_measurements
-from mrt_hpc.analysis.model import IterationMetrics
+from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions
-from mrt_hpc.plan.model import read_plan
+from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.algorithms import Mrt
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.advantages import batch_digest
-from mrt_hpc.roles.keeper import kept_versions
+from mrt_hpc.roles.training.advantages import batch_digest
+from mrt_hpc.roles.training.artifacts import kept_versions
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.data import draw_problems, read_problems, share
@@ -33,7 +33,7 @@ from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
-from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from slurm_cluster import is_known_to_have_ended
 from slurm_recipes import options, site_file
 
 from mrt_hpc.launch.ledger import current_ids
-from mrt_hpc.launch.progress import task_records
-from mrt_hpc.launch.slurm_queue import QueueState, queue_states
-from mrt_hpc.plan.model import read_plan
+from mrt_hpc.launch.run_progress import task_records
+from mrt_hpc.launch.slurm.queue import QueueState, queue_states
+from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskState
+from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
     from slurm_cluster import Cluster

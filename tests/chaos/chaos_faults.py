@@ -15,7 +15,7 @@ import psutil
 from chaos_target import Target
 
 from mrt_hpc.launch.ledger import current_ids
-from mrt_hpc.launch.slurm_queue import queue_states
+from mrt_hpc.launch.slurm.queue import queue_states
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import published_versions

@@ -17,7 +17,7 @@ from chaos_faults import FaultKind, strike
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import complete_groups
-from mrt_hpc.run.patience import children
+from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
@@ -134,20 +134,20 @@ def _waiting(_: str, layout: RunLayout) -> bool:
 def _stepping(_: str, layout: RunLayout) -> bool:
     """All groups of the iteration are there, and the next weights version is not."""
     newest = max(published_versions(layout), default=-1)
-    return newest >= 0 and len(complete_groups(layout.groups(newest))) == len(children(layout.leases(newest))) > 0
+    return newest >= 0 and len(complete_groups(layout.groups(newest))) == len(list_directory(layout.leases(newest))) > 0
 
 
 def _loading(_: str, layout: RunLayout) -> bool:
     """A weights version has just come, and nobody works on it yet."""
     newest = max(published_versions(layout), default=0)
-    return newest > 0 and not children(layout.leases(newest))
+    return newest > 0 and not list_directory(layout.leases(newest))
 
 
 def _leased(layout: RunLayout) -> set[str]:
     """Groups under way in the current iteration."""
     newest = max(published_versions(layout), default=0)
     complete = {f"{position:05d}" for position in complete_groups(layout.groups(newest))}
-    return {path.stem for path in children(layout.leases(newest)) if not is_temporary(path)} - complete
+    return {path.stem for path in list_directory(layout.leases(newest)) if not is_temporary(path)} - complete
 
 
 def _of_newest_attempt(role: str, layout: RunLayout) -> list[str]:
@@ -170,7 +170,7 @@ def attempts(role: str, layout: RunLayout) -> list[list[str]]:
 
 def _unfinished(find: Callable[[RunLayout], Path]) -> Callable[[str, RunLayout], bool]:
     """Somebody is writing there."""
-    return lambda _, layout: any(is_temporary(path) for path in children(find(layout)))
+    return lambda _, layout: any(is_temporary(path) for path in list_directory(find(layout)))
 
 
 _CONDITIONS: dict[Phase, Callable[[str, RunLayout], bool]] = {

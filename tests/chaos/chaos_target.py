@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.layout import RunLayout
 
-STARTED_BY = ("mrt_hpc.launch.task", "submitit.core._submit")
+STARTED_BY = ("mrt_hpc.launch.entry", "submitit.core._submit")
 """What a task's process runs: on this machine alone, on Slurm."""
 
 
@@ -45,7 +45,7 @@ class Target:
             child
             for task in self.tasks("inference", "evaluation")
             for child in children(task)
-            if "mrt_hpc.inference.serve" in _words(child)
+            if "mrt_hpc.inference.server_main" in _words(child)
         ]
 
     def engines(self) -> list[psutil.Process]:

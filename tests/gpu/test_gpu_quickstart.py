@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mrt_hpc.analysis.model import IterationMetrics
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from install_support import REPOSITORY, UV, require_registry, shell
 
-from mrt_hpc.analysis.model import IterationMetrics, Phase
-from mrt_hpc.analysis.statistics import summarise_evaluation
+from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.run.layout import RunLayout
 
 PYTHONS = shell(". env/common.sh; echo $PYTHONS").split()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.grading import worker
-from mrt_hpc.grading.pool import FIRST_LIMIT_S, GraderPool, Pair, Verdict, VerdictStatus
-from mrt_hpc.grading.slow_forms import may_take_long
+from mrt_hpc.domains import worker
+from mrt_hpc.domains.math.slow_forms import may_take_long
+from mrt_hpc.domains.pool import FIRST_LIMIT_S, GraderPool, Pair, Verdict, VerdictStatus
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
     pool: GraderPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     hung, malformed = "(10^9+1)!" + "+x" * 50, "\\frac{1}{" + "y" * 100
-    with caplog.at_level(logging.WARNING, logger="mrt_hpc.grading.pool"):
+    with caplog.at_level(logging.WARNING, logger="mrt_hpc.domains.pool"):
         verdicts = pool.grade_all([(hung, "7"), (malformed, "7"), (hung, "7")])
         again = pool.grade_all([(hung, "7")])
     assert [v.status for v in verdicts] == [VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED, VerdictStatus.TIMED_OUT]
@@ -184,7 +184,7 @@ def test_memory_is_limited_and_the_process_goes_on() -> None:
 
 
 def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.grading.lane.TASKS_PER_PROCESS", 5)
+    monkeypatch.setattr("mrt_hpc.domains.lane.TASKS_PER_PROCESS", 5)
     with GraderPool(processes=1) as pool:
         pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
         assert all(verdict.reward == 1.0 for verdict in pool.grade_all(pairs))
@@ -200,7 +200,7 @@ def test_leaving_the_pool_ends_its_processes() -> None:
 
 PARENT = """
 import sys
-from mrt_hpc.grading.pool import GraderPool
+from mrt_hpc.domains.pool import GraderPool
 
 if __name__ == "__main__":
     with GraderPool(processes=2, time_limit_s=300) as pool:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.grading.answers import extract_answer
-from mrt_hpc.inference.branches import Branches, Fork
+from mrt_hpc.domains.math.answers import extract_answer
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.provers import MonteCarlo
+from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace, tokens_within
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
-from mrt_hpc.inference.wire import Request, Settings
 from mrt_hpc.mrt.episodes import EpisodeRule
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.provers.branches import Branches, Fork
+from mrt_hpc.provers.estimators import MonteCarlo
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.world.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -34,10 +34,10 @@ EOS = TOKENIZER.eos_token_id
 TRACE = "First, x=3\n\nWait, x=5\n\nWait, x=7\n</think> is \\boxed{7}"
 FORCED = TOKENIZER.encode("\n\nTime is up.\n</think> is \\boxed{")
 ANSWER = TOKENIZER.encode("7}")
-ANSWERING = Settings(max_tokens=4)
+ANSWERING = SamplingSettings(max_tokens=4)
 PROMPTS = [TOKENIZER.encode(f"Solve {i}*x+1=50") for i in range(5)]
 GROUPS = [
-    PromptedGroup(Problem(f"p{i}", "?", "7"), ids, (Start(ids, 2, Settings(max_tokens=64)),))
+    PromptedGroup(Problem(f"p{i}", "?", "7"), ids, (Start(ids, 2, SamplingSettings(max_tokens=64)),))
     for i, ids in enumerate(PROMPTS)
 ]
 
@@ -144,7 +144,7 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     """Two go on from a prefix, one is forced to answer there."""
     prefix = TOKENIZER.encode("First, x=3\n\n")
     context = [*PROMPTS[0], *prefix]
-    going_on = Start(context, 2, Settings(max_tokens=64), b"First, x=3\n\n")
+    going_on = Start(context, 2, SamplingSettings(max_tokens=64), b"First, x=3\n\n")
     forced = Start([*context, *FORCED], 1, ANSWERING, b"First, x=3\n\n</think>", len(FORCED))
     group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (going_on, forced))
 
@@ -176,7 +176,7 @@ def sampled_without_tags(start: Start, ids: list[int]) -> SampledTrace:
 def test_without_tags_the_thought_ends_where_the_last_box_opens() -> None:
     text = "First, \\boxed{3}?\n\nNo.\n\nSo it is \\boxed{7}."
     ids = TOKENIZER.encode(text)
-    trace = sampled_without_tags(Start(PROMPTS[0], 1, Settings(max_tokens=64)), [*ids, EOS])
+    trace = sampled_without_tags(Start(PROMPTS[0], 1, SamplingSettings(max_tokens=64)), [*ids, EOS])
     episodes = [TOKENS.text(ids[a:b]) for a, b in pairwise(trace.boundaries)]
     assert episodes == ["First, \\boxed{3}?\n\n", "No.\n\n", "So it is "]
     assert trace.answer_text == "\\boxed{7}."
@@ -227,7 +227,7 @@ def test_room_that_no_whole_group_fits_into_is_used_all_the_same(room: int) -> N
 
 def test_a_part_of_a_group_knows_where_its_traces_start() -> None:
     """Two traces go on from a prefix, three are forced: parts of two cut across the starts."""
-    going_on, forced = Start([1], 2, Settings(max_tokens=64)), Start([1, 2], 3, ANSWERING, forced=1)
+    going_on, forced = Start([1], 2, SamplingSettings(max_tokens=64)), Start([1, 2], 3, ANSWERING, forced=1)
     group = PromptedGroup(Problem("p0", "?", "7"), [1], (going_on, forced))
     generator = Scripted()
 

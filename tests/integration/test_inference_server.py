@@ -25,20 +25,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.inference.branches import Branches, Fork
-from mrt_hpc.inference.client import Completion, GenerationClient, Request, Settings, connect
-from mrt_hpc.inference.provers import MonteCarlo
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.client import Completion, GenerationClient, Request, SamplingSettings, connect
+from mrt_hpc.inference.protocol import GENERATE_PATH
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
-from mrt_hpc.inference.wire import GENERATE_PATH
 from mrt_hpc.mrt.episodes import EpisodeRule
-from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.roles.serving import restart_when_hung
+from mrt_hpc.provers.branches import Branches, Fork
+from mrt_hpc.provers.estimators import MonteCarlo
+from mrt_hpc.roles.sampling.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.waiting import wait_until
-from mrt_hpc.world.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -99,7 +99,7 @@ class Reached:
     def sample(
         self, temperature: float = 1.0, seeds: tuple[int, ...] = (1, 2, 3), max_tokens: int = 24
     ) -> list[Completion]:
-        settings = Settings(max_tokens, temperature, ignore_stop=True)
+        settings = SamplingSettings(max_tokens, temperature, ignore_stop=True)
         return self.ask(lambda client: client.complete(PROMPT, list(seeds), settings))
 
     def http(self, method: str, path: str, key: str | None) -> int:
@@ -199,7 +199,7 @@ def test_a_seed_decides_its_sample_whoever_shares_the_request(tied: Reached) -> 
 
 def test_the_stop_token_is_the_last_and_has_its_log_probability(tied: Reached, models: dict[str, Path]) -> None:
     likely = max(tied.sample(seeds=tuple(range(8))), key=lambda c: len(set(c.token_ids))).token_ids[5]
-    settings = Settings(400, stop_token_ids=(likely,))
+    settings = SamplingSettings(400, stop_token_ids=(likely,))
     found = tied.ask(lambda client: client.complete(PROMPT, list(range(8)), settings))
     stopped = [c for c in found if c.finish_reason is FinishReason.STOP]
     assert stopped
@@ -216,7 +216,7 @@ def test_scores_are_exact_at_any_temperature(tied: Reached, models: dict[str, Pa
 
 def test_many_seeded_prompts_at_once_are_prefilled_whole(tied: Reached) -> None:
     """vLLM's CPU engine dies when it splits a prompt whose request has a seed."""
-    requests = [Request([*PROMPT * 5, i], [i], Settings(2)) for i in range(40)]
+    requests = [Request([*PROMPT * 5, i], [i], SamplingSettings(2)) for i in range(40)]
 
     async def count(client: GenerationClient) -> int:
         return len([c async for c in client.stream(requests)])
@@ -226,14 +226,14 @@ def test_many_seeded_prompts_at_once_are_prefilled_whole(tied: Reached) -> None:
 
 def test_a_prompt_that_is_too_long_is_refused_with_the_servers_words(tied: Reached) -> None:
     with pytest.raises(UserError, match="maximum model length"):
-        tied.ask(lambda client: client.complete([5] * 600, [0], Settings(4)))
+        tied.ask(lambda client: client.complete([5] * 600, [0], SamplingSettings(4)))
 
 
 def test_samples_of_a_client_that_went_away_are_aborted(tied: Reached, vllm: VllmServer) -> None:
     async def leave_early(client: GenerationClient) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.3):
-                await client.complete(PROMPT, list(range(32)), Settings(440, ignore_stop=True))
+                await client.complete(PROMPT, list(range(32)), SamplingSettings(440, ignore_stop=True))
 
     before = vllm.metrics()["vllm:generation_tokens_total"]
     tied.ask(leave_early)
@@ -245,14 +245,14 @@ def test_branches_find_their_prefix_in_the_cache(tied: Reached) -> None:
     forced = TOKENIZER.encode("\n\nTime is up.\n</think> is \\boxed{")
     plan = RolloutPlan(run_seed=0, iteration=0, group_size=4, rule=EpisodeRule(markers=("",), min_paragraphs=1))
     # A random model writes a blank line once in some hundreds of tokens: so many traces have one for certain.
-    settings = Settings(400, ignore_stop=True)
+    settings = SamplingSettings(400, ignore_stop=True)
     prompts = [[*PROMPT, i] for i in range(16)]
     groups = [PromptedGroup(Problem(str(i), "", ""), ids, (Start(ids, 4, settings),)) for i, ids in enumerate(prompts)]
 
     async def collect(client: GenerationClient) -> list[ValuedTrace]:
         tokens = TokenBytes(TOKENIZER)
         fork = Fork(
-            client, tokens, lambda trace, j: trace.context(j), forced, "", Settings(4), 0,
+            client, tokens, lambda trace, j: trace.context(j), forced, "", SamplingSettings(4), 0,
             boundaries=lambda trace: range(len(trace.boundaries)),
         )  # fmt: skip
         sampler = RolloutSampler(client, tokens, plan, MonteCarlo(Branches(fork), 2))
@@ -272,7 +272,7 @@ def test_branches_find_their_prefix_in_the_cache(tied: Reached) -> None:
 
 def test_the_key_is_in_no_command_line(tied: Reached) -> None:
     lines = ["\0".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
-    assert any("mrt_hpc.inference.serve" in line for line in lines)
+    assert any("mrt_hpc.inference.server_main" in line for line in lines)
     assert not any(tied.key in line for line in lines)
 
 
@@ -374,7 +374,9 @@ def test_a_server_killed_under_load_is_restarted_with_the_weights_loaded_last(
     processes, before = family(vllm.pid or 0), vllm.tokens_done() or 0
 
     async def kill_and_go_on(client: GenerationClient) -> list[Completion]:
-        samples = asyncio.create_task(client.complete(PROMPT, list(range(128)), Settings(440, ignore_stop=True)))
+        samples = asyncio.create_task(
+            client.complete(PROMPT, list(range(128)), SamplingSettings(440, ignore_stop=True))
+        )
         await some_tokens(vllm, before)
         os.kill(vllm.pid or 0, signal.SIGKILL)
         await asyncio.to_thread(assert_gone, processes)
@@ -400,7 +402,7 @@ def test_a_server_that_hangs_under_load_is_restarted(
 
     async def stop_and_go_on(client: GenerationClient) -> list[Completion]:
         watch = asyncio.create_task(restart_when_hung(vllm, client, 3.0, restart))
-        work = client.complete(PROMPT, list(range(128)), Settings(440, ignore_stop=True))
+        work = client.complete(PROMPT, list(range(128)), SamplingSettings(440, ignore_stop=True))
         if "idle" not in stopped:
             samples = asyncio.create_task(work)
             await some_tokens(vllm, before)

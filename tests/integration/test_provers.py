@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from mrt_hpc.inference.branches import Branches, Fork, look_ahead_of
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.closing import Closing
-from mrt_hpc.inference.experience import Experience, Planner
-from mrt_hpc.inference.provers import (
+from mrt_hpc.inference.protocol import MOST_LOGPROBS, SamplingSettings
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
+from mrt_hpc.provers.box_tokens import Closing
+from mrt_hpc.provers.branches import Branches, Fork, look_ahead_of
+from mrt_hpc.provers.estimators import (
     GoldLikelihood,
     Looked,
     LookingAhead,
@@ -27,26 +29,24 @@ from mrt_hpc.inference.provers import (
     Prover,
     RaoBlackwell,
 )
-from mrt_hpc.inference.scoring import SMALL, Scorer
-from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
-from mrt_hpc.inference.wire import MOST_LOGPROBS, Settings
-from mrt_hpc.roles.advantages import Batch, branch_sequences
+from mrt_hpc.provers.history import Experience, Planner
+from mrt_hpc.provers.scoring import SMALL, Scorer
+from mrt_hpc.roles.training.advantages import Batch, branch_sequences
 from mrt_hpc.run.records import FinishReason, Problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from mrt_hpc.inference.closing import Writing
-    from mrt_hpc.inference.wire import Request
+    from mrt_hpc.inference.protocol import Request
     from mrt_hpc.mrt.values import Estimate
+    from mrt_hpc.provers.box_tokens import Writing
 
 PIECES = [b"1", b"2", b"}", b"}.", b"2}", b"{", b"<end>"]
 END = PIECES.index(b"<end>")
 LIMIT = 5
 RIGHT = {"12", "21", "1{2}"}
 PROMPT = [0, 0, 0]
-SETTINGS = Settings(LIMIT, stop_token_ids=(END,))
+SETTINGS = SamplingSettings(LIMIT, stop_token_ids=(END,))
 
 
 class Vocabulary(TokenBytes):
@@ -335,9 +335,9 @@ def mass_of(answer: bytes, tokens: TokenBytes, before: tuple[int, ...] = ()) -> 
 def test_an_answer_has_the_probability_of_all_that_ends_in_it_however_it_is_written(
     answer: str, ids: list[int], least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mrt_hpc.inference.scoring.SMALL", least)
+    monkeypatch.setattr("mrt_hpc.provers.scoring.SMALL", least)
     if least == 0.0:
-        monkeypatch.setattr("mrt_hpc.inference.scoring.SMALL_SHARE", 0.0)
+        monkeypatch.setattr("mrt_hpc.provers.scoring.SMALL_SHARE", 0.0)
     teller, tokens = Teller(), Many()
     asking = Scorer(replace(fork(Policy()), generator=teller, tokens=tokens))
     scored = asyncio.run(asking.score(trace(0), [0], [Closing(tokens).writing(answer, ids)]))

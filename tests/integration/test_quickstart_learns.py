@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.analysis.model import EvaluationSummary
-from mrt_hpc.analysis.statistics import paired_difference
+from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.manifest import read_manifest
 

@@ -17,11 +17,11 @@ import torch
 from conftest import ROOT, submit
 from transformers import AutoModelForCausalLM
 
-from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.advantages import batch_of, branch_sequences
-from mrt_hpc.roles.prompting import Prompter
+from mrt_hpc.roles.training.advantages import batch_of, branch_sequences
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of

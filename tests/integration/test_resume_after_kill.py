@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from chaos_backends import started, submit_command
 
-from mrt_hpc.recipe.errors import ExitCode
+from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.data import read_problems

@@ -11,13 +11,13 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
 from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Prompt
-from mrt_hpc.roles.prompting import Prompter
-from mrt_hpc.roles.tokenizer_check import refuse_lossy, written_texts
+from mrt_hpc.roles.preparation.tokenizer_check import refuse_lossy, written_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

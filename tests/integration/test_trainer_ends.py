@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 import pytest
 from training_support import tiny_model
 
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
-from mrt_hpc.roles.intake import RolloutIntake, intakes
-from mrt_hpc.roles.keeper import Keeper
-from mrt_hpc.roles.notice import GaveBack, Stopped
+from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, is_over, trainer_settings
+from mrt_hpc.roles.training.artifacts import Keeper
+from mrt_hpc.roles.training.iteration_data import RolloutIntake, intakes
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import GroupStatistics
-from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.training.engine import TrainerEngine
     from mrt_hpc.training.rendezvous import Ranks
@@ -81,8 +81,8 @@ def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> BaseEx
 
 def test_one_that_is_told_to_leave_saves_first(trainer: Trainer) -> None:
     with trainer.task.notice.at_safe_points():
-        trainer.task.notice.tell(Stopped(143))
-    leaves_after_saving(trainer, Stopped)
+        trainer.task.notice.tell(Interrupted(143))
+    leaves_after_saving(trainer, Interrupted)
 
 
 def test_a_segment_is_over_once_its_last_state_is_published_and_saved(trainer: Trainer) -> None:
@@ -98,8 +98,8 @@ def test_no_step_is_begun_that_would_not_end_before_the_time_limit(trainer: Trai
     trainer._longest_step_s, trainer.keeper.longest_save_s = 300.0, 100.0
     assert trainer._next() is None, "there is time for one more"
     trainer.keeper.longest_save_s = 200.0
-    ending = leaves_after_saving(trainer, GaveBack)
-    assert isinstance(ending, GaveBack)
+    ending = leaves_after_saving(trainer, RequeueRequested)
+    assert isinstance(ending, RequeueRequested)
     assert "a step with its checkpoint takes 500 s" in ending.why
 
 

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_support import random_batch, run_ranks, settings, tiny_model
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import checkpoint
 from mrt_hpc.training.engine import build
-from mrt_hpc.training.generators import Generators
+from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 if TYPE_CHECKING:

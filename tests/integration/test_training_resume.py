@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 from training_support import VOCABULARY, plain_logprobs, random_batch, settings, tiny_model
 from transformers import AutoModelForCausalLM
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout

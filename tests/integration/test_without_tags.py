@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import ROOT, submit
 
-from mrt_hpc.analysis.model import IterationMetrics
+from mrt_hpc.analysis.measures import IterationMetrics
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.prompting import Prompter
 from mrt_hpc.run.groups import complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST

@@ -12,9 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from mrt_hpc.world.task import ANSWER_START, END_THINK, FORCED_TEXT, Equation, Habits, Split, example, problems
-from mrt_hpc.world.tokenizer import NUMBERS, build_tokenizer, save_tokenizer
-from mrt_hpc.world.warm_start import (
+from mrt_hpc.domains.small_world.equations import (
+    ANSWER_START,
+    END_THINK,
+    FORCED_TEXT,
+    Equation,
+    Habits,
+    Split,
+    example,
+    problems,
+)
+from mrt_hpc.domains.small_world.tokenizer import NUMBERS, build_tokenizer, save_tokenizer
+from mrt_hpc.domains.small_world.warm_start import (
     IGNORED,
     Example,
     WarmStartReport,

@@ -14,7 +14,7 @@ from mrt_hpc.training import policy
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.statistics import Tally
+from mrt_hpc.training.update_statistics import Tally
 
 
 def named(trainer: TrainerEngine) -> list[tuple[str, torch.nn.Parameter]]:

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from training_support import end_at_once, random_batch, settings
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint
 from mrt_hpc.training.accelerator import choose_kernels

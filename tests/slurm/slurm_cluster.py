@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.slurm_queue import QueueState, TaskState, queue_states
+from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.jobs import Plan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ONEHOST = REPOSITORY / "slurm" / "onehost"
@@ -139,17 +139,17 @@ def recorded_ids(printed: str) -> dict[str, str]:
     return {line["name"]: line["id"] for line in lines}
 
 
-def wait_for_end(ids: Mapping[str, str], seconds: float = 120) -> dict[str, TaskState]:
+def wait_for_end(ids: Mapping[str, str], seconds: float = 120) -> dict[str, QueuedTask]:
     """The states of all tasks, once none of them will run any more."""
 
-    def ended() -> dict[str, TaskState] | None:
+    def ended() -> dict[str, QueuedTask] | None:
         states = queue_states(ids.values())
         return states if all(is_known_to_have_ended(state) for state in states.values()) else None
 
     return wait_until(ended, reason=f"the end of jobs {sorted(ids.values())}", deadline_s=seconds)
 
 
-def is_known_to_have_ended(task: TaskState) -> bool:
+def is_known_to_have_ended(task: QueuedTask) -> bool:
     """Whether it has ended, and how is known; accounting lags behind."""
     return task.ended and task.state not in (QueueState.UNKNOWN, QueueState.ENDING)
 

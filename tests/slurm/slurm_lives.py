@@ -11,13 +11,13 @@ from slurm_cluster import Cluster, notes
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.jobs import Plan
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 RETRIES = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mrt_hpc.plan.model import Dependency, DependencyKind, Job, JobResources, Plan, Role
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, JobResources, Plan, Role
 
 
 def job(

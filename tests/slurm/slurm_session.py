@@ -19,7 +19,7 @@ from slurm_cluster import REPOSITORY, Cluster, run_onehost
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-IMPORT_CHECK = "import submitit, torch, mrt_hpc.plan.model"
+IMPORT_CHECK = "import submitit, torch, mrt_hpc.plan.jobs"
 
 
 class NoClusterHereError(Exception):

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 
 from mrt_hpc.cli.submit import submit_to_slurm
-from mrt_hpc.launch import slurm
-from mrt_hpc.launch.slurm import submit
-from mrt_hpc.launch.slurm_queue import cancel
-from mrt_hpc.plan.model import Plan, read_plan
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm import arrays as slurm
+from mrt_hpc.launch.slurm.arrays import submit
+from mrt_hpc.launch.slurm.queue import cancel
+from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import RunLayout

@@ -10,16 +10,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.ledger import latest_ids
-from mrt_hpc.launch.slurm_call import run_plan_task
-from mrt_hpc.launch.slurm_commands import run_slurm
-from mrt_hpc.launch.slurm_environment import SlurmTask
-from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.roles.peers import Peers, PeersAwayError
+from mrt_hpc.launch.slurm.call import run_plan_task
+from mrt_hpc.launch.slurm.commands import run_slurm
+from mrt_hpc.launch.slurm.environment import SlurmTask
+from mrt_hpc.roles.task.peers import Peers, PeersAwayError
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
 
 AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}
 """Tasks that give their node back since nobody of another job runs."""

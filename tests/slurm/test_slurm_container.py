@@ -10,7 +10,7 @@ import pytest
 from slurm_cluster import REPOSITORY, Cluster, notes, wait_for_end
 from slurm_plans import job, plan
 
-from mrt_hpc.launch.slurm_queue import QueueState
+from mrt_hpc.launch.slurm.queue import QueueState
 
 DEFINITION = """
 Bootstrap: scratch

@@ -16,12 +16,12 @@ from slurm_lives import RETRIES, await_start, await_stop, run_directory, starts
 from slurm_plans import job, plan
 
 from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.slurm_queue import QueueState
-from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.launch.slurm.queue import QueueState
+from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.run.layout import RunLayout
 
 

@@ -11,8 +11,8 @@ from slurm_plans import job, plan
 
 from mrt_hpc.cli.submit import live_jobs, without_hope
 from mrt_hpc.launch.ledger import current_ids, current_submissions, latest_ids, record_submission
-from mrt_hpc.launch.slurm_queue import QueueState, queue_states
-from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.launch.slurm.queue import QueueState, queue_states
+from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from slurm_plans import job, plan
 
 from mrt_hpc.cli.submit import live_jobs
 from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.slurm_queue import QueueState
-from mrt_hpc.run.tasks import TaskState, read_task
+from mrt_hpc.launch.slurm.queue import QueueState
+from mrt_hpc.run.task_state import TaskState, read_task
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout

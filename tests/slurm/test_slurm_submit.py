@@ -12,10 +12,10 @@ import pytest
 from slurm_cluster import Cluster, notes, recorded_ids, wait_for_end
 from slurm_plans import job, plan
 
-from mrt_hpc.launch.slurm import sbatch_texts
-from mrt_hpc.launch.slurm_queue import QueueState, queue_states
+from mrt_hpc.launch.slurm.arrays import sbatch_texts
+from mrt_hpc.launch.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.compile import split_array
-from mrt_hpc.plan.model import Role
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 

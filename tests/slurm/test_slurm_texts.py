@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from slurm_plans import job, plan
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.containers import with_models_bound
-from mrt_hpc.launch.slurm import sbatch_texts, submit
-from mrt_hpc.launch.slurm_environment import SlurmTask
-from mrt_hpc.launch.slurm_queue import queue_states
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.launch.slurm.arrays import sbatch_texts, submit
+from mrt_hpc.launch.slurm.environment import SlurmTask
+from mrt_hpc.launch.slurm.queue import queue_states
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import Container, GpuRequest, Partitions, SlurmSite
 from mrt_hpc.run.layout import RunLayout
@@ -140,7 +140,8 @@ def test_a_path_that_would_become_two_lines_is_refused() -> None:
 def test_texts_need_no_slurm(tmp_path: Path) -> None:
     """In a process that finds no Slurm command at all."""
     code = (
-        "from pathlib import Path; from slurm_plans import job, plan; from mrt_hpc.launch.slurm import sbatch_texts;"
+        "from pathlib import Path; from slurm_plans import job, plan;"
+        "from mrt_hpc.launch.slurm.arrays import sbatch_texts;"
         "from mrt_hpc.recipe.site import SlurmSite; from mrt_hpc.run.layout import RunLayout;"
         f"print(sbatch_texts(plan(job('a')), SlurmSite(name='s'), RunLayout(Path({str(tmp_path / 'run')!r})))[0][1])"
     )

@@ -11,10 +11,10 @@ from slurm_cluster import Cluster, wait_for_end
 from slurm_recipes import SHRUNK, accounting, options, site_file
 
 from mrt_hpc.launch.ledger import latest_ids, submissions
-from mrt_hpc.launch.slurm_queue import QueueState
+from mrt_hpc.launch.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskState
+from mrt_hpc.run.task_state import TaskState
 
 WHOLE_NODE = 8
 """Processors that a node of the tests' cluster claims."""

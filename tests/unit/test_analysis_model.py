@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.analysis.collect import as_ranges, read_measurements
-from mrt_hpc.analysis.model import Cost, EvaluationSummary, IterationMetrics, Phase, RunFile, RunSummary
-from mrt_hpc.analysis.statistics import summarise_evaluation
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def test_records_survive_their_files(tmp_path: Path) -> None:
         iterations_planned=4,
         iterations=(METRICS,),
         evaluations=(EVALUATION,),
-        cost=Cost(gpu_hours=1.5),
+        cost=RunCost(gpu_hours=1.5),
         files=(RunFile(what="weights", path="weights"),),
     )
     run.write(tmp_path / "run.json")

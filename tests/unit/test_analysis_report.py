@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.analysis import plots
-from mrt_hpc.analysis.model import Cost, EvaluationSummary, IterationMetrics, Phase, RunFile, RunSummary
+from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
 from mrt_hpc.analysis.plots import PhaseTimes, Series
-from mrt_hpc.analysis.report import (
+from mrt_hpc.analysis.render import (
     cell,
     duration,
     mean_rows,
@@ -21,7 +22,6 @@ from mrt_hpc.analysis.report import (
     sample,
     write_report,
 )
-from mrt_hpc.analysis.statistics import summarise_evaluation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ RUN = RunSummary(
     iterations=tuple(iteration(i) for i in range(30)),
     evaluations=tuple(evaluation(v, b, v // 3 + 2) for b in ("held_out", "harder") for v in (0, 30)),
     missing=("metrics of iterations 30-39 of 40",),
-    cost=Cost(hardware="2 cores", wall_seconds=4000, generated_tokens=1234567, gpu_hours=0.0),
+    cost=RunCost(hardware="2 cores", wall_seconds=4000, generated_tokens=1234567, gpu_hours=0.0),
     files=(RunFile(what="last weights", path="weights/v000030"),),
     settings={"group size": "8"},
 )

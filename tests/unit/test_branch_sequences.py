@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.roles.advantages import Batch, branch_sequences
+from mrt_hpc.errors import UserError
+from mrt_hpc.roles.training.advantages import Batch, branch_sequences
 from mrt_hpc.run.records import Branch, FinishReason, Rollout
 
 FORCED = [90, 91]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch import slurm_limits
-from mrt_hpc.launch.slurm_limits import ClusterLimits, Partition, beyond, closed_partitions, cluster_limits
+from mrt_hpc.launch.slurm import cluster_limits as slurm_limits
+from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits, Partition, beyond, closed_partitions, cluster_limits
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import Partitions, SlurmSite

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from mrt_hpc.grading.pool import GraderPool
-from mrt_hpc.inference.branches import Branches
+from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.experience import Experience
-from mrt_hpc.inference.provers import MonteCarlo
 from mrt_hpc.inference.sampler import ValuedTrace
 from mrt_hpc.inference.thoughts import thought_and_answer
 from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace, Start, Valuation
-from mrt_hpc.roles.graded import Asking, GradedTrace, TraceGrader
+from mrt_hpc.provers.branches import Branches
+from mrt_hpc.provers.estimators import MonteCarlo
+from mrt_hpc.provers.history import Experience
+from mrt_hpc.roles.sampling.grading import GradedTrace, ProverSession, TraceGrader
 from mrt_hpc.run.records import FinishReason, Problem
 
 CLOSED, OPEN, THINKING = "so</think>\\boxed{7} as", "so</think>\\boxed{7}, no, \\boxed{8", "so \\boxed{7}"
@@ -41,7 +41,7 @@ def branch(text: str, *, cut: bool) -> SampledBranch:
 def graded(valued: ValuedTrace, thought_end: str, *, branches_think: bool = True) -> GradedTrace:
     """By a pool without processes: whole numbers need none."""
     prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
-    asking = Asking(prover, Experience(8), branches_think)
+    asking = ProverSession(prover, Experience(8), branches_think)
     return asyncio.run(TraceGrader(GraderPool(), thought_end, asking).grade(valued))
 
 

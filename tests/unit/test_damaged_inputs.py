@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.model import Plan, read_plan
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe

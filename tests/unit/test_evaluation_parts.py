@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
-from mrt_hpc.roles.parts import Parts, merged
-from mrt_hpc.run.evaluation_settings import EvaluationSettings, Settings
+from mrt_hpc.roles.sampling.parts import Parts, merged
+from mrt_hpc.run.evaluation_settings import EvaluationSettings, RecordedSettings
 from mrt_hpc.run.groups import Sampled, commit_group, complete_groups
 from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
 
 if TYPE_CHECKING:
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
 
-UNNAMED = Settings("first", "first summary")
+UNNAMED = RecordedSettings("first", "first summary")
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
 
@@ -33,7 +33,7 @@ def task(tmp_path: Path) -> Task:
 
 
 def parts_of(task: Task, *, weights: str = "digest", settings: str = "these") -> Parts:
-    now = Settings(settings, "summary")
+    now = RecordedSettings(settings, "summary")
     return Parts(task, task.layout.evaluation_parts(0, "held-out", 0), weights, EvaluationSettings(now, UNNAMED))
 
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mrt_hpc.cli.main import main
-from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.recipe.fields import documented_fields, models_of
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.explain import documented_fields, models_of
 from mrt_hpc.recipe.load import Source, load_recipe, load_site, validate
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SiteFile, SlurmSite

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import RECIPES, SITES, Kind, find, folders
 
 ROOT = Path(__file__).parents[2]

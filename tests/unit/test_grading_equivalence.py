@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parser
 
-from mrt_hpc.grading import equivalence, two_stages, values_differ
-from mrt_hpc.grading.cleanup import MAX_ANSWER_CHARS, clean
-from mrt_hpc.grading.equivalence import Judgement, certain_verdict, is_correct, judge
-from mrt_hpc.grading.slow_forms import may_take_long
+from mrt_hpc.domains.math import equivalence, two_stages, values_differ
+from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS, clean
+from mrt_hpc.domains.math.equivalence import Judgement, certain_verdict, is_correct, judge
+from mrt_hpc.domains.math.slow_forms import may_take_long
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 BENCHMARKS = ["aime24", "aime25", "amc23", "math500", "minerva_math"]

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import run_task
 from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.task import run_task
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite, SlurmSite
@@ -22,7 +22,7 @@ from mrt_hpc.run.weights import publish
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"

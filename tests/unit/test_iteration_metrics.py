@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
 
-from mrt_hpc.analysis.model import IterationMetrics, Phase
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.recipe.schema import Training
-from mrt_hpc.roles.advantages import Batch
-from mrt_hpc.roles.intake import Lesson
-from mrt_hpc.roles.metrics import Timeline, iteration_metrics
+from mrt_hpc.roles.training.advantages import Batch
+from mrt_hpc.roles.training.iteration_data import IterationData
+from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.training.batch import TrainingSequence
 from mrt_hpc.training.settings import TrainerSettings
-from mrt_hpc.training.statistics import UpdateStats
+from mrt_hpc.training.update_statistics import UpdateStats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ ROLLOUTS = Batch([ROLLOUT], [{}], [], "digest", np.zeros(0), [])
 
 def told(batch: Batch | None = ROLLOUTS) -> IterationMetrics:
     """Of an iteration that learnt rollouts, or one given sample."""
-    return iteration_metrics(3, Lesson([SEQUENCE], "digest", batch), STATS, Timeline(), {})
+    return iteration_metrics(3, IterationData([SEQUENCE], "digest", batch), STATS, Timeline(), {})
 
 
 def test_given_samples_are_compared_with_no_server() -> None:
@@ -60,7 +60,7 @@ def test_each_figure_of_the_update_is_told_once() -> None:
 def test_a_share_of_truncated_rollouts_is_no_share_of_importance_weights() -> None:
     assert "truncated_share" not in NUMBERS
     stats = replace(STATS, importance_capped_share=0.5)
-    capped = iteration_metrics(0, Lesson([SEQUENCE], "d", ROLLOUTS), stats, Timeline(), {})
+    capped = iteration_metrics(0, IterationData([SEQUENCE], "d", ROLLOUTS), stats, Timeline(), {})
     assert capped.truncated_share == 0.0
     assert capped.trainer["importance_capped_share"] == 0.5
 

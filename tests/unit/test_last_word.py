@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from mrt_hpc.launch.attempt_end import abandoned, awaited_tasks
 from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.settle import abandoned, awaited_tasks
-from mrt_hpc.launch.slurm_parameters import LAST_WORD
+from mrt_hpc.launch.slurm.parameters import LAST_WORD
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"

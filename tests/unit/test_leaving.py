@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import ServerSettings, VllmServer
-from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.roles.notice import GaveBack, Notice, Stopped, run_until_told
+from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest, run_until_told
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ signal.pause()
 BUSY = """
 import asyncio, logging, os, signal, sys
 from types import SimpleNamespace
-from mrt_hpc.inference.client import Settings
+from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.launch.signals import heed_signals
-from mrt_hpc.roles import notice as notices
+from mrt_hpc.roles.task import shutdown
 from mrt_hpc.run.records import Problem
 
 class NeverDone:
@@ -51,7 +51,7 @@ class NeverDone:
         yield None
 
 async def sample():
-    start = Start([1], 1, Settings(max_tokens=4))
+    start = Start([1], 1, SamplingSettings(max_tokens=4))
     groups = [PromptedGroup(Problem(str(n), "", ""), [1], (start,)) for n in range(4)]
     sampler = RolloutSampler(NeverDone(), None, RolloutPlan(0, 0, 1))
     async with asyncio.TaskGroup() as finishing:
@@ -59,13 +59,13 @@ async def sample():
         async for _ in sampler.sample(groups):
             pass
 
-task = SimpleNamespace(notice=notices.Notice(), seconds_left=1000.0)
+task = SimpleNamespace(notice=shutdown.ShutdownRequest(), seconds_left=1000.0)
 task.notice.record = lambda ending: print("recorded", ending.why)
 heed_signals(task)
-run = getattr(notices, "run_until_told", lambda _, work: asyncio.run(work))
+run = getattr(shutdown, "run_until_told", lambda _, work: asyncio.run(work))
 try:
     run(task.notice, sample())
-except notices.GaveBack:
+except shutdown.RequeueRequested:
     print("left")
 """
 
@@ -121,19 +121,19 @@ def test_a_closed_server_is_not_started_again_by_a_thread_that_waited_for_it(
     assert server.starts == 0
 
 
-async def _told(notice: Notice, ending: Stopped) -> str:
+async def _told(notice: ShutdownRequest, ending: Interrupted) -> str:
     assert not notice.tell(ending)
     return "done all the same"
 
 
 def test_a_notice_that_comes_when_all_is_done_is_heeded_too() -> None:
-    with pytest.raises(GaveBack):
-        run_until_told(notice := Notice(), _told(notice, GaveBack("why")))
-    assert not notice.tell(Stopped(128 + signal.SIGTERM)), "it leaves already"
+    with pytest.raises(RequeueRequested):
+        run_until_told(notice := ShutdownRequest(), _told(notice, RequeueRequested("why")))
+    assert not notice.tell(Interrupted(128 + signal.SIGTERM)), "it leaves already"
 
 
 def test_work_that_is_not_disturbed_gives_its_result() -> None:
     async def work() -> int:
         return os.getpid()
 
-    assert run_until_told(Notice(), work()) == os.getpid()
+    assert run_until_told(ShutdownRequest(), work()) == os.getpid()

@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.slots import beyond_machine, machine_memory_gib
+from mrt_hpc.launch.local.slots import beyond_machine, machine_memory_gib
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.jobs import Plan
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 CORES = len(os.sched_getaffinity(0))

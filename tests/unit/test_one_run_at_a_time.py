@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch import ledger
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import LocalProcess, claimed, local_process
 from mrt_hpc.launch.renewal import is_renewed, renew
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.site import LocalSite

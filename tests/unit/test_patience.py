@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run.patience import Patience, children, error_number, patiently
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.retries import RetryPolicy, error_number, list_directory, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-QUICK = Patience(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleeting_pause_s=0.0001)
+QUICK = RetryPolicy(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleeting_pause_s=0.0001)
 
 
 def failing(times: int, number: int) -> tuple[Callable[[], str], list[int]]:
@@ -34,7 +34,7 @@ def failing(times: int, number: int) -> tuple[Callable[[], str], list[int]]:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_waited_out_and_said(number: int, caplog: pytest.LogCaptureFixture) -> None:
     action, calls = failing(50, number)
-    assert patiently(action, "a shard", QUICK) == "done"
+    assert retrying(action, "a shard", QUICK) == "done"
     assert len(calls) == 51
     assert "PAUSED: the disk is full" in caplog.text
     assert "continues with: a shard" in caplog.text
@@ -43,7 +43,7 @@ def test_a_full_disk_is_waited_out_and_said(number: int, caplog: pytest.LogCaptu
 def test_a_disk_that_stays_full_gives_the_nodes_back() -> None:
     action, _ = failing(10**6, errno.ENOSPC)
     with pytest.raises(UserError, match="stayed full") as caught:
-        patiently(action, "a shard", Patience(full_limit_s=0.02, full_pause_s=0.001))
+        retrying(action, "a shard", RetryPolicy(full_limit_s=0.02, full_pause_s=0.001))
     assert caught.value.exit_code is ExitCode.GIVE_BACK
     assert "make room" in str(caught.value.advice)
 
@@ -51,20 +51,20 @@ def test_a_disk_that_stays_full_gives_the_nodes_back() -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_a_fleeting_error_is_tried_again_within_a_bound(number: int) -> None:
     action, calls = failing(3, number)
-    assert patiently(action, "x", QUICK) == "done"
+    assert retrying(action, "x", QUICK) == "done"
     action, calls = failing(100, number)
     with pytest.raises(OSError, match=os.strerror(number)):
-        patiently(action, "x", QUICK)
+        retrying(action, "x", QUICK)
     assert len(calls) == QUICK.fleeting_tries
 
 
 def test_other_errors_are_raised_at_once() -> None:
     action, calls = failing(1, errno.EACCES)
     with pytest.raises(PermissionError):
-        patiently(action, "x", QUICK)
+        retrying(action, "x", QUICK)
     assert len(calls) == 1
     with pytest.raises(ZeroDivisionError):
-        patiently(lambda: 1 / 0, "x", QUICK)
+        retrying(lambda: 1 / 0, "x", QUICK)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "listdir", failing_once(listdir))
     monkeypatch.setattr(os, "scandir", failing_once(scandir))
-    assert [p.name for p in children(tmp_path, "*.json")] == ["a.json", "b.json"]
+    assert [p.name for p in list_directory(tmp_path, "*.json")] == ["a.json", "b.json"]
     assert len(listed) == 2
-    assert children(tmp_path / "absent") == []
+    assert list_directory(tmp_path / "absent") == []

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.plan.model import Job, JobResources, Role
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.recipe.schema import Resilience
-from mrt_hpc.roles import peers as peers_module
-from mrt_hpc.roles.peers import Life, Peers, Vigil
+from mrt_hpc.roles.task import peers as peers_module
+from mrt_hpc.roles.task.peers import Peers, PeerStatus, PeerWait
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskRecord, TaskState, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,18 +45,18 @@ def say(peers: Peers, *states: TaskState, beating: bool = False) -> None:
 
 
 def test_lives(peers: Peers) -> None:
-    assert set(peers.lives().values()) == {Life.QUEUED}
+    assert set(peers.lives().values()) == {PeerStatus.QUEUED}
     say(peers, TaskState.RUNNING, TaskState.RETRYING)
-    assert list(peers.lives().values()) == [Life.LOST, Life.QUEUED]
+    assert list(peers.lives().values()) == [PeerStatus.LOST, PeerStatus.QUEUED]
     write_json(peers.layout.heart("trainer", 0), {"attempt": "earlier", "beat": 1})
-    assert peers.lives()["trainer", 0] is Life.LOST
+    assert peers.lives()["trainer", 0] is PeerStatus.LOST
     say(peers, TaskState.RUNNING, TaskState.FAILED, beating=True)
-    assert list(peers.lives().values()) == [Life.RUNNING, Life.FAILED]
+    assert list(peers.lives().values()) == [PeerStatus.RUNNING, PeerStatus.FAILED]
     say(peers, TaskState.DONE, TaskState.GAVE_BACK)
-    assert list(peers.lives().values()) == [Life.DONE, Life.QUEUED]
+    assert list(peers.lives().values()) == [PeerStatus.DONE, PeerStatus.QUEUED]
 
 
-def give_up(vigil: Vigil) -> UserError:
+def give_up(vigil: PeerWait) -> UserError:
     """Look until the vigil gives up."""
     end = time.monotonic() + 20
     with pytest.raises(UserError) as caught:
@@ -67,14 +67,14 @@ def give_up(vigil: Vigil) -> UserError:
 
 def test_nobody_at_work_for_the_limit_gives_the_nodes_back(peers: Peers) -> None:
     limits = Resilience(wait_limit_minutes=0.1 * SECOND_MINUTES)
-    error = give_up(Vigil(peers, limits, "rollouts"))
+    error = give_up(PeerWait(peers, limits, "rollouts"))
     assert error.exit_code is ExitCode.GIVE_BACK
     assert "trainer has not run" in error.what
 
 
 def test_a_peer_at_work_is_waited_for(peers: Peers) -> None:
     say(peers, TaskState.RUNNING, TaskState.WAITING, beating=True)
-    vigil = Vigil(peers, Resilience(wait_limit_minutes=1e-9), "rollouts")
+    vigil = PeerWait(peers, Resilience(wait_limit_minutes=1e-9), "rollouts")
     for _ in range(100):
         vigil.check()
     say(peers, TaskState.WAITING, TaskState.WAITING)
@@ -83,21 +83,21 @@ def test_a_peer_at_work_is_waited_for(peers: Peers) -> None:
 
 def test_a_peer_that_works_and_brings_nothing_gives_the_nodes_back(peers: Peers) -> None:
     say(peers, TaskState.RUNNING, beating=True)
-    error = give_up(Vigil(peers, Resilience(stall_limit_minutes=0.05 * SECOND_MINUTES), "rollouts"))
+    error = give_up(PeerWait(peers, Resilience(stall_limit_minutes=0.05 * SECOND_MINUTES), "rollouts"))
     assert error.exit_code is ExitCode.GIVE_BACK
     assert "has not produced rollouts" in error.what
 
 
 def test_all_failed_ends_the_wait_at_once(peers: Peers) -> None:
     say(peers, TaskState.FAILED, TaskState.FAILED)
-    error = give_up(Vigil(peers, Resilience(), "rollouts"))
+    error = give_up(PeerWait(peers, Resilience(), "rollouts"))
     assert error.exit_code is ExitCode.FATAL
     assert "has failed" in error.what
 
 
 def test_one_that_may_come_back_is_waited_for(peers: Peers) -> None:
     say(peers, TaskState.FAILED, TaskState.RETRYING)
-    vigil = Vigil(peers, Resilience(), "rollouts")
+    vigil = PeerWait(peers, Resilience(), "rollouts")
     vigil.check()
     say(peers, TaskState.FAILED, TaskState.FAILED)
     assert "has failed" in give_up(vigil).what
@@ -105,6 +105,6 @@ def test_one_that_may_come_back_is_waited_for(peers: Peers) -> None:
 
 def test_all_ended_without_a_result_is_an_error_after_a_while(peers: Peers) -> None:
     say(peers, TaskState.DONE, TaskState.FAILED)
-    error = give_up(Vigil(peers, Resilience(heartbeat_limit_s=0.05), "rollouts"))
+    error = give_up(PeerWait(peers, Resilience(heartbeat_limit_s=0.05), "rollouts"))
     assert error.exit_code is ExitCode.RETRYABLE
     assert "has ended" in error.what

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from mrt_hpc.analysis.model import IterationMetrics
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.cli.main import main
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.expected import (

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles import prepare
-from mrt_hpc.roles.gold_answers import name_unreadable
-from mrt_hpc.roles.prompt_lengths import check_prompts
+from mrt_hpc.roles.preparation.gold_answers import name_unreadable
+from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.weights import publish
-from mrt_hpc.world.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 BENCHMARK = "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 20}}]"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.data import draw_problems, read_problems, share, write_problems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.cli.submit import failed
-from mrt_hpc.launch.task import record_after
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.entry import record_after
 from mrt_hpc.plan.compile import build_plan
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.peers import PeersFailedError
-from mrt_hpc.roles.task import Task
+from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.task.peers import PeersFailedError
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventLog
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, task_file
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, task_file
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.jobs import Plan
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 
 SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"

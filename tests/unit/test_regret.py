@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mrt_hpc.mrt.regret import ValuedTrace, area_under_values, regret_by_problem, tokens_to_answer
+from mrt_hpc.mrt.regret import TraceCurve, area_under_values, regret_by_problem, tokens_to_answer
 from mrt_hpc.roles.evaluation import valued_traces
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
@@ -33,8 +33,8 @@ def test_the_area_starts_at_nothing_where_the_first_boundary_lies_later() -> Non
 
 
 def test_regret_is_meaned_over_the_traces_of_a_problem() -> None:
-    always = ValuedTrace(np.array([0.0]), np.array([1.0]))
-    never = ValuedTrace(np.array([0.0]), np.array([0.0]))
+    always = TraceCurve(np.array([0.0]), np.array([1.0]))
+    never = TraceCurve(np.array([0.0]), np.array([0.0]))
     found = regret_by_problem({"a": [always, always, always, never], "b": [never]}, 100.0)
     assert found == pytest.approx({"a": 0.25, "b": 1.0})
 

@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server import refuse_stranger
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.model import Role
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation
-from mrt_hpc.roles.intake import RolloutIntake, SampleIntake
-from mrt_hpc.roles.keeper import Keeper
-from mrt_hpc.roles.samples import Samples
-from mrt_hpc.roles.serving import collecting_weights, verified_weights
-from mrt_hpc.roles.starts import StalePrefixes
+from mrt_hpc.roles.sampling.serving import collecting_weights, verified_weights
+from mrt_hpc.roles.sampling.starts import StalePrefixes
+from mrt_hpc.roles.training.artifacts import Keeper
+from mrt_hpc.roles.training.iteration_data import RolloutIntake, SampleIntake
+from mrt_hpc.roles.training.samples import Samples
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import COLLECTION, collection_of
-from mrt_hpc.run.lineage import evaluated_with_others
 from mrt_hpc.run.manifest import DamagedError, commit_whole, read_manifest
+from mrt_hpc.run.quarantine import evaluated_with_others
 from mrt_hpc.run.records import GroupStatistics, Problem
-from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -94,7 +94,7 @@ def test_a_version_published_again_while_the_damaged_one_was_read_stays(
         commit_whole(directory, fill)
         raise DamagedError("damaged", where=directory)
 
-    monkeypatch.setattr("mrt_hpc.roles.serving.verify", slow)
+    monkeypatch.setattr("mrt_hpc.roles.sampling.serving.verify", slow)
     with pytest.raises(DamagedError):
         verified_weights(task_of(layout, Role.EVALUATION), 1)
     assert (path / "model.safetensors").read_bytes() == b"weights"

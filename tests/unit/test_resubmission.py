@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.cli.submit import LiveJob, awaited_as, without_hope
-from mrt_hpc.launch import slurm_commands, slurm_queue
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import current_ids, current_submissions, record_submission, slurm_names
-from mrt_hpc.launch.slurm import array_of
-from mrt_hpc.launch.slurm_queue import QueueState, TaskState, queue_states
+from mrt_hpc.launch.slurm import commands as slurm_commands
+from mrt_hpc.launch.slurm import queue as slurm_queue
+from mrt_hpc.launch.slurm.arrays import array_of
+from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.plan.compile import build_plan, compile_plan
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.model import Plan
+    from mrt_hpc.plan.jobs import Plan
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 INFERENCE, TRAINER, EVALUATION = (f"segment-000.{role}" for role in ("inference", "trainer", "evaluation"))
@@ -85,7 +86,7 @@ def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> 
 def states(monkeypatch: pytest.MonkeyPatch, squeue: str, sacct: str) -> dict[str, QueueState]:
     monkeypatch.setattr(slurm_queue, "ask_slurm", lambda command: squeue if command[0] == "squeue" else sacct)
     found = queue_states(["12"])
-    assert all(isinstance(state, TaskState) for state in found.values())
+    assert all(isinstance(state, QueuedTask) for state in found.values())
     return {task: state.state for task, state in found.items()}
 
 

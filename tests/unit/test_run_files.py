@@ -15,17 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.recipe.errors import ExitCode, UserError
-from mrt_hpc.run import atomic, patience
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run import atomic
+from mrt_hpc.run import retries as patience
 from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, replacing, temporary_sibling, write_json
 from mrt_hpc.run.events import EventKind, EventLog, read_events
 from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout, collecting_version, collection_of, is_collection
-from mrt_hpc.run.lineage import set_aside, younger_than
 from mrt_hpc.run.manifest import DamagedError, read_manifest, verify, write_manifest
+from mrt_hpc.run.parquet import read_records, write_records
+from mrt_hpc.run.quarantine import set_aside, younger_than
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
-from mrt_hpc.run.shards import read_records, write_records
-from mrt_hpc.run.tasks import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
 from mrt_hpc.run.weights import prune, publish, published_versions
 
 if TYPE_CHECKING:

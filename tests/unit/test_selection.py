@@ -10,7 +10,7 @@ import pytest
 
 from mrt_hpc.mrt.backtracking import (
     Attempt,
-    Continuation,
+    StepContinuation,
     Variant,
     as_conversation,
     as_suffix,
@@ -71,8 +71,8 @@ def test_only_right_answers_are_penalised_against_the_other_right_ones() -> None
     assert got == pytest.approx([1 - 0.5 * 0.268941, 1 - 0.5 * 0.731059, 0.0, 0.75], abs=1e-6)
 
 
-def rollouts(*rewards: float) -> list[Continuation]:
-    return [Continuation(f"<{n}>", r) for n, r in enumerate(rewards)]
+def rollouts(*rewards: float) -> list[StepContinuation]:
+    return [StepContinuation(f"<{n}>", r) for n, r in enumerate(rewards)]
 
 
 ATTEMPT = Attempt(

@@ -13,14 +13,17 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrt_hpc.inference.client import Completion, Request, Settings, connect
-from mrt_hpc.inference.wire import GENERATE_PATH, Batch, Sample, read_sample_line, sample_line
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
+from mrt_hpc.inference.protocol import GENERATE_PATH, RequestBatch, Sample, read_sample_line, sample_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-REQUESTS = [Request([1, 2, 3], [10, 11], Settings(max_tokens=4)), Request([4], [12], Settings(max_tokens=4))]
+REQUESTS = [
+    Request([1, 2, 3], [10, 11], SamplingSettings(max_tokens=4)),
+    Request([4], [12], SamplingSettings(max_tokens=4)),
+]
 Damage = "Callable[[bytes], bytes]"
 
 
@@ -28,7 +31,7 @@ def right(i: int, j: int) -> Sample:
     return Sample(i, j, [7, i, j], [-0.5, -1.0, -0.25 * (j + 1)], "stop", 0, [3])
 
 
-def answers(batch: Batch) -> bytes:
+def answers(batch: RequestBatch) -> bytes:
     """What the server says to a batch, which holds what is still waited for."""
     known = {seed: (i, j) for i, r in enumerate(REQUESTS) for j, seed in enumerate(r.seeds)}
     samples = [
@@ -44,7 +47,7 @@ async def asked(damage: Callable[[bytes], bytes], times: int) -> list[Completion
     left = [times]
 
     async def generate(request: web.Request) -> web.Response:
-        body = answers(msgspec.json.decode(await request.read(), type=Batch))
+        body = answers(msgspec.json.decode(await request.read(), type=RequestBatch))
         left[0] -= 1
         return web.Response(body=damage(body) if left[0] >= 0 else body)
 

@@ -11,7 +11,7 @@ import pytest
 from test_task_endings import task
 
 from mrt_hpc.inference.server import cpu_environment
-from mrt_hpc.roles.serving import server_settings
+from mrt_hpc.roles.sampling.serving import server_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.launch.entry import record_after
 from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.slurm_watch import ASK_EVERY_S, QueueWatch
-from mrt_hpc.launch.task import record_after
+from mrt_hpc.launch.slurm.watch import ASK_EVERY_S, QueueWatch
 from mrt_hpc.plan.compile import build_plan
-from mrt_hpc.plan.model import Role
-from mrt_hpc.recipe.errors import ExitCode, UserError
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles import peers as peers_module
-from mrt_hpc.roles.task import Task
+from mrt_hpc.roles.task import peers as peers_module
+from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.events import EventLog
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskRecord, TaskState, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from mrt_hpc.cli.submit import submit_to_slurm
-from mrt_hpc.launch import slurm_commands
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import latest_ids
-from mrt_hpc.launch.slurm_commands import run_slurm
+from mrt_hpc.launch.slurm import commands as slurm_commands
+from mrt_hpc.launch.slurm.commands import run_slurm
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import SlurmSite
 

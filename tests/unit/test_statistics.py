@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrt_hpc.analysis.statistics import (
+from mrt_hpc.analysis.intervals import (
     mean_paired_difference,
     paired_difference,
     pass_at_1,
@@ -19,7 +19,7 @@ from mrt_hpc.analysis.statistics import (
     t_quantile,
     wilson,
 )
-from mrt_hpc.recipe.errors import UserError
+from mrt_hpc.errors import UserError
 
 
 @pytest.mark.parametrize(

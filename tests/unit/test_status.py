@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch import slurm_queue
+from mrt_hpc.launch.attempt_end import settled
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.settle import settled
+from mrt_hpc.launch.slurm import queue as slurm_queue
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
-from mrt_hpc.run.tasks import TaskRecord, TaskState, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout

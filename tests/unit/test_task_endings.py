@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch import signals
-from mrt_hpc.launch.settle import RUNS_AGAIN, settled
-from mrt_hpc.launch.task import attempt, record_after
+from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
+from mrt_hpc.launch.entry import attempt, record_after
 from mrt_hpc.plan.compile import build_plan
-from mrt_hpc.recipe.errors import ExitCode, UserError
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.notice import GaveBack, Notice, Stopped
-from mrt_hpc.roles.task import Task
+from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest
 from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.tasks import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,9 +49,9 @@ def error_of(exit_code: ExitCode) -> UserError:
     ("error", "state", "failures"),
     [
         (None, TaskState.DONE, 1),
-        (Stopped(143), TaskState.STOPPED, 1),
+        (Interrupted(143), TaskState.STOPPED, 1),
         (KeyboardInterrupt(), TaskState.STOPPED, 1),
-        (GaveBack("why"), TaskState.GAVE_BACK, 1),
+        (RequeueRequested("why"), TaskState.GAVE_BACK, 1),
         (error_of(ExitCode.GIVE_BACK), TaskState.GAVE_BACK, 1),
         (error_of(ExitCode.RETRYABLE), TaskState.RETRYING, 2),
         (error_of(ExitCode.FATAL), TaskState.FAILED, 2),
@@ -77,15 +77,17 @@ def test_the_fourth_failure_in_a_row_of_three_allowed_is_the_last(tmp_path: Path
 
 def test_a_time_limit_too_short_for_anything_counts_as_a_failure(tmp_path: Path) -> None:
     hurried = task(tmp_path, time_left_s=80.0)
-    after = record_after(hurried, GaveBack("why"), RUNNING)
+    after = record_after(hurried, RequeueRequested("why"), RUNNING)
     assert (after.state, after.failures) == (TaskState.RETRYING, 2)
     assert "raise resources.report.time_limit_minutes" in after.message
-    with pytest.raises(GaveBack), hurried.notice.while_waiting():
-        hurried.notice.tell(GaveBack("why"))
-    assert record_after(hurried, GaveBack("why"), RUNNING).state is TaskState.GAVE_BACK, "it had to wait for its peers"
+    with pytest.raises(RequeueRequested), hurried.notice.while_waiting():
+        hurried.notice.tell(RequeueRequested("why"))
+    assert record_after(hurried, RequeueRequested("why"), RUNNING).state is TaskState.GAVE_BACK, (
+        "it had to wait for its peers"
+    )
     working = task(tmp_path, time_left_s=80.0)
     working.events.emit(EventKind.SHARD_COMMITTED)
-    after = record_after(working, GaveBack("why"), RUNNING)
+    after = record_after(working, RequeueRequested("why"), RUNNING)
     assert (after.state, after.failures) == (TaskState.GAVE_BACK, 0), "failures count in a row"
 
 
@@ -181,30 +183,30 @@ def test_a_full_disk_does_not_turn_giving_back_into_a_failure(tmp_path: Path) ->
 
 
 def test_a_notice_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
-    notice = Notice()
-    with pytest.raises(GaveBack):
-        notice.tell(GaveBack("why"))
-    notice = Notice()
+    notice = ShutdownRequest()
+    with pytest.raises(RequeueRequested):
+        notice.tell(RequeueRequested("why"))
+    notice = ShutdownRequest()
     with notice.at_safe_points():
-        assert notice.tell(GaveBack("why"))
+        assert notice.tell(RequeueRequested("why"))
         assert notice.given
-        assert notice.tell(Stopped(143)), "a preemption may be announced and then come"
-        with pytest.raises(Stopped) as ending:
+        assert notice.tell(Interrupted(143)), "a preemption may be announced and then come"
+        with pytest.raises(Interrupted) as ending:
             notice.leave_if_given()
         assert ending.value.code == 143
-    notice = Notice()
+    notice = ShutdownRequest()
     with notice.at_safe_points():
-        assert notice.tell(GaveBack("why"))
-        with pytest.raises(GaveBack):
+        assert notice.tell(RequeueRequested("why"))
+        with pytest.raises(RequeueRequested):
             notice.force()
-    Notice().leave_if_given()
+    ShutdownRequest().leave_if_given()
 
 
 def test_what_unwinds_is_not_unwound_anew() -> None:
-    notice = Notice()
-    with pytest.raises(GaveBack):
-        notice.tell(GaveBack("why"))
-    assert not notice.tell(Stopped(143))
+    notice = ShutdownRequest()
+    with pytest.raises(RequeueRequested):
+        notice.tell(RequeueRequested("why"))
+    assert not notice.tell(Interrupted(143))
     notice.force()
 
 
@@ -212,7 +214,7 @@ class Told:
     """As much of a task as the handlers look at."""
 
     def __init__(self) -> None:
-        self.notice = Notice()
+        self.notice = ShutdownRequest()
         self.seconds_left = float("inf")
 
 
@@ -228,19 +230,19 @@ def told() -> Iterator[Told]:
 
 
 def test_signals_become_notices(told: Told) -> None:
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(Interrupted) as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
     assert stopped.value.code == 143
     assert signal.alarm(0) > 0, "should a library swallow the exception, the kernel ends the process"
-    told.notice = Notice()
-    with pytest.raises(GaveBack) as gave_back:
+    told.notice = ShutdownRequest()
+    with pytest.raises(RequeueRequested) as gave_back:
         os.kill(os.getpid(), signal.SIGUSR2)
     assert gave_back.value.code == ExitCode.GIVE_BACK
 
 
 def test_near_the_time_limit_the_way_to_a_safe_point_is_cut_short(told: Told) -> None:
     told.seconds_left = signals.LAST_MOMENT_S + 1.5
-    with pytest.raises(GaveBack), told.notice.at_safe_points():
+    with pytest.raises(RequeueRequested), told.notice.at_safe_points():
         os.kill(os.getpid(), signal.SIGUSR2)
         signal.sigtimedwait([], 20)  # until the alarm comes
 

@@ -17,14 +17,14 @@ import pytest
 from click.testing import CliRunner
 from wandb.proto.wandb_internal_pb2 import Record
 
-from mrt_hpc.analysis.model import EvaluationSummary, IterationMetrics
-from mrt_hpc.analysis.statistics import summarise_evaluation
+from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.cli.main import main
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.task import load_task
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.report import run, write_report
@@ -34,7 +34,7 @@ from mrt_hpc.run.atomic import is_temporary
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.roles.task import Task
+    from mrt_hpc.roles.task.context import Task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TRAINER = "segment-000.trainer"
@@ -173,7 +173,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from mrt_hpc.launch.placement import Placement
-from mrt_hpc.launch.task import load_task
+from mrt_hpc.launch.entry import load_task
 from mrt_hpc.roles import report, tracking
 from mrt_hpc.run.layout import RunLayout
 

@@ -9,8 +9,8 @@ import pytest
 
 from mrt_hpc.mrt.planner import draw_counts, expected_branches
 from mrt_hpc.mrt.values import (
+    BranchStep,
     KnownAnswer,
-    Step,
     Vote,
     likelihood,
     look_ahead,
@@ -91,8 +91,8 @@ def test_monte_carlo_is_unbiased_and_noisier_than_rao_blackwell() -> None:
     assert blackwell.var() < plain.var() / 2
 
 
-def step(probabilities: list[float], forecasts: list[float], taken: int | None) -> Step:
-    return Step(np.array(probabilities), np.array(forecasts), taken)
+def step(probabilities: list[float], forecasts: list[float], taken: int | None) -> BranchStep:
+    return BranchStep(np.array(probabilities), np.array(forecasts), taken)
 
 
 def test_looking_ahead_by_hand() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from mrt_hpc.inference.branches import Branches
-from mrt_hpc.inference.provers import Looked, MajorityVote
 from mrt_hpc.inference.traces import BoundaryPlan
-from mrt_hpc.roles.graded import pairs_to_compare, representatives
+from mrt_hpc.provers.branches import Branches
+from mrt_hpc.provers.estimators import Looked, MajorityVote
+from mrt_hpc.roles.sampling.grading import pairs_to_compare, representatives
 from mrt_hpc.run.records import Branch, FinishReason
 
 REWARDS = {"1/2": 0.0, "0.5": 0.0, "3": 1.0, "3.0": 1.0, "7": 0.0}

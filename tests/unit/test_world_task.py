@@ -8,10 +8,8 @@ from statistics import mean
 
 import pytest
 
-from mrt_hpc.grading.answers import extract_answer
-from mrt_hpc.mrt.episodes import EpisodeRule, episode_starts
-from mrt_hpc.recipe.errors import UserError
-from mrt_hpc.world.task import (
+from mrt_hpc.domains.math.answers import extract_answer
+from mrt_hpc.domains.small_world.equations import (
     END_THINK,
     FORCED_TEXT,
     MARKER,
@@ -25,6 +23,8 @@ from mrt_hpc.world.task import (
     problems,
     think,
 )
+from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.episodes import EpisodeRule, episode_starts
 
 EQUATION = Equation(3, 14, 35)
 GOOD = (

@@ -1,0 +1,212 @@
+"""Accuracies with their uncertainty.
+
+Problems are the independent draws, not samples: the n samples of one problem share its difficulty, so every interval
+here varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered standard errors). Intervals are 95 %.
+Differences have t intervals. In simulations of 15 and 30 problems these covered the truth in 94 to 98 % of the trials,
+the percentile bootstrap in 75 to 94 %; where only one problem in ten gains anything, both cover less (86 to 91 %).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from scipy.special import stdtrit
+
+from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+
+
+@dataclass(frozen=True)
+class IntervalEstimate:
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval leaves zero out: a difference that is more than chance would give."""
+        return self.low > 0 or self.high < 0
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the unbiased chance that one of k samples is right, from n of which c are right.
+
+    Raises:
+        ValueError: k exceeds n, or the counts are impossible.
+    """
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} cannot be estimated from {correct} correct of {samples} samples")
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def pass_at_1(rewards: Sequence[Sequence[float]]) -> IntervalEstimate:
+    """pass@1 of P problems with its interval: the mean over problems of the mean reward of their samples.
+
+    With several samples a problem: a t interval over the P means, P - 1 degrees of freedom, cut to [0, 1]. With one
+    sample each, or where all means agree (all right, all wrong), their spread says nothing or too little, and Wilson's
+    interval is taken.
+
+    Args:
+        rewards: [P][n] the rewards of each problem's samples, each in [0, 1].
+
+    Raises:
+        ValueError: there is no problem, or a problem without a sample.
+    """
+    if not rewards or not all(len(samples) for samples in rewards):
+        raise ValueError("pass@1 needs at least one problem, and a sample for each")
+    means = np.array([np.mean(samples) for samples in rewards])
+    mean, count = float(means.mean()), len(means)
+    spread = float(means.std(ddof=1)) if count > 1 else 0.0
+    if spread == 0.0 or all(len(samples) == 1 for samples in rewards):
+        return wilson(mean * count, count)
+    half = t_quantile(count - 1) * spread / math.sqrt(count)
+    return IntervalEstimate(mean, max(0.0, mean - half), min(1.0, mean + half))
+
+
+def wilson(correct: float, total: int) -> IntervalEstimate:
+    """Wilson's score interval of a proportion; never of width zero, and never outside [0, 1]."""
+    if total < 1:
+        raise ValueError("a proportion of nothing has no interval")
+    share, square = correct / total, Z * Z
+    centre = (share + square / (2 * total)) / (1 + square / total)
+    half = Z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
+    return IntervalEstimate(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def t_quantile(degrees: float) -> float:
+    """The two-sided 95 % quantile of Student's t.
+
+    Args:
+        degrees: of freedom; fractions, as Welch's formula gives them, are fine.
+    """
+    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
+
+
+Means = Mapping[str, float]
+"""Mean reward by problem id."""
+
+
+def paired_difference(before: Means, after: Means) -> IntervalEstimate:
+    """The mean gain from ``before`` to ``after`` over the same P problems, with a t interval over the P gains.
+
+    Pairing by problem takes the difficulty of the problems out of the difference: its interval is narrower than two
+    separate ones suggest.
+
+    Args:
+        before: of the earlier weights version; each in [0, 1].
+        after: of the later one.
+
+    Raises:
+        UserError: the problems are not the same, or there are none.
+    """
+    return mean_paired_difference([(before, after)])
+
+
+def mean_paired_difference(benchmarks: Sequence[tuple[Means, Means]]) -> IntervalEstimate:
+    """The mean over benchmarks of their paired gains, with Welch's t interval; problems vary within each benchmark.
+
+    Where a benchmark has a single problem, its variance is unknown, and the interval is all that is possible, -1 to 1.
+
+    Raises:
+        UserError: the problems of a benchmark are not the same on both sides, or there are none.
+    """
+    gains = [_gains(before, after) for before, after in benchmarks]
+    mean = float(np.mean([gains_P.mean() for gains_P in gains]))
+    if any(len(gains_P) == 1 for gains_P in gains):
+        return IntervalEstimate(mean, -1.0, 1.0)
+    squares = np.array([_squared_error(gains_P) for gains_P in gains]) / len(gains) ** 2
+    degrees = np.array([len(gains_P) - 1 for gains_P in gains])
+    half = t_quantile(float(squares.sum() ** 2 / (squares**2 / degrees).sum())) * math.sqrt(squares.sum())
+    return IntervalEstimate(mean, max(-1.0, mean - half), min(1.0, mean + half))
+
+
+def _squared_error(gains_P: FloatArray) -> float:
+    """The squared standard error of the mean of P gains.
+
+    Gains that all agree do not show that further ones would, so their spread is taken as if a whole win and a whole
+    loss had been seen besides (Bonett and Price 2012).
+    """
+    if np.ptp(gains_P) == 0.0:
+        gains_P = np.append(gains_P, [1.0, -1.0])
+    return float(gains_P.var(ddof=1)) / len(gains_P)
+
+
+def _gains(before: Means, after: Means) -> FloatArray:
+    """[P] gain of each problem."""
+    if not before or before.keys() != after.keys():
+        raise UserError(
+            "a paired difference needs the same problems on both sides",
+            value=sorted(before.keys() ^ after.keys())[:5],
+            advice="evaluate both weights versions on the same benchmark file",
+        )
+    return np.array([after[problem] - before[problem] for problem in before])
+
+
+def summarise_evaluation(
+    version: int,
+    benchmark: str,
+    rewards: Mapping[str, Sequence[float]],
+    *,
+    tokens_per_rollout: float | None = None,
+    truncated_share: float | None = None,
+    answered_share: float | None = None,
+    quality: Mapping[str, float] | None = None,
+    regret: Mapping[int, dict[str, float]] | None = None,
+    regret_tokens: Literal["sampled", "all"] = "sampled",
+    seconds: float | None = None,
+    settings: str | None = None,
+) -> EvaluationSummary:
+    """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
+
+    pass@k is given for k = 1, 2, 4 .. up to the fewest samples that a problem has.
+
+    Raises:
+        ValueError: there is no problem, or a problem without a sample.
+    """
+    estimate = pass_at_1(list(rewards.values()))
+    fewest = min(len(samples) for samples in rewards.values())
+    return EvaluationSummary(
+        version=version,
+        benchmark=benchmark,
+        problems=len(rewards),
+        samples=fewest,
+        accuracy=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        per_problem={problem: float(np.mean(samples)) for problem, samples in rewards.items()},
+        pass_at_k={k: _mean_pass_at_k(rewards, k) for k in _powers_of_two(fewest)},
+        tokens_per_rollout=tokens_per_rollout,
+        truncated_share=truncated_share,
+        answered_share=answered_share,
+        quality=dict(quality or {}),
+        regret=dict(regret or {}),
+        regret_tokens=regret_tokens,
+        seconds=seconds,
+        settings=settings,
+    )
+
+
+def _mean_pass_at_k(rewards: Mapping[str, Sequence[float]], k: int) -> float:
+    """Mean over problems; a sample counts as correct when its reward is 1."""
+    return float(np.mean([pass_at_k(len(samples), sum(r >= 1 for r in samples), k) for samples in rewards.values()]))
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(most.bit_length())]

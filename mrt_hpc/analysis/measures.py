@@ -1,0 +1,243 @@
+"""The numbers that roles write down and that the report reads back: one JSON file each, whole or absent.
+
+Owns their names, units and round trip. Leaves out how they are computed (``statistics``) and shown (``report``,
+``plots``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.run.atomic import write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+FEW_ANSWERS = 0.1
+"""Share of traces with an answer below which something is wrong with prompts, tags or limits."""
+
+
+class Record(BaseModel):
+    """A frozen record with a file of its own. An unknown field is an error: a misspelt one must not vanish."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    def write(self, path: Path) -> None:
+        """Write the record to ``path`` in one step."""
+        write_json(path, self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The record in ``path``.
+
+        Raises:
+            FileNotFoundError: there is none.
+            UserError: the file holds something else.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise UserError(
+                f"this is not the record of {cls.__name__}",
+                where=path,
+                value=str(error.errors(include_url=False)[0]["msg"]),
+                advice=f"remove {path.name} and run the task that writes it again",
+            ) from error
+
+
+class Phase(StrEnum):
+    """What a process of a run spends its time on."""
+
+    GENERATION = "generation"
+    """Sampling traces and the prover's branches, which are in the server together."""
+    GRADING = "grading"
+    """Comparing answers with the gold answer."""
+    WAITING = "waiting"
+    """For another role: a weights version or a shard."""
+    LOADING = "loading"
+    """Weights into the server, shards into the trainer."""
+    OPTIMISATION = "optimisation"
+    """Forward, backward and update."""
+    CHECKPOINT = "checkpoint"
+    """Writing the resumable state."""
+    PUBLISHING = "publishing"
+    """Writing the weights version."""
+
+
+class EvaluationSummary(Record):
+    """One weights version on one benchmark: ``evals/v000012/NAME/summary.json``. P problems, n samples each."""
+
+    version: int
+    benchmark: str
+    problems: int
+    """P."""
+    samples: int
+    """n, completions a problem."""
+    accuracy: float
+    """pass@1: the mean over problems of the mean reward of their samples."""
+    low: float
+    """Lower end of the 95 % interval of ``accuracy``."""
+    high: float
+    """Upper end of it."""
+    per_problem: dict[str, float]
+    """[P] mean reward of each problem's samples, by problem id."""
+    pass_at_k: dict[int, float] = {}
+    """Unbiased pass@k for k = 1, 2, 4 .. n."""
+    tokens_per_rollout: float | None = None
+    """Mean length of a completion, tokens."""
+    truncated_share: float | None = None
+    """Share of completions cut off by the token limit."""
+    answered_share: float | None = None
+    """Share of completions in which an answer was found, right or wrong."""
+    quality: dict[str, float] = {}
+    """Shares in [0, 1] that describe the traces beyond their reward, as ``well_formed`` and ``right_checks`` of the
+    small world."""
+    regret: dict[int, dict[str, float]] = {}
+    """Normalised regret of each problem, by budget in tokens and problem id; empty where prefixes were not valued."""
+    regret_tokens: Literal["sampled", "all"] = "sampled"
+    """Which tokens ``regret`` counts: the sampled ones of the trace alone, or prompt, closing text and answer too."""
+    seconds: float | None = None
+    """Wall time of the evaluation."""
+    settings: str | None = None
+    """Digest of what the benchmark was evaluated with; older files have none."""
+
+
+class IterationMetrics(Record):
+    """What was measured in one iteration: ``iterations/000012/metrics.json``. Iteration i publishes version i + 1."""
+
+    iteration: int
+    reward_mean: float | None = None
+    """Mean reward of the rollouts trained on; None where given samples are learnt."""
+    tokens_per_rollout: float
+    """Mean length of a trace with its answer, or of a sample, tokens."""
+    seconds: dict[Phase, float] = {}
+    """The trainer's wall time by what the run was doing: while the trainer waits, the slowest inference task loads,
+    generates and grades."""
+    wall_seconds: float | None = None
+    """From one published weights version to the next."""
+    sampling_seconds: float | None = None
+    """Wall time that the slowest inference task sampled, whether the trainer waited for it or not."""
+    batch: str | None = None
+    """Digest of the groups trained on, which tells whether those in the run directory are these."""
+    problems: int | None = None
+    rollouts: int | None = None
+    branches: int | None = None
+    trained_branches: int | None = None
+    """Those of them that were learnt from: of boundaries where some are right and some are wrong."""
+    dropped_branches: int = 0
+    """Those of them that should have been learnt from, and were not sampled as the recipe says."""
+    generated_tokens: int | None = None
+    """Sampled in this iteration, branches included."""
+    prefilled_tokens: int | None = None
+    """Prompt tokens of its rollouts, branches and looks that were in no prefix cache."""
+    progress_by_episode: tuple[float, ...] = ()
+    """Mean progress V_{j+1} - V_j of episode j over the traces that have one."""
+    progress_error: float | None = None
+    """Standard error of one progress value, as its branches tell: the root of the mean variance that the prover and
+    its planner reached, over the values that have it."""
+    progress_error_share: float | None = None
+    """The share of them. A boundary with a single branch has none: where a planner draws one because little is open,
+    the standard error of all lies below that of the share."""
+    episodes_per_rollout: float | None = None
+    signal_share: float | None = None
+    """Share of the groups whose rewards differ, so that the outcome gives a gradient."""
+    truncated_share: float | None = None
+    """Share of rollouts cut off by the token limit."""
+    answered_share: float | None = None
+    """Share of rollouts in which an answer was found, right or wrong."""
+    staleness_mean: float | None = None
+    """Weights versions that the rollouts lag behind the trained one, mean."""
+    quality: dict[str, float] = {}
+    """As in EvaluationSummary, over the rollouts."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    """Before clipping."""
+    learning_rate: float | None = None
+    entropy: float | None = None
+    """Of the policy, nats a token."""
+    kl_reference: float | None = None
+    """To the reference policy, nats a token."""
+    clip_fraction: float | None = None
+    """Share of the tokens whose importance ratio is clipped."""
+    mismatch_mean: float | None = None
+    """Mean ratio of the sampled tokens' probabilities, the trainer's over the server's: 1 when they agree."""
+    mismatch_max: float | None = None
+    trainer: dict[str, float] = {}
+    """What else the trainer measured, by the names of :class:`mrt_hpc.training.update_statistics.UpdateStats`. Older
+    files repeat ``loss`` and others here, and hold a ``truncated_share`` of importance weights.
+    """
+
+
+def few_answers(share: float | None, where: str) -> str | None:
+    """What to tell a user where nearly no trace has an answer; None where enough have one, or nothing is known.
+
+    Args:
+        share: of the traces in which an answer was found.
+        where: what they are traces of, as ``iteration 3``.
+    """
+    if share is None or share >= FEW_ANSWERS:
+        return None
+    return (
+        f"an answer was found in {share:.0%} of the traces of {where}, and a trace without one has reward 0: compare a "
+        "sample trace in the inference log of the first iteration with prompt.thought_start and prompt.thought_end "
+        "(empty for a model that writes no tags), prompt.instruction and sampling.max_tokens"
+    )
+
+
+class RunCost(Record):
+    """What the run has used."""
+
+    hardware: str | None = None
+    """In words, as in ``8 x H100, 2 nodes``."""
+    wall_seconds: float | None = None
+    """From the first task's start to the last one's end."""
+    generated_tokens: int | None = None
+    gpu_hours: float | None = None
+    """Allocated, idle time included."""
+    cpu_hours: float | None = None
+    """Core hours, allocated."""
+    sampled_tokens_per_second: float | None = None
+    """Of one inference process, while it samples."""
+    trained_tokens_per_second: float | None = None
+    """Of one rank of the trainer, while it updates."""
+
+
+class RunFile(Record):
+    """One thing of the run directory and where it is."""
+
+    what: str
+    path: str
+
+
+class RunSummary(Record):
+    """All that the report tells."""
+
+    recipe: str
+    algorithm: str
+    model: str
+    iterations_planned: int
+    prover: str | None = None
+    settings: dict[str, str] = {}
+    """Further lines of the setup table, as in ``group size: 8``."""
+    iterations: tuple[IterationMetrics, ...] = ()
+    evaluations: tuple[EvaluationSummary, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What should be there and is not, a sentence each."""
+    cost: RunCost = RunCost()
+    files: tuple[RunFile, ...] = ()
+    versions: dict[str, str] = {}
+    """Of the packages that matter."""
+    upload: str | None = None
+    """How many offline W&B directories are not uploaded; None where none is."""
+    upload_command: str | None = None
+    """What to type on the login node to upload them."""
+
+    @property
+    def iterations_done(self) -> int:
+        """Iterations with metrics."""
+        return len(self.iterations)

@@ -1,0 +1,129 @@
+"""Decides whether an answer equals the gold answer, by math-verify.
+
+Owns the verdict on one pair. Leaves out time and memory limits: sympy may take forever on a hostile answer, so anything
+a model wrote goes through ``pool``. math-verify's own time-out is switched off: it works by SIGALRM, in the main thread
+only, and turns a hang into a silent False.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+from mrt_hpc.domains.math import two_stages, values_differ
+from mrt_hpc.domains.math.answers import braces_balance
+from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS, clean
+from mrt_hpc.domains.math.numbers import power_as_latex
+from mrt_hpc.domains.math.quantities import evaluated, is_fraction, quantities_agree, read_quantity
+
+_BOXED_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
+"""Only LaTeX, only the box: math-verify's plain search would find a 7 in ``\\frac{1}{ = 7``."""
+
+SMALL = 1e-3
+"""Below it the six decimal places that math-verify compares are fewer than three digits."""
+SMALL_TOLERANCE = 1e-3
+"""Relative, between numbers below ``SMALL``: as close as six places are to a number of that size."""
+VALUE_DIGITS = 30
+GOLDS = 1024
+"""Gold answers whose expressions a process keeps."""
+
+_STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
+"""Commands whose content math-verify may take for a unit and drop, so that nothing is left to compare."""
+
+two_stages.install()
+values_differ.install()
+for _module in ("math_verify.parser", "math_verify.grader"):
+    logging.getLogger(_module).setLevel(logging.ERROR)  # they warn that their time-out is off, which is meant
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What math-verify makes of one answer."""
+
+    correct: bool
+    readable: bool
+    """False where the answer is no expression that math-verify can read."""
+
+
+def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:
+    """Whether ``answer`` equals ``gold``. May take forever on a hostile answer: see ``pool.GraderPool``."""
+    certain = certain_verdict(answer, gold, strict=strict)
+    return judge(answer, gold).correct if certain is None else certain
+
+
+def certain_verdict(answer: str, gold: str, *, strict: bool = False) -> bool | None:
+    """The verdict where it is known without asking math-verify, None elsewhere.
+
+    Two numbers are equal as numbers or not at all; units and bases count where both name one. Identical text is equal,
+    since math-verify compares the text too, as long as its clean-up leaves something of it: a digit outside of what it
+    may take for a unit stays.
+
+    Args:
+        answer: what a model gave.
+        gold: what it should have given.
+        strict: whether an answer to a gold number must be evaluated: one number, alone or on one side of an equation.
+            An integer must be written as a number, so that ``\\frac{6}{2}`` is no answer to 3 and ``3.0`` is one; any
+            other number may be a fraction too.
+    """
+    answer, gold = clean(answer), clean(gold)
+    expected = read_quantity(gold)
+    given = None if expected is None else evaluated(answer)
+    if expected is not None and given is not None:
+        return quantities_agree(given, expected)
+    if strict and expected is not None and (expected.number.is_integer or not is_fraction(answer)):
+        return False
+    if answer == gold and _keeps_its_text(gold):
+        return True
+    return None
+
+
+def _keeps_its_text(gold: str) -> bool:
+    return (
+        any(character in "0123456789" for character in gold)
+        and not any(command in gold for command in _STRIPPED_BY_MATH_VERIFY)
+        and len(gold) <= MAX_ANSWER_CHARS
+        and braces_balance(gold)
+    )
+
+
+def judge(answer: str, gold: str) -> Judgement:
+    """math-verify's judgement of ``answer``; a hostile one may hang, raise anything or exhaust the memory."""
+    answer, gold = clean(answer), clean(gold)
+    if len(answer) > MAX_ANSWER_CHARS or not braces_balance(answer):
+        return Judgement(correct=False, readable=False)
+    expected, parsed = _parse_gold(gold), _parse(answer)
+    return Judgement(
+        correct=bool(verify(expected, parsed, timeout_seconds=None)) and not _was_chopped(parsed, expected),
+        readable=any(not isinstance(expression, str) for expression in parsed),
+    )
+
+
+def _was_chopped(answer: list[object], gold: list[object]) -> bool:
+    """Whether a small gold number and another number are equal to math-verify only because it rounds both to zero."""
+    value, expected = _value(answer), _value(gold)
+    if value is None or expected is None or not 0 < abs(expected) < SMALL:
+        return False
+    return bool(abs(value - expected) > SMALL_TOLERANCE * abs(expected))
+
+
+def _value(parsed: list[object]) -> Any:
+    """The finite number that math-verify found first, as sympy's; None where it found something else."""
+    first: Any = next((expression for expression in parsed if not isinstance(expression, str)), None)
+    value = first.doit().evalf(VALUE_DIGITS) if getattr(first, "is_number", False) else None
+    return value if getattr(value, "is_finite", False) else None
+
+
+@lru_cache(maxsize=GOLDS)
+def _parse_gold(gold: str) -> list[object]:
+    """Many answers are compared with one gold answer; sympy's expressions never change."""
+    return _parse(gold)
+
+
+def _parse(answer: str) -> list[object]:
+    """The expression and the cleaned-up text of ``answer``; only the text where it is no expression."""
+    boxed = f"\\boxed{{{power_as_latex(answer)}}}"
+    return list(parse(boxed, extraction_config=_BOXED_LATEX, parsing_timeout=None))

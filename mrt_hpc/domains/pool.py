@@ -1,0 +1,191 @@
+"""Grades answers in processes that are killed when an answer hangs.
+
+Owns the limits, and what an answer is worth that hangs, crashes its process or cannot be read: 0, and a line in the
+log. Pairs whose verdict is certain (numbers) never reach a process. No answer waits for a slow one: an answer that
+looks slow goes to a process for slow ones, and any other is tried again there after a short first attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+from pebble import ProcessExpired
+
+from mrt_hpc.domains.lane import Lane
+from mrt_hpc.domains.math.equivalence import certain_verdict
+from mrt_hpc.domains.math.slow_forms import may_take_long
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.domains.math.equivalence import Judgement
+
+logger = logging.getLogger(__name__)
+
+Pair = tuple[str | None, str]
+"""An answer (None when the text had none) and the gold answer."""
+
+FIRST_LIMIT_S = 0.5
+"""An answer slower than this, in processor seconds, is stopped, and tried again among the slow ones for its full time
+limit. math-verify takes 0.4 to 60 ms for an answer that is meant as one, and more in a fresh process; a lower limit
+ends processes that were only cold.
+"""
+SLOW_PROCESSES = 1
+"""For the answers that are slower; started with the first of them."""
+SLOW_NICENESS = 5
+"""Gives the slow ones a quarter of the processor time of the others, where there are fewer cores than processes."""
+LOGGED_CHARS = 80
+
+
+class VerdictStatus(StrEnum):
+    """How a verdict came about."""
+
+    GRADED = "graded"
+    """math-verify compared the answer with the gold answer."""
+    NO_ANSWER = "no_answer"
+    """There was no answer to grade."""
+    TIMED_OUT = "timed_out"
+    """The answer hung: its process was killed at the time limit."""
+    MALFORMED = "malformed"
+    """No expression could be read, or reading it raised an error, exhausted the memory or crashed the process."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The grading of one pair."""
+
+    reward: float
+    """1.0 or 0.0."""
+    status: VerdictStatus
+    seconds: float
+    """Processor time that a grader process spent on it."""
+
+
+NO_ANSWER = Verdict(0.0, VerdictStatus.NO_ANSWER, 0.0)
+
+
+class GraderPool:
+    """Grader processes, to be used as a context manager; one event loop or one thread at a time.
+
+    Args:
+        processes: how many answers are graded at a time; slow ones have one process more.
+        time_limit_s: processor seconds for one answer; a slower one is killed and scores 0.
+        memory_limit_gib: what one process may allocate beyond its libraries, GiB.
+        cache_size: verdicts remembered; the oldest are forgotten first.
+        strict: whether an answer to a gold number must be evaluated (``equivalence.certain_verdict``).
+    """
+
+    def __init__(
+        self,
+        processes: int = 1,
+        time_limit_s: float = 2.0,
+        *,
+        memory_limit_gib: float = 2.0,
+        cache_size: int = 65536,
+        strict: bool = False,
+    ) -> None:
+        self.strict = strict
+        self.time_limit_s = time_limit_s
+        memory_limit_bytes = int(memory_limit_gib * 2**30)
+        self.fast = Lane(processes, memory_limit_bytes)
+        self.slow = Lane(SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
+        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._cache_size = cache_size
+
+    def __enter__(self) -> Self:
+        self.fast.started()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fast.stop()
+        self.slow.stop()
+
+    def grade_all(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        """``grade`` for callers without an event loop."""
+        return asyncio.run(self.grade(pairs))
+
+    async def grade(self, pairs: Sequence[Pair], *, tell: bool = True) -> list[Verdict]:
+        """The verdict on each pair, in order; equal pairs are graded once.
+
+        Never raises for what an answer contains.
+
+        Args:
+            pairs: answer and gold answer each.
+            tell: whether answers that hang or cannot be read are logged; those that nobody gave need not be.
+
+        Raises:
+            UserError: the grader processes cannot be started (again).
+        """
+        unique = list(dict.fromkeys(pairs))
+        verdicts = dict(
+            zip(unique, await asyncio.gather(*(self._verdict(*pair, tell) for pair in unique)), strict=True)
+        )
+        return [verdicts[pair] for pair in pairs]
+
+    def readable_all(self, golds: Sequence[str]) -> list[bool]:
+        """Whether math-verify reads each gold answer as an expression, within the limits on an answer."""
+        return asyncio.run(self._readable_all(golds))
+
+    async def _readable_all(self, golds: Sequence[str]) -> list[bool]:
+        return await asyncio.gather(*map(self._readable, golds))
+
+    async def _readable(self, gold: str) -> bool:
+        judged = await self._judged(gold, gold)
+        return not isinstance(judged, VerdictStatus) and judged[0].readable
+
+    async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
+        if answer is None or not answer.strip():
+            return NO_ANSWER
+        if (certain := certain_verdict(answer, gold, strict=self.strict)) is not None:
+            return Verdict(float(certain), VerdictStatus.GRADED, 0.0)
+        if (cached := self._cache.get((answer, gold))) is not None:
+            return cached
+        verdict = await self._grade_in_process(answer, gold)
+        if tell and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
+            logger.warning(
+                "answer scores 0, %s after %.2f s: %r", verdict.status, verdict.seconds, answer[:LOGGED_CHARS]
+            )
+        self._remember(answer, gold, verdict)
+        return verdict
+
+    async def _grade_in_process(self, answer: str, gold: str) -> Verdict:
+        judged = await self._judged(answer, gold)
+        if isinstance(judged, VerdictStatus):
+            return Verdict(0.0, judged, self.time_limit_s)
+        judgement, seconds = judged
+        readable = judgement.correct or judgement.readable
+        return Verdict(float(judgement.correct), VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED, seconds)
+
+    async def _judged(self, answer: str, gold: str) -> tuple[Judgement, float] | VerdictStatus:
+        """The judgement and its processor seconds, or why there is none: a second attempt follows a short first one,
+        and one whose process was lost.
+        """
+        failure = VerdictStatus.TIMED_OUT
+        for lane, limit_s in self._attempts(answer):
+            try:
+                return await lane.judge(answer, gold, limit_s)
+            except TimeoutError:
+                failure = VerdictStatus.TIMED_OUT
+            except ProcessExpired as end:
+                past_limit = end.exitcode == -signal.SIGPROF
+                failure = VerdictStatus.TIMED_OUT if past_limit else VerdictStatus.MALFORMED
+            if failure is VerdictStatus.TIMED_OUT and limit_s == self.time_limit_s:
+                break
+        return failure
+
+    def _attempts(self, answer: str) -> tuple[tuple[Lane, float], ...]:
+        """Where an answer is graded, one attempt after the other, and for how many processor seconds."""
+        second = (self.slow, self.time_limit_s)
+        first_limit_s = min(FIRST_LIMIT_S, self.time_limit_s)
+        return (second if may_take_long(answer) else (self.fast, first_limit_s)), second
+
+    def _remember(self, answer: str, gold: str, verdict: Verdict) -> None:
+        self._cache[answer, gold] = verdict
+        if len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)

@@ -1,0 +1,244 @@
+"""Supervised training of the small world's model, to a policy that calculates well and thinks badly.
+
+Every step sees fresh traces of training problems, padded to the longest of the batch; no example is seen twice on
+purpose. The same settings give the same model on the same machine.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from mrt_hpc.domains.small_world.equations import VERDICTS, Equation, Habits, Split, example, problems
+from mrt_hpc.domains.small_world.network import ModelSize, fresh_model
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.run.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+IGNORED = -100
+"""Label of the tokens that the loss passes over."""
+
+
+@dataclass(frozen=True)
+class WarmStartSettings:
+    """All numbers of the warm start; the defaults are those of the quickstart recipe."""
+
+    seed: int = 0
+    steps: int = 700
+    rows: int = 6
+    """Rows a step."""
+    row_tokens: int = 256
+    """Length of a row, which holds several examples."""
+    matrix_learning_rate: float = 1.2e-2
+    """Of the matrices inside the layers, by Muon, which learns the sums from half the examples."""
+    learning_rate: float = 5e-3
+    """Of all the rest, by AdamW."""
+    verdict_weight: float = 4.0
+    """Weight in the loss of the tokens low, high and yes: the last thing to be learned, and what all thinking rests on.
+    """
+    warm_up: int = 20
+    """Steps over which the learning rate rises; it then falls to zero along a cosine."""
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.98)
+    clip: float = 1.0
+    """Largest gradient norm."""
+    size: ModelSize = field(default_factory=ModelSize)
+    habits: Habits = field(default_factory=Habits)
+
+
+@dataclass(frozen=True)
+class WarmStartReport:
+    """What the training came to."""
+
+    parameters: int
+    tokens: int
+    """Seen, padding left out."""
+    seconds: float
+    loss: float
+    """Mean over the last tenth of the steps, in nats a token."""
+
+
+def warm_start(
+    settings: WarmStartSettings, directory: Path, progress: Callable[[str], None] = lambda _: None
+) -> WarmStartReport:
+    """Train a fresh model and write it, with its tokenizer, as a Hugging Face directory.
+
+    Args:
+        settings: all numbers.
+        directory: made if absent; gets weights (float32), configuration, tokenizer and generation configuration.
+        progress: told a line now and then.
+    """
+    started = time.monotonic()
+    tokenizer = build_tokenizer()
+    model = fresh_model(settings.size, tokenizer, derive_seed(settings.seed, "world", "weights"))
+    losses, tokens = train(model, tokenizer, settings, progress)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    tail = losses[-max(1, len(losses) // 10) :]
+    parameters = sum(p.numel() for p in model.parameters())
+    return WarmStartReport(parameters, tokens, time.monotonic() - started, sum(tail) / len(tail))
+
+
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    settings: WarmStartSettings,
+    progress: Callable[[str], None],
+) -> tuple[list[float], int]:
+    """Run all steps; the loss of each, and the number of tokens seen."""
+    optimisers = make_optimisers(model, settings)
+    weights = token_weights(tokenizer, settings)
+    losses, tokens = [], 0
+    model.train()
+    for step, batch in enumerate(batches(tokenizer, settings)):
+        loss = packed_loss(model, batch, weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        for optimiser in optimisers:
+            update(optimiser, schedule(step, settings))
+        losses.append(loss.item())
+        tokens += int((batch.examples >= 0).sum())
+        if step % 100 == 99 or step + 1 == settings.steps:
+            progress(f"warm start: step {step + 1} of {settings.steps}, loss {losses[-1]:.3f}")
+    return losses, tokens
+
+
+def make_optimisers(model: Qwen3ForCausalLM, settings: WarmStartSettings) -> list[Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the rest."""
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    taken = set(map(id, matrices))
+    rest = [p for p in model.parameters() if id(p) not in taken]
+    muon = torch.optim.Muon(
+        matrices, lr=settings.matrix_learning_rate, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(
+        rest, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+    )
+    return [muon, adamw]
+
+
+def update(optimiser: Optimizer, share: float) -> None:
+    """One step at ``share`` of the optimiser's own learning rate."""
+    for group in optimiser.param_groups:
+        group["lr"] = share * group.setdefault("highest_lr", group["lr"])
+    optimiser.step()
+    optimiser.zero_grad()
+
+
+def schedule(step: int, settings: WarmStartSettings) -> float:
+    """The learning rate of a step as a share of the highest."""
+    if step < settings.warm_up:
+        return (step + 1) / settings.warm_up
+    done = torch.tensor((step - settings.warm_up) / max(1, settings.steps - settings.warm_up))
+    return float(0.5 + 0.5 * torch.cos(torch.pi * done))
+
+
+def token_weights(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Tensor:
+    """[vocabulary] weight of each label in the loss."""
+    weights = torch.ones(len(tokenizer))
+    for verdict in VERDICTS:
+        weights[tokenizer.encode(f" {verdict}", add_special_tokens=False)] = settings.verdict_weight
+    return weights
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Examples laid end to end in rows, all [rows, row_tokens]."""
+
+    inputs: Tensor
+    """Token ids."""
+    labels: Tensor
+    """The same ids where the loss counts them, else ``IGNORED``; the first token of an example is never counted."""
+    examples: Tensor
+    """Which example of its row a token belongs to; -1 is padding."""
+
+
+def packed_loss(model: Qwen3ForCausalLM, batch: PackedBatch, weights: Tensor) -> Tensor:
+    """Weighted mean negative log-likelihood of the labelled tokens, each example attending to itself only.
+
+    Args:
+        model: its hidden states are computed in bfloat16, which is faster here.
+        batch: what to learn.
+        weights: [vocabulary] from :func:`token_weights`.
+    """
+    length = batch.inputs.shape[1]
+    same = batch.examples[:, :, None] == batch.examples[:, None, :]
+    mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
+    targets = batch.labels[:, 1:]
+    counted = targets != IGNORED
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(input_ids=batch.inputs, attention_mask=mask, use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden[:, :-1][counted])
+    return cross_entropy(logits.float(), targets[counted], weight=weights)
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Iterator[PackedBatch]:
+    """``settings.steps`` batches of fresh examples."""
+    rng = random.Random(derive_seed(settings.seed, "world", "examples"))
+    equations = [Equation.parse(p.problem) for p in problems(Split.TRAIN)]
+    waiting: list[Example] = []
+    for _ in range(settings.steps):
+        rows: list[list[Example]] = [[] for _ in range(settings.rows)]
+        while True:
+            new = waiting.pop() if waiting else tokenise(rng.choice(equations), settings.habits, rng, tokenizer)
+            if not place(new, rows, settings.row_tokens):
+                waiting.append(new)  # opens the next batch, so that long examples are not passed over
+                break
+        yield pack(rows, settings.row_tokens, int(tokenizer.pad_token_id))
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example in tokens."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+def place(example: Example, rows: list[list[Example]], row_tokens: int) -> bool:
+    """Put ``example`` into the first row with room for it; False when there is none."""
+    for row in rows:
+        if sum(len(e.ids) for e in row) + len(example.ids) <= row_tokens:
+            row.append(example)
+            return True
+    return False
+
+
+def pack(rows: list[list[Example]], row_tokens: int, padding: int) -> PackedBatch:
+    """Lay the examples of each row end to end."""
+
+    def filled(parts: list[list[list[int]]], value: int) -> Tensor:
+        flat = [[x for part in row for x in part] for row in parts]
+        return torch.tensor([row + [value] * (row_tokens - len(row)) for row in flat])
+
+    return PackedBatch(
+        inputs=filled([[e.ids for e in row] for row in rows], padding),
+        labels=filled([[e.labels for e in row] for row in rows], IGNORED),
+        examples=filled([[[i] * len(e.ids) for i, e in enumerate(row)] for row in rows], -1),
+    )
+
+
+def tokenise(equation: Equation, habits: Habits, rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Example:
+    """One example after its prompt; the prompt and the forced text are not labelled."""
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": equation.statement}], add_generation_prompt=True, tokenize=False
+    )
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    labels = [IGNORED] * len(ids)
+    for span in example(equation, habits, rng):
+        piece = tokenizer.encode(span.text, add_special_tokens=False)
+        ids += piece
+        labels += piece if span.trained else [IGNORED] * len(piece)
+    return Example([*ids, int(tokenizer.eos_token_id)], [*labels, int(tokenizer.eos_token_id)])

@@ -1,0 +1,71 @@
+"""What runs inside a grader process: its limits, its death with its parent, and the judgement of one pair.
+
+The fork server imports ``PRELOAD`` once, so that a worker that replaces a killed one is there within milliseconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from mrt_hpc.domains.math.equivalence import Judgement, judge
+
+PRELOAD = ["__main__", "math_verify", __name__, "mrt_hpc.domains.math.preload"]
+
+
+def initialise(memory_limit_bytes: int, niceness: int) -> None:
+    """Prepare a fresh worker process; to be called in it, before its first pair."""
+    os.nice(niceness)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would never run inside a long multiplication
+    die_with_parent()
+    limit_memory(memory_limit_bytes)
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the one that owns the pool is gone, however it went.
+
+    The kernel's parent is the fork server, so PR_SET_PDEATHSIG would watch the wrong process. The pipe that
+    multiprocessing keeps open for its parent is asked for SIGIO instead: its end of file kills, even inside a long
+    multiplication of big integers.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        raise RuntimeError("a grader process was not started by multiprocessing")
+    pipe = int(parent.sentinel)
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([pipe], timeout=0):  # it died before we listened
+        os._exit(1)
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Let this process allocate ``limit_bytes`` beyond what it has mapped now; more raises MemoryError."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = mapped + limit_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def judge_timed(answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+    """The judgement of one pair and the processor seconds it took; what math-verify raises makes it unreadable.
+
+    Processor time does not pass while others have the core, so that a busy machine makes no right answer wrong. Past
+    ``limit_s`` the kernel ends the process by SIGPROF, which has no handler: one in Python would have to wait for the
+    end of a long multiplication.
+    """
+    started = time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        judgement = judge(answer, gold)
+    except Exception:  # whatever a hostile answer provokes, MemoryError and RecursionError too: it scores 0, we go on
+        judgement = Judgement(correct=False, readable=False)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+    return judgement, time.process_time() - started

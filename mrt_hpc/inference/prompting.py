@@ -1,0 +1,139 @@
+"""From a problem to prompt token ids, by the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from mrt_hpc.recipe.schema import Prompt
+    from mrt_hpc.run.records import Problem
+
+BEFORE = ("\n", "7", ".")
+"""What a text is put behind to get its tokens without a space of the tokenizer's own, if their tokens do not join."""
+
+
+@dataclass(frozen=True)
+class Prompter:
+    """Makes prompts with the tokenizer of one model directory."""
+
+    tokenizer: PreTrainedTokenizerFast
+    prompt: Prompt
+    stop_token_ids: tuple[int, ...]
+    """Tokens at which the model ends a completion."""
+
+    @staticmethod
+    def of(directory: Path, prompt: Prompt) -> Prompter:
+        """The prompter of a model directory; nothing is fetched from anywhere.
+
+        Raises:
+            UserError: its tokenizer cannot be loaded, or the model names no token that ends a completion.
+        """
+        tokenizer = load_tokenizer(directory)
+        if prompt.chat_template is not None:
+            tokenizer.chat_template = Path(prompt.chat_template).read_text()
+        stops = stop_tokens(directory, tokenizer)
+        if not stops:
+            raise UserError(
+                "the model names no end-of-sequence token",
+                where=directory,
+                expected="eos_token in its tokenizer_config.json",
+                advice="add eos_token to that file, or fetch all files of the model again",
+            )
+        return Prompter(tokenizer, prompt, stops)
+
+    def text(self, problem: str) -> str:
+        """The prompt of a problem, up to the opened thought."""
+        question = problem + self.prompt.instruction
+        if self.tokenizer.chat_template is None:
+            text = question + "\n"
+        else:
+            messages = [{"role": "user", "content": question}]
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        opened = text.endswith(self.prompt.thought_start) or text.endswith(self.prompt.thought_start.rstrip("\n"))
+        return text if opened else text + self.prompt.thought_start
+
+    def prompt_ids(self, problem: Problem, max_tokens: int) -> list[int]:
+        """Token ids of a problem's prompt.
+
+        Raises:
+            UserError: they are more than ``max_tokens``.
+        """
+        ids = self.encoded(problem.problem)
+        if len(ids) > max_tokens:
+            raise UserError(
+                f"the prompt of problem {problem.id} has {len(ids)} tokens, more than the {max_tokens} of "
+                "sampling.max_prompt_tokens",
+                expected=f"at most {max_tokens} tokens",
+                advice="raise sampling.max_prompt_tokens, or take the problem out of the data",
+            )
+        return ids
+
+    def encoded(self, problem: str) -> list[int]:
+        """Token ids of the prompt of a problem, however long."""
+        # A chat template writes the start-of-sequence token itself.
+        special = self.tokenizer.chat_template is None
+        return list(self.tokenizer.encode(self.text(problem), add_special_tokens=special))
+
+    @property
+    def end_token_id(self) -> int:
+        """What ends a completion that is learnt: the tokenizer's own token, or the model's first."""
+        own = self.tokenizer.eos_token_id
+        return int(own) if own is not None else self.stop_token_ids[0]
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text that goes on within a sequence."""
+        if not self._begins_with_a_space:
+            return self._plain_ids(text)
+        added = self._added_tokens
+        stretches = re.split(f"({'|'.join(map(re.escape, added))})", text) if added else [text]
+        return [i for s in stretches if s for i in ([added[s]] if s in added else self._ids_behind_a_text(s))]
+
+    def _ids_behind_a_text(self, text: str) -> list[int]:
+        """Token ids of a text without a token of its own in it, without the space that the tokenizer puts first."""
+        for anchor in BEFORE:
+            before, whole = self._plain_ids(anchor), self._plain_ids(anchor + text)
+            if before and whole[: len(before)] == before:
+                return whole[len(before) :]
+        raise UserError(
+            "the token ids of a text cannot be told apart from those of the text before it",
+            value=text,
+            where=self.tokenizer.name_or_path or None,
+            expected=f"a tokenizer in which one of {BEFORE} keeps its tokens, whatever text follows",
+            advice="choose a model with another tokenizer, or another text in prompt or prover.forced_text",
+        )
+
+    @cached_property
+    def _added_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that stand beside the vocabulary, by their texts, longer ones first: the text behind one
+        gets a space like the first."""
+        added = {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items()}
+        return dict(sorted(added.items(), key=lambda item: -len(item[0])))
+
+    @cached_property
+    def _begins_with_a_space(self) -> bool:
+        """Whether the tokenizer puts a space before each text, as SentencePiece's do: a text goes on without one."""
+        first = self.tokenizer.convert_ids_to_tokens(self._plain_ids("7")[:1])
+        return "".join(first).startswith((SPACE_MARK, BYTE_LEVEL_SPACE))
+
+    def _plain_ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def stop_tokens(directory: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """What the tokenizer and the model's generation configuration call the end of a sequence."""
+    stops: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+    path = directory / "generation_config.json"
+    if path.is_file():
+        named = json.loads(path.read_text()).get("eos_token_id")
+        stops.update(named if isinstance(named, list) else [] if named is None else [named])
+    return tuple(sorted(stops))

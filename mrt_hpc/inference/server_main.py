@@ -1,0 +1,64 @@
+"""Entry module of the vLLM server; ``python -m mrt_hpc.inference.server_main`` takes those of vLLM's API server.
+
+It owns one thing, that no process of the server outlives the process that started it, be it killed without a chance
+to clean up: on a shared node an engine left behind holds its GPU until somebody looks. vLLM starts its engine and
+workers with ``spawn``, which imports this module again in each of them under the name ``__mp_main__``; there the
+kernel is asked to send the signal. The server itself watches its parent instead: the kernel's signal follows the
+*thread* that started a process, and an owner may well restart its server from a thread that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import threading
+import time
+
+OWNER_VARIABLE = "MRT_HPC_SERVER_OWNER"
+"""Process id of the owner; the server ends when this is no longer its parent."""
+DIRECTORY_VARIABLE = "MRT_HPC_SERVER_DIRECTORY"
+"""The private directory of its sockets."""
+
+_PR_SET_PDEATHSIG = 1
+_LOOK_EVERY_S = 0.5
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() == 1:  # it died before the request reached the kernel
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_owner(owner: int, directory: str) -> None:
+    """Watch, in a thread, for the end of ``owner``; then remove the sockets' directory and end this process.
+
+    It ends by SIGKILL, and its children follow through the kernel.
+    """
+
+    def watch() -> None:
+        while os.getppid() == owner:
+            time.sleep(_LOOK_EVERY_S)
+        shutil.rmtree(directory, ignore_errors=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="owner-watch", daemon=True).start()
+
+
+def main() -> None:
+    """Serve until told to stop or until the owner is gone."""
+    if owner := os.environ.get(OWNER_VARIABLE):
+        end_with_owner(int(owner), os.environ[DIRECTORY_VARIABLE])
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
+
+    serve()
+
+
+if __name__ == "__mp_main__":
+    die_with_parent()
+if __name__ == "__main__":
+    main()

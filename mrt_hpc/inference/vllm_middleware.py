@@ -1,0 +1,180 @@
+"""What this package adds inside the vLLM server: the run's key on every route, and a lean route for samples.
+
+Loaded by vLLM's ``--middleware``. vLLM's own key guards /v1 and a few prefixes only, not the control routes; here
+nothing but /health is answered without it. The server listens on a socket in a private directory besides, so this is
+the second of two locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, GENERATE_PATH, Request, RequestBatch, Sample, sample_line
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from vllm.engine.protocol import EngineClient
+
+    Scope = dict[str, Any]
+    Receive = Callable[[], Awaitable[dict[str, Any]]]
+    Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_decode_batch = msgspec.json.Decoder(RequestBatch).decode
+_request_numbers = itertools.count()
+
+
+class RunRoutes:
+    """ASGI middleware: refuses strangers, answers ``GENERATE_PATH``, passes everything else on to vLLM."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.authorization = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await self.app(scope, receive, send)
+        elif not self._authorized(scope):
+            await _respond(send, 401, b"the key of the run is missing or wrong\n")
+        elif scope["path"] == GENERATE_PATH:
+            await _generate(scope["app"].state.engine_client, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _authorized(self, scope: Scope) -> bool:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, self.authorization)
+
+
+async def _respond(send: Send, status: int, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _generate(engine: EngineClient, receive: Receive, send: Send) -> None:
+    """Sample a batch; each sample is sent when it is finished, so that its branches can start while the others go
+    on."""
+    try:
+        batch = _decode_batch(await _read_body(receive))
+    except msgspec.MsgspecError as error:
+        await _respond(send, 400, f"{error}\n".encode())
+        return
+    finished: asyncio.Queue[Sample] = asyncio.Queue()
+    work = [
+        _sample(engine, request, i, j, finished)
+        for i, request in enumerate(batch.requests)
+        for j in range(len(request.seeds))
+    ]
+    tasks = [asyncio.create_task(w) for w in work]
+    abandon = asyncio.create_task(_cancel_when_gone(receive, tasks))
+    try:
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
+        )
+        await _send_lines(finished, len(tasks), send)
+        await asyncio.gather(*tasks)
+    finally:
+        for task in (abandon, *tasks):
+            task.cancel()
+
+
+async def _read_body(receive: Receive) -> bytes:
+    parts = []
+    more = True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _cancel_when_gone(receive: Receive, tasks: list[asyncio.Task[None]]) -> None:
+    """A client that went away must not leave its samples running: cancelled tasks abort them in the engine."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    for task in tasks:
+        task.cancel()
+
+
+async def _send_lines(finished: asyncio.Queue[Sample], count: int, send: Send) -> None:
+    sent = 0
+    while sent < count:
+        ready = [await finished.get()]
+        while not finished.empty():
+            ready.append(finished.get_nowait())
+        sent += len(ready)
+        body = b"".join(sample_line(sample) for sample in ready)
+        await send({"type": "http.response.body", "body": body, "more_body": sent < count})
+
+
+async def _sample(engine: EngineClient, request: Request, i: int, j: int, finished: asyncio.Queue[Sample]) -> None:
+    """Sample once and put the result, or the refusal, on the queue."""
+    try:
+        result = await _final_output(engine, request, request.seeds[j])
+        finished.put_nowait(_as_sample(request, i, j, result))
+    except Exception as error:  # reaches the client, which raises it there
+        finished.put_nowait(Sample(i, j, error=f"{type(error).__name__}: {error}"))
+
+
+async def _final_output(engine: EngineClient, request: Request, seed: int) -> Any:
+    prompt = tokens_input(request.prompt_ids)
+    name = f"mrt-{next(_request_numbers)}"
+    outputs = engine.generate(prompt, sampling_params(request, seed), name)
+    return [output async for output in outputs][-1]
+
+
+def sampling_params(request: Request, seed: int) -> SamplingParams:
+    """vLLM's parameters for one sample: ids and log-probabilities only, no text."""
+    settings = request.settings
+    return SamplingParams(
+        max_tokens=settings.max_tokens,
+        min_tokens=settings.min_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        stop_token_ids=list(settings.stop_token_ids),
+        ignore_eos=settings.ignore_stop,
+        seed=seed,
+        logprobs=request.top or len(request.score_ids),
+        logprob_token_ids=request.score_ids or None,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def _as_sample(request: Request, i: int, j: int, result: Any) -> Sample:
+    output = result.outputs[0]
+    flat = output.logprobs
+    first_scored = flat.start_indices[0] + 1  # the sampled token comes first at every position
+    tops = [slice(start + 1, start + 1 + request.top) for start in flat.start_indices] if request.top else []
+    return Sample(
+        request=i,
+        sample=j,
+        token_ids=list(output.token_ids),
+        logprobs=list(_sampled_logprobs(flat)),
+        finish_reason=output.finish_reason,
+        cached_tokens=result.num_cached_tokens,
+        weights_versions=[_version_number(span.version) for span in output.weight_versions or []],
+        scores=flat.logprobs[first_scored : first_scored + len(request.score_ids)],
+        top_ids=[token for place in tops for token in flat.token_ids[place]],
+        top_logprobs=[value for place in tops for value in flat.logprobs[place]],
+    )
+
+
+def _version_number(name: str) -> int:
+    """vLLM calls the weights it starts with ``default``."""
+    return int(os.environ[FIRST_VERSION_VARIABLE] if name == "default" else name)
+
+
+def _sampled_logprobs(flat: Any) -> Iterator[float]:
+    return (flat.logprobs[start] for start in flat.start_indices)

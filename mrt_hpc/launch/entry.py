@@ -1,0 +1,263 @@
+"""The entry point of every array task, whoever started it: from (run directory, job, index) to the role that does the
+work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.launch.attempt_end import STOPPED
+from mrt_hpc.launch.gpus import require_gpus
+from mrt_hpc.launch.placement import PARENT, Placement, local_placement
+from mrt_hpc.launch.signals import heed_signals
+from mrt_hpc.plan.jobs import Role, read_plan
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, never_gone
+from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
+from mrt_hpc.run.access import follow_access
+from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
+from mrt_hpc.run.heartbeats import Heart, Observer
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.retries import RetryPolicy
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+NEAR_LIMIT_S = 150.0
+"""Of the time limit: a signal to give the nodes back that comes this near to it was sent for its sake."""
+
+
+RoleFunction = Callable[["Task"], None]
+
+
+def run_task(
+    run_dir: str,
+    job_name: str,
+    index: int,
+    placement: Placement,
+    role: RoleFunction | None = None,
+    gone: Gone = never_gone,
+) -> None:
+    """Run one process of one array task to its end.
+
+    Args:
+        run_dir: the run directory.
+        job_name: the job's name in the plan.
+        index: the task's index within the job.
+        placement: which rank this process is, of which attempt.
+        role: does the work; None for the role that the plan names.
+        gone: whether jobs have left for good whatever would start them.
+
+    Raises:
+        UserError: the role failed in a way that it can explain, or gives its nodes back.
+    """
+    layout = RunLayout(Path(run_dir))
+    follow_access(layout.root)
+    if read_task(layout, job_name, index).state is TaskState.DONE:
+        return
+    task = replace(load_task(layout, job_name, index, placement), gone=gone)
+    _set_up_logging(task)
+    heed_signals(task)
+    with _heart(task):
+        attempt(task, role or role_function(task.job.role))
+
+
+def attempt(task: Task, role: RoleFunction) -> None:
+    """Run the role, and say how that went.
+
+    Raises:
+        BaseException: what the role raised.
+    """
+    _say_started(task)
+    task.notice.record = lambda ending: _record(task, ending)
+    try:
+        _without_exits(role, task)
+    except BaseException as error:
+        _say_ended(task, error)
+        raise
+    _say_ended(task, None)
+
+
+def _without_exits(role: RoleFunction, task: Task) -> None:
+    """Run the role; that a library ends the process counts as a failure, whatever code it had in mind."""
+    try:
+        role(task)
+    except Interrupted:
+        raise
+    except SystemExit as error:
+        raise UserError(f"a library ended the process: {error!r}", exit_code=ExitCode.RETRYABLE) from error
+
+
+def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement) -> Task:
+    """What the role is given, read from the run directory."""
+    plan = read_plan(layout.plan)
+    job = plan.job(job_name)
+    recipe = read_recipe_lock(layout.recipe_lock)
+    patience = RetryPolicy(full_limit_s=recipe.resilience.full_disk_minutes * 60)
+    return Task(
+        layout=layout,
+        recipe=recipe,
+        plan=plan,
+        job=job,
+        index=index,
+        rank=placement.rank,
+        world_size=placement.world_size,
+        local_rank=placement.local_rank,
+        attempt=placement.attempt,
+        events=EventLog(event_file(layout.events, job_name, index, placement.rank, placement.attempt), patience),
+        observer=Observer(recipe.resilience.heartbeat_limit_s),
+        time_left_s=placement.time_left_s,
+    )
+
+
+def record_after(task: Task, error: BaseException | None, running: TaskRecord) -> TaskRecord:
+    """What to say of a task whose attempt has ended."""
+    progressed = _progressed(task)
+    unfailed = replace(running, failures=0 if progressed else running.failures)
+    if error is None:
+        return replace(unfailed, state=TaskState.DONE, message="")
+    if isinstance(error, RequeueRequested) and not _fruitless(task, progressed):
+        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.why)
+    if isinstance(error, UserError) and error.exit_code is ExitCode.GIVE_BACK:
+        awaited = error.awaited if isinstance(error, PeersAwayError) else ()
+        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.message(), awaited=awaited)
+    if isinstance(error, Interrupted | KeyboardInterrupt) and not isinstance(error, RequeueRequested):
+        return replace(unfailed, state=TaskState.STOPPED, message=STOPPED)
+    message, exit_code = _explained(task, error)
+    awaited = error.awaited if isinstance(error, PeersFailedError) else ()
+    failed = running.failed(message, exit_code, task.recipe.resilience.retries, progressed=progressed)
+    return replace(failed, awaited=awaited)
+
+
+def _progressed(task: Task) -> bool:
+    """Whether the attempt has done something that stays; the first rank writes that down."""
+    return has_progressed(event_file(task.layout.events, task.job.name, task.index, 0, task.attempt))
+
+
+def _fruitless(task: Task, progressed: bool) -> bool:
+    """Whether the time limit came before anything was finished, though the task was at work: another attempt like this
+    one would do no better.
+    """
+    return task.rank == 0 and not progressed and not task.notice.found_waiting and task.seconds_left < NEAR_LIMIT_S
+
+
+def _explained(task: Task, error: BaseException) -> tuple[str, ExitCode]:
+    if isinstance(error, RequeueRequested):
+        limit = f"resources.{task.job.role}.time_limit_minutes"
+        return f"the time limit came before anything was finished\n  next:     raise {limit}", ExitCode.RETRYABLE
+    if isinstance(error, UserError):
+        return error.message(), error.exit_code
+    return _unexpected(task, error).message(), ExitCode.RETRYABLE
+
+
+def _unexpected(task: Task, error: BaseException) -> UserError:
+    """An error that nothing in the package explains: its type and message, and where it was raised; the log has the
+    whole traceback.
+    """
+    what = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
+    advice = f"mrt-hpc logs {task.layout.root} {task.job.role} shows the log with the whole traceback"
+    return UserError(what, where=where, advice=advice)
+
+
+def _say_started(task: Task) -> None:
+    if task.rank == 0:
+        failures = read_task(task.layout, task.job.name, task.index).failures
+        running = TaskRecord(TaskState.RUNNING, task.attempt, failures=failures)
+        task.retrying(lambda: write_task(task.layout, task.job.name, task.index, running), "the state of the task")
+    where = {"job": task.job.name, "task": task.index, "rank": task.rank}
+    task.events.emit(EventKind.TASK_STARTED, **where, attempt=task.attempt, world_size=task.world_size)
+
+
+def _say_ended(task: Task, error: BaseException | None) -> None:
+    where = {"job": task.job.name, "task": task.index, "rank": task.rank}
+    task.events.emit(EventKind.TASK_ENDED, **where, outcome=_record(task, error).state.value)
+
+
+def _record(task: Task, error: BaseException | None) -> TaskRecord:
+    """Write down how an attempt ends, and return it. The first word of an attempt stands: a rank that fails because
+    another has failed adds nothing.
+    """
+    before = read_task(task.layout, task.job.name, task.index)
+    after = record_after(task, error, before)
+    mine = before.attempt == task.attempt and before.state is TaskState.RUNNING
+    failed = after.state in (TaskState.FAILED, TaskState.RETRYING)
+    if mine and (task.rank == 0 or failed):
+        task.retrying(lambda: write_task(task.layout, task.job.name, task.index, after), "the state of the task")
+    return after
+
+
+def _heart(task: Task) -> AbstractContextManager[object]:
+    """The heartbeat of the task, by its first rank."""
+    if task.rank != 0:
+        return nullcontext()
+    path = task.layout.heart(task.job.name, task.index)
+    return Heart(path, task.attempt, task.recipe.resilience.heartbeat_limit_s)
+
+
+def role_function(role: Role) -> RoleFunction:
+    """What does a role's work; imported in the moment of the call, so that nobody pays for another role's libraries and
+    a failing import is told like any other failure. The task's GPUs are looked for before that.
+    """
+
+    def run(task: Task) -> None:
+        require_gpus(task.job.resources)
+        importlib.import_module(f"mrt_hpc.roles.{role.value}").run(task)
+
+    return run
+
+
+def _set_up_logging(task: Task) -> None:
+    process = f"{socket.gethostname()} {task.job.name}[{task.index}].{task.rank}"
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {process} %(levelname)s %(message)s", force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look at a server's health
+
+
+def stop_with_parent() -> None:
+    """Have the kernel send SIGTERM when the process that started this one dies, by whatever death."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(os.environ[PARENT]):  # it died before the call above
+        raise Interrupted(128 + signal.SIGTERM)
+
+
+def main() -> int:
+    """Run one task as a child of the local backend; the exit code tells whether running again may help."""
+    parser = argparse.ArgumentParser(prog="mrt_hpc.launch.entry", description=main.__doc__)
+    parser.add_argument("run_dir")
+    parser.add_argument("job")
+    parser.add_argument("index", type=int)
+    arguments = parser.parse_args()
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole terminal group; the parent decides and sends SIGTERM
+    stop_with_parent()
+    try:
+        run_task(arguments.run_dir, arguments.job, arguments.index, local_placement())
+    except UserError as error:
+        print(error.message(), file=sys.stderr)
+        return int(error.exit_code)
+    return int(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

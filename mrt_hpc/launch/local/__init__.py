@@ -1,0 +1,1 @@
+"""The local back end: tasks as processes of this machine."""

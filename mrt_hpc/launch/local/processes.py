@@ -1,0 +1,248 @@
+"""The local backend: the plan's tasks as child processes of this one, dependencies kept, slots given out.
+
+The children die with this process, however it ends. What they have finished is in the run directory, so running the
+plan again goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
+from mrt_hpc.launch.local.slots import Slots, machine_slots
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.plan.jobs import DependencyKind, Role
+from mrt_hpc.run.task_state import TaskState, forget_failures, read_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mrt_hpc.plan.jobs import Dependency, Job, Plan
+    from mrt_hpc.recipe.site import LocalSite
+    from mrt_hpc.run.layout import RunLayout
+
+LOOK_EVERY_S = 0.1
+"""Between two looks at the children."""
+STOP_DEADLINE_S = 30.0
+"""For a child to unwind after SIGTERM, before it is killed."""
+URGENCY = {Role.PREPARE: 0, Role.TRAINER: 0, Role.INFERENCE: 0, Role.EVALUATION: 1, Role.REPORT: 2}
+"""Training comes before evaluation where slots are short."""
+
+
+@dataclass
+class Running:
+    """An attempt at a task under way, one child a rank."""
+
+    job: Job
+    index: int
+    attempt: str
+    children: list[subprocess.Popen[bytes]]
+    gpus: list[str]
+
+    def exit_codes(self) -> list[int | None]:
+        """Of each rank; None while it runs."""
+        return [child.poll() for child in self.children]
+
+
+@dataclass
+class LocalRun:
+    """One pass through the plan on this machine."""
+
+    plan: Plan
+    layout: RunLayout
+    site: LocalSite
+    slots: Slots
+    retries: int
+    """Failures that a task may have."""
+    running: list[Running] = field(default_factory=list)
+    ended: dict[tuple[str, int], TaskState] = field(default_factory=dict)
+    turn: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How often each task was started: those that gave their slots back let others go first."""
+
+    def states(self, job: Job) -> list[TaskState]:
+        """How each task of a job stands in this pass."""
+        under_way = {(r.job.name, r.index) for r in self.running}
+        keys = [(job.name, index) for index in range(job.tasks)]
+        return [TaskState.RUNNING if k in under_way else self.ended.get(k, TaskState.WAITING) for k in keys]
+
+    def turns(self, job: Job, index: int) -> int:
+        """How often a task was started in this pass."""
+        return self.turn.get((job.name, index), 0)
+
+    def finished(self, job: Job) -> bool:
+        """Whether all of its tasks have ended, one way or another."""
+        return all(s not in (TaskState.WAITING, TaskState.RUNNING) for s in self.states(job))
+
+    def fulfilled(self, dependency: Dependency) -> bool:
+        """Whether a job may start as far as this dependency goes."""
+        job = self.plan.job(dependency.job)
+        if dependency.kind is DependencyKind.AFTERANY:
+            return self.finished(job)
+        return all(s is TaskState.DONE for s in self.states(job))
+
+    def hopeless(self, dependency: Dependency) -> bool:
+        """Whether a job can never start, because what it needs has failed."""
+        return (
+            dependency.kind is DependencyKind.AFTEROK
+            and self.finished(self.plan.job(dependency.job))
+            and not self.fulfilled(dependency)
+        )
+
+
+def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show: Callable[[LocalRun], None]) -> bool:
+    """Run what is left of a plan.
+
+    Args:
+        plan: what to run.
+        layout: its run directory.
+        site: slots and environment.
+        retries: failures that a task may have before the run is given up.
+        show: called at each look, to tell the user how things stand.
+
+    Returns:
+        Whether every task ended well.
+
+    Raises:
+        KeyboardInterrupt: the user stopped it; all children have ended.
+        UserError: the plan needs more than this machine has.
+    """
+    run = LocalRun(plan, layout, site, machine_slots(plan, site), retries)
+    for job in plan.jobs:
+        forget_failures(layout, job.name, range(job.tasks))
+    run.ended = {key: TaskState.DONE for key in done_tasks(plan, layout)}
+    try:
+        while not all(run.finished(job) for job in plan.jobs):
+            reap(run)
+            cancel_hopeless(run)
+            start_ready(run)
+            show(run)
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        stop_all(run)
+    show(run)
+    return all(state is TaskState.DONE for state in run.ended.values())
+
+
+def done_tasks(plan: Plan, layout: RunLayout) -> Iterator[tuple[str, int]]:
+    """The tasks that earlier passes finished."""
+    for job in plan.jobs:
+        for index in range(job.tasks):
+            if read_task(layout, job.name, index).state is TaskState.DONE:
+                yield job.name, index
+
+
+def start_ready(run: LocalRun) -> None:
+    """Start every task whose dependencies are fulfilled and whose slots are free, the most urgent first."""
+    for job, index in sorted(waiting_tasks(run), key=lambda task: (URGENCY[task[0].role], run.turns(*task))):
+        under_way = sum(r.job.name == job.name for r in run.running)
+        if under_way < (job.max_parallel or job.tasks) and run.slots.fit(job.resources):
+            run.running.append(start_task(run, job, index))
+
+
+def waiting_tasks(run: LocalRun) -> list[tuple[Job, int]]:
+    """Every task that may start as far as its dependencies go."""
+    return [
+        (job, index)
+        for job in run.plan.jobs
+        if all(run.fulfilled(d) for d in job.after)
+        for index, state in enumerate(run.states(job))
+        if state is TaskState.WAITING
+    ]
+
+
+def start_task(run: LocalRun, job: Job, index: int) -> Running:
+    """Start all ranks of one task."""
+    attempt = uuid.uuid4().hex[:8]
+    gpus = run.slots.take(job.resources)
+    ranks = job.resources.ranks
+    run.turn[job.name, index] = run.turns(job, index) + 1
+    children = [_start_rank(run, job, index, Placement(rank, ranks, rank, attempt), gpus) for rank in range(ranks)]
+    return Running(job, index, attempt, children, gpus)
+
+
+def _start_rank(run: LocalRun, job: Job, index: int, placement: Placement, gpus: list[str]) -> subprocess.Popen[bytes]:
+    log = run.layout.logs / f"{job.name}.{index:05d}.{placement.attempt}.rank{placement.rank}.log"
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mrt_hpc.launch.entry", str(run.layout.root), job.name, str(index)],
+            env=_environment(run.site, job, placement, gpus),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _environment(site: LocalSite, job: Job, placement: Placement, gpus: list[str]) -> dict[str, str]:
+    threads = str(job.resources.cpus_per_rank)
+    return {
+        **os.environ,
+        "PYTHONSAFEPATH": "1",  # the folder that the command was typed in holds no modules of ours
+        "OMP_NUM_THREADS": threads,
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        **site.environment,
+        **placement.environment(),
+    }
+
+
+def reap(run: LocalRun) -> None:
+    """Take note of tasks that have ended; a task one of whose ranks failed is stopped whole."""
+    for task in list(run.running):
+        codes = task.exit_codes()
+        if None in codes and not any(codes):
+            continue
+        stop(task)
+        run.running.remove(task)
+        run.slots.give_back(task.job.resources, task.gpus)
+        state = _settle(run, task, [code for code in codes if code is not None])
+        if state not in RUNS_AGAIN:
+            run.ended[task.job.name, task.index] = state
+
+
+def _settle(run: LocalRun, task: Running, codes: list[int]) -> TaskState:
+    """The outcome of an ended task, by the codes of the ranks that ended by themselves."""
+    code = max(128 - code if code < 0 else code for code in codes)  # a child killed by signal n ends with -n
+    return settled(run.layout, task.job.name, task.index, task.attempt, code, run.retries).state
+
+
+def cancel_hopeless(run: LocalRun) -> None:
+    """Give up the tasks of jobs that can never start."""
+    for job in run.plan.jobs:
+        if any(run.hopeless(d) for d in job.after):
+            for index, state in enumerate(run.states(job)):
+                if state is TaskState.WAITING:
+                    run.ended[job.name, index] = TaskState.STOPPED
+
+
+def stop_all(run: LocalRun) -> None:
+    """Stop every child: all are told first, then waited for."""
+    for task in run.running:
+        for child in task.children:
+            _signal(child, signal.SIGTERM)
+    for task in run.running:
+        stop(task)
+    run.running.clear()
+
+
+def stop(task: Running) -> None:
+    """Tell a task's processes to end, and kill those that do not within the deadline."""
+    for child in task.children:
+        _signal(child, signal.SIGTERM)
+    end = time.monotonic() + STOP_DEADLINE_S
+    for child in task.children:
+        try:
+            child.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if child.poll() is None:
+        child.send_signal(number)

@@ -1,0 +1,133 @@
+"""How far a run is, read from its files alone; the same for a local run and one on Slurm."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.archive import sampled_positions
+from mrt_hpc.run.layout import collection_of
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
+from mrt_hpc.run.weights import published_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One look at a run."""
+
+    iterations_done: int
+    iterations: int
+    groups_collected: int | None
+    """Of those that the newest weights sample before training goes on; None where it goes on without them."""
+    reward: float | None
+    """Mean reward of the last trained iteration."""
+    answered: float | None
+    """Share of its traces in which an answer was found."""
+    evaluations_done: int
+    evaluations: int
+    report: bool
+    stale: bool
+    """Whether the report is older than the newest metrics or evaluation."""
+
+
+def progress(plan: Plan, layout: RunLayout) -> Progress:
+    """How far a run is.
+
+    Old weights versions may be pruned, so the newest tells how far training is: version v is what iteration v - 1
+    published.
+    """
+    done = max(published_versions(layout), default=0)
+    collection = collection_of(done)
+    units = [u for job in plan.jobs for u in job.evaluations]
+    return Progress(
+        iterations_done=done,
+        iterations=plan.iterations,
+        groups_collected=len(sampled_positions(layout, collection)) if _collects(plan, collection) else None,
+        reward=_measured(layout, done - 1, "reward_mean"),
+        answered=_measured(layout, done - 1, "answered_share"),
+        evaluations_done=sum(_is_evaluated(layout, job, index) for job in plan.jobs for index in _evaluations(job)),
+        evaluations=len(units),
+        report=layout.report.exists(),
+        stale=_written(layout.report) < max(_results_written(plan, layout), default=0.0),
+    )
+
+
+def _evaluations(job: Job) -> range:
+    """Indices of the tasks that evaluate."""
+    return range(len(job.evaluations))
+
+
+def _is_evaluated(layout: RunLayout, job: Job, index: int) -> bool:
+    """Whether the shard of a task is there; one that waits for its first start may find that of other settings."""
+    unit = job.evaluations[index]
+    waits = read_task(layout, job.name, index).state is TaskState.WAITING
+    return not waits and layout.evaluation_shard(unit.version, unit.benchmark, unit.shard).exists()
+
+
+def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
+    """When each result was written that the report tells, by the filesystem's clock, as that of the report."""
+    yield from (_written(layout.metrics(iteration)) for iteration in range(plan.iterations))
+    units = {(unit.version, unit.benchmark) for job in plan.jobs for unit in job.evaluations}
+    yield from (_written(layout.evaluation_summary(*unit)) for unit in units)
+
+
+def _written(path: Path) -> float:
+    """Seconds since the epoch; 0 for what is not there."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _collects(plan: Plan, collection: int) -> bool:
+    return any(collection in job.iterations for job in plan.jobs)
+
+
+def _measured(layout: RunLayout, iteration: int, name: str) -> float | None:
+    path = layout.metrics(iteration)
+    if iteration < 0 or not path.exists():
+        return None
+    value = json.loads(path.read_text()).get(name)
+    return None if value is None else float(value)
+
+
+def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
+    """The latest word of each task of a job."""
+    return [read_task(layout, job.name, index) for index in range(job.tasks)]
+
+
+def remarks(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks whose last attempt said why it did not come to its end."""
+    return [
+        (job, index, record)
+        for job in plan.jobs
+        for index, record in enumerate(task_records(job, layout))
+        if record.message and record.state is not TaskState.DONE
+    ]
+
+
+def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks that have failed for good: those that failed by themselves before those that failed because another
+    had, and the first in time before later ones.
+    """
+    broken = [remark for remark in remarks(plan, layout) if remark[2].state is TaskState.FAILED]
+    names = {job.name for job, _, _ in broken}
+    return sorted(broken, key=lambda remark: (not names.isdisjoint(remark[2].awaited), remark[2].time))
+
+
+def reason(record: TaskRecord) -> str:
+    """Why a task did not come to its end, whole; of a traceback, which older runs recorded, the error at its end."""
+    message = record.message.strip()
+    if not message.startswith("Traceback "):
+        return message
+    lines = message.splitlines()
+    last_frame = max(n for n, line in enumerate(lines) if line.startswith((" ", "Traceback ")))
+    return "\n".join(lines[last_frame + 1 :]) or message

@@ -1,0 +1,1 @@
+"""The Slurm back end."""

@@ -1,0 +1,251 @@
+"""The Slurm backend: a plan's jobs as submitit arrays, printed or submitted.
+
+One sbatch call a job of the plan, however many tasks it has. What `plan --sbatch` prints and what is submitted come
+from the same function; only the ids of other jobs differ, which stand as ``{job name}`` until they are known. This
+module and slurm_call are the only ones that import submitit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.slurm.slurm import SlurmExecutor
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.launch.slurm.call import RUN_TASK, TaskCall
+from mrt_hpc.launch.slurm.commands import SlurmRefusedError, run_slurm
+from mrt_hpc.launch.slurm.parameters import (
+    dependency_tokens,
+    fill_in_ids,
+    python_command,
+    require_plain_path,
+    sbatch_parameters,
+)
+from mrt_hpc.launch.slurm.queue import unrecorded_jobs
+from mrt_hpc.plan.jobs import Dependency, DependencyKind
+from mrt_hpc.run import atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.recipe.site import SlurmSite
+    from mrt_hpc.run.layout import RunLayout
+
+MAX_TIMEOUTS = 8
+"""How often submitit queues a task again that a signal reached before it had handlers of its own; how often others come
+back, the recipe says (see ``launch.settle``)."""
+
+SBATCH_S = 150.0
+"""sbatch itself tries for 120 s where the queue is full, and then says why it gave up."""
+_QUEUE_FULL = re.compile(r"temporarily unable to accept job|queue full|resource temporarily unavailable", re.IGNORECASE)
+
+Record = Callable[[str, str], None]
+"""``record(job name, Slurm job id)``, called as soon as the id is known."""
+
+
+class ArrayExecutor(SlurmExecutor):
+    """submitit's executor for one job of the plan: one sbatch, one pickle for all its tasks.
+
+    submitit writes a pickle a task and learns the id late; here the tasks' names are links to one pickle, and the id
+    is handed out before anything else can go wrong.
+    """
+
+    def __init__(
+        self, job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool, indices: Sequence[int] = ()
+    ) -> None:
+        folder = layout.logs / job.name
+        super().__init__(folder, max_num_timeout=MAX_TIMEOUTS, python=python_command(job, site, layout))
+        self.job, self.indices = job, list(indices) or list(range(job.tasks))
+        parameters = sbatch_parameters(job, site, layout, waited_for=waited_for)
+        if indices:
+            parameters["additional_parameters"]["array"] = array_of(indices, job.max_parallel)
+        self.update_parameters(**parameters, dependency=dependency_tokens(job))
+        if job.tasks > 1:
+            self.parameters["map_count"] = job.tasks  # submitit's own word for the size of an array
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Always available: sbatch texts are made where Slurm is not installed, too."""
+        return 2
+
+    def text(self, ids: Mapping[str, str]) -> str:
+        """The sbatch script; jobs that it waits for appear by their id, or as ``{name}`` where it is unknown."""
+        text = self._make_submission_file_text(self._submitit_command_str, uid="")
+        return fill_in_ids(text, self.job, ids)
+
+    def submit_call(self, call: TaskCall, ids: Mapping[str, str]) -> str:
+        """Run sbatch and return the job's id; :meth:`give_pickle` has to follow within a minute.
+
+        Raises:
+            UserError: sbatch is missing, did not answer, or refused; the script stays where the error says.
+        """
+        script = self.folder / "submission.sh"
+        atomic.write_text(script, self.text(ids))
+        self._write_pickle(call)
+        try:
+            job_id = run_slurm(["sbatch", "--parsable", str(script)], SBATCH_S).strip().split(";")[0]
+        except SlurmRefusedError as refusal:
+            raise _explained(refusal, self.job, script) from None
+        script.replace(JobPaths(self.folder, job_id).submission_file)
+        return job_id
+
+    def _write_pickle(self, call: TaskCall) -> None:
+        delayed = DelayedSubmission(call)
+        delayed.set_timeout(self.job.resources.time_limit_minutes, self.max_num_timeout)
+        with atomic.replacing(self._pickle) as temporary:
+            delayed.dump(temporary)
+
+    @property
+    def _pickle(self) -> Path:
+        return self.folder / "call.pkl"
+
+    def give_pickle(self, call: TaskCall, job_id: str) -> None:
+        """Put the pickle where each task of ``job_id`` looks for it, or the one task that it names; what is there
+        stays.
+        """
+        if not self._pickle.exists():
+            self._write_pickle(call)
+        one = self.job.tasks == 1 or "_" in job_id
+        tasks = [job_id] if one else [f"{job_id}_{k}" for k in self.indices]
+        for task in tasks:
+            try:
+                os.link(self._pickle, JobPaths(self.folder, task).submitted_pickle)
+            except FileExistsError:
+                continue
+
+
+def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[str, str]]:
+    """Name and sbatch text of each job, in the order of submission, with ``{job name}`` in place of job ids.
+
+    Needs no Slurm and writes nothing.
+
+    Raises:
+        UserError: the run directory has a path that Slurm would misread.
+    """
+    layout = require_plain_path(layout)
+    placeholders = {job.name: f"{{{job.name}}}" for job in plan.jobs}
+    awaited = must_end_well(plan.jobs)
+    return [
+        (job.name, ArrayExecutor(job, site, layout, waited_for=job.name in awaited).text(placeholders))
+        for job in plan.jobs
+    ]
+
+
+def must_end_well(jobs: Sequence[Job]) -> set[str]:
+    """Names of those without whose good end some other does not start."""
+    return {wait.job for job in jobs for wait in job.after if wait.kind is DependencyKind.AFTEROK}
+
+
+def submit(
+    jobs: Sequence[Job],
+    site: SlurmSite,
+    layout: RunLayout,
+    *,
+    known_ids: Mapping[str, str],
+    record: Record,
+    satisfied: Collection[str] = (),
+    lost_tasks: Mapping[str, Sequence[int]] | None = None,
+    function: str = RUN_TASK,
+) -> list[tuple[str, str]]:
+    """Submit the jobs of a plan that have no id yet, each with one sbatch, in the given order.
+
+    An interrupted submission goes on when it is called again: ids that were recorded come back in ``known_ids``, and a
+    job whose id was lost between sbatch and ``record`` is found in the queue by this run's directory and its name.
+
+    Args:
+        jobs: jobs to submit; those in ``known_ids`` are passed over.
+        known_ids: by job name, from earlier calls: the id of the job, or several ids and names of tasks with colons in
+            between, as a dependency has them.
+        record: called with each name and id as soon as sbatch has printed it.
+        satisfied: jobs that ended well earlier, which nothing needs to wait for any more.
+        lost_tasks: by the name of a job in ``known_ids``, the indices of its tasks that are to be sent again.
+        function: what each task calls, as ``module:name``, with run directory, job name and index in its array.
+
+    Returns:
+        Name and id of each job submitted or found by this call.
+
+    Raises:
+        UserError: sbatch is missing, does not answer, or refuses; or a job waits for one that was never submitted.
+    """
+    layout = require_plain_path(layout)
+    ids, partly = dict(known_ids), lost_tasks or {}
+    todo = [job for job in jobs if job.name not in known_ids or job.name in partly]
+    lost = unrecorded_jobs(layout.root, _plain_ids(ids.values())) if todo else {}
+    awaited = must_end_well(jobs)
+    submitted = []
+    for job in jobs:
+        indices = partly.get(job.name, ())
+        due = _in_turn(_without(job, satisfied), indices)
+        executor = ArrayExecutor(due, site, layout, waited_for=job.name in awaited, indices=indices)
+        call = TaskCall(function, str(layout.root), job.name)
+        if job.name in known_ids:
+            for known in ids[job.name].split(":"):
+                executor.give_pickle(call, known)  # an earlier call may have ended before it could
+            if not indices:
+                continue
+        _require_known(executor.job, ids)
+        job_id = lost.get(job.name) or executor.submit_call(call, ids)
+        record(job.name, job_id)
+        executor.give_pickle(call, job_id)
+        ids[job.name] = f"{ids[job.name]}:{job_id}" if job.name in known_ids else job_id
+        submitted.append((job.name, job_id))
+    return submitted
+
+
+def array_of(indices: Sequence[int], max_parallel: int | None) -> str:
+    """Some tasks of an array, as sbatch takes them: ``1,4%2``."""
+    return f"{','.join(map(str, indices))}%{max_parallel or len(indices)}"
+
+
+def _plain_ids(known: Iterable[str]) -> set[str]:
+    return {one.partition("_")[0] for several in known for one in several.split(":")}
+
+
+def _without(job: Job, satisfied: Collection[str]) -> Job:
+    return job.model_copy(update={"after": tuple(wait for wait in job.after if wait.job not in satisfied)})
+
+
+def _in_turn(job: Job, lost: Sequence[int]) -> Job:
+    """The job, whose lost tasks start after those that live where only so many may run at a time: Slurm counts them
+    within one array only.
+    """
+    if not lost or job.max_parallel is None:
+        return job
+    return job.model_copy(update={"after": (*job.after, Dependency(job=job.name, kind=DependencyKind.AFTERANY))})
+
+
+def _require_known(job: Job, ids: Mapping[str, str]) -> None:
+    for wait in job.after:
+        if wait.job not in ids:
+            raise UserError(
+                f"job {job.name} waits for a job that was never submitted",
+                value=wait.job,
+                expected="one of " + (", ".join(ids) or "(no job has been submitted)"),
+                advice="submit the plan's jobs in order",
+            )
+
+
+def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
+    if _QUEUE_FULL.search(refusal.reason):
+        return UserError(
+            f"Slurm had no room in its queue for job {job.name}",
+            value=refusal.reason,
+            where=str(script),
+            expected="room for a plan's jobs below MaxJobCount (scontrol show config), which all users share",
+            advice="the same submit command when others' jobs have left the queue (squeue --array | wc -l)",
+            exit_code=ExitCode.RETRYABLE,
+        )
+    return UserError(
+        f"Slurm refused to queue job {job.name}",
+        value=refusal.reason,
+        where=str(script),
+        expected="a request that the site's partitions, account and limits allow",
+        advice=f"try `sbatch --test-only {shlex.quote(str(script))}`, mend the site profile, and submit again",
+        exit_code=ExitCode.FATAL,
+    )

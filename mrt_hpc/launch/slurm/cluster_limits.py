@@ -1,0 +1,158 @@
+"""What the cluster itself says of its limits, and where a plan or a site profile is beyond them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm.commands import run_slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.recipe.site import SlurmSite
+
+ANSWER_S = 5.0
+"""For each of the two questions; a plan is printed and a run submitted without the answers, too."""
+_SETTING = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
+_PAIR = re.compile(r"(\w+)=(\S*)")
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d+):\d+")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition."""
+
+    max_minutes: int | None
+    """Its longest time limit; None where there is none."""
+    state: str
+    """In Slurm's word: ``UP`` where jobs start."""
+    is_default: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterLimits:
+    """What one submission can meet."""
+
+    max_array_size: int | None = None
+    """One more than the largest index of an array."""
+    max_job_count: int | None = None
+    """Jobs and array tasks that the controller knows at a time, of all users, those that ended minutes ago included."""
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+
+
+def cluster_limits() -> ClusterLimits | None:
+    """The limits of the cluster that Slurm's commands speak to; None on a machine without these commands.
+
+    Raises:
+        UserError: the cluster refused, or did not answer within seconds.
+    """
+    if shutil.which("scontrol") is None:
+        return None
+    settings = dict(_SETTING.findall(run_slurm(["scontrol", "show", "config"], ANSWER_S)))
+    listing = run_slurm(["scontrol", "--all", "--oneliner", "show", "partition"], ANSWER_S)
+    return ClusterLimits(
+        _whole(settings.get("MaxArraySize", "")),
+        _whole(settings.get("MaxJobCount", "")),
+        dict(_partition(dict(_PAIR.findall(line))) for line in listing.splitlines() if "PartitionName=" in line),
+    )
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
+
+
+def _partition(fields: Mapping[str, str]) -> tuple[str, Partition]:
+    known = Partition(_minutes(fields.get("MaxTime", "")), fields.get("State", "UP"), fields.get("Default") == "YES")
+    return fields["PartitionName"], known
+
+
+def _minutes(text: str) -> int | None:
+    """Slurm's ``days-hours:minutes:seconds`` in minutes; None for ``UNLIMITED``."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    return (int(match["days"] or 0) * 24 + int(match["hours"])) * 60 + int(match["minutes"])
+
+
+def beyond(plan: Plan, site: SlurmSite, limits: ClusterLimits) -> list[str]:
+    """What the cluster would refuse of a plan or never start, a sentence each, with the field of the site profile to
+    change. A QOS may lift the time limits of partitions: a profile that names one is believed in what it says of them.
+    """
+    return [*_arrays_beyond(plan, limits), *_tasks_beyond(plan, limits), *_partitions_beyond(plan, site, limits)]
+
+
+def _arrays_beyond(plan: Plan, limits: ClusterLimits) -> Iterator[str]:
+    largest = max(job.tasks for job in plan.jobs)
+    if limits.max_array_size is not None and largest > (allowed := max(1, limits.max_array_size)):
+        yield (
+            f"an array has {largest} tasks, and the cluster's MaxArraySize is {limits.max_array_size}: "
+            f"set max_array_size: {allowed}"
+        )
+
+
+def _tasks_beyond(plan: Plan, limits: ClusterLimits) -> Iterator[str]:
+    if limits.max_job_count is not None and plan.tasks > limits.max_job_count:
+        yield (
+            f"the plan has {plan.tasks} array tasks, and the cluster's MaxJobCount is {limits.max_job_count} for all "
+            f"users together: set max_submit_jobs: {limits.max_job_count} or less"
+        )
+
+
+def _partitions_beyond(plan: Plan, site: SlurmSite, limits: ClusterLimits) -> Iterator[str]:
+    for what, jobs in _jobs_by_partition_field(plan).items():
+        name = getattr(site.partitions, what)
+        names = name.split(",") if name else [n for n, p in limits.partitions.items() if p.is_default]
+        unknown = [one for one in names if one not in limits.partitions]
+        if unknown and limits.partitions:
+            there = ", ".join(limits.partitions)
+            yield f"there is no partition {unknown[0]}: set partitions.{what} to one or more of {there}"
+        elif names and not unknown and site.qos is None:
+            yield from _times_beyond(jobs, [limits.partitions[one] for one in names], ",".join(names))
+
+
+def _jobs_by_partition_field(plan: Plan) -> dict[str, list[Job]]:
+    fields = {"gpu": [job for job in plan.jobs if job.resources.gpus]}
+    fields["cpu"] = [job for job in plan.jobs if not job.resources.gpus]
+    return {what: jobs for what, jobs in fields.items() if jobs}
+
+
+def _times_beyond(jobs: list[Job], partitions: list[Partition], names: str) -> Iterator[str]:
+    """A job that may run in several partitions needs one that is long enough."""
+    longest = max(jobs, key=lambda job: job.resources.time_limit_minutes)
+    minutes = [p.max_minutes for p in partitions if p.max_minutes is not None]
+    if len(minutes) == len(partitions) and longest.resources.time_limit_minutes > max(minutes):
+        yield (
+            f"job {longest.name} has a time limit of {longest.resources.time_limit_minutes} minutes, and partition "
+            f"{names} allows {max(minutes)}: set max_time_minutes: {max(minutes)}, and resources.*.time_limit_minutes "
+            "of the recipe to that or less"
+        )
+
+
+def closed_partitions(plan: Plan, site: SlurmSite, limits: ClusterLimits) -> list[str]:
+    """Partitions of a plan's jobs that start nothing at present, a sentence each."""
+    wanted = {getattr(site.partitions, what) for what in _jobs_by_partition_field(plan)}
+    names = {name for names in wanted if names for name in names.split(",")}
+    closed = {name: limits.partitions[name].state for name in names if name in limits.partitions}
+    return [f"partition {name} is {state} and starts no jobs" for name, state in closed.items() if state != "UP"]
+
+
+def require_within(plan: Plan, site: SlurmSite, limits: ClusterLimits | None) -> None:
+    """Refuse what the cluster would refuse or never start, before anything is submitted.
+
+    Raises:
+        UserError: with all that is beyond the cluster's limits.
+    """
+    found = [] if limits is None else beyond(plan, site, limits)
+    if found:
+        raise UserError(
+            f"the plan is beyond the limits of the cluster, or site profile {site.name} is wrong",
+            value="; ".join(found),
+            where=f"site {site.name}",
+            expected="what `scontrol show config` and `scontrol show partition` tell",
+            advice=f"change the fields named above in the profile of site {site.name}, then the same command again",
+        )

@@ -1,0 +1,135 @@
+"""Running Slurm's commands: argument lists, deadlines, and errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from mrt_hpc.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HABITS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SBATCH_NO_REQUEUE")
+"""A user's own, which change what Slurm's commands print and do."""
+_IN_A_JOB, _OF_A_JOB = "SLURM_JOB_ID", "SLURM_"
+_OF_THE_SITE = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"})
+"""Which cluster is spoken to, and how one proves who one is."""
+_TIMES = {"SLURM_TIME_FORMAT": "%s"}
+"""Times are printed in seconds since the epoch, which no time zone and no summer time changes."""
+TIMEOUT_S = 120.0
+"""A controller under load answers in tens of seconds; more means that it is down."""
+
+
+QUIET_S = 3.0
+"""After so long a user is told what is waited for."""
+BACK_OFF_S = 90.0
+"""A controller that cannot be reached is asked again for so long, at growing intervals: it may be starting again."""
+_UNREACHABLE = re.compile(
+    r"unable to contact|unexpected message received|timed out|connection refused|connect failure|zero bytes|"
+    r"not responding|try again later",
+    re.IGNORECASE,
+)
+
+
+class SlurmRefusedError(UserError):
+    """Slurm was reached and said no. ``reason`` holds its own words."""
+
+    def __init__(self, command: Sequence[str], reason: str) -> None:
+        super().__init__(f"{command[0]} refused", value=reason, where=shlex.join(command), exit_code=ExitCode.RETRYABLE)
+        self.reason = reason
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    return isinstance(error, SlurmRefusedError) and _UNREACHABLE.search(error.reason) is not None
+
+
+@retry(
+    retry=retry_if_exception(_is_unreachable),
+    wait=wait_random_exponential(multiplier=1.0, max=20.0),
+    stop=stop_after_delay(BACK_OFF_S),
+    reraise=True,
+)
+def ask_slurm(command: Sequence[str]) -> str:
+    """Run a command that may be given twice, backing off while the controller cannot be reached.
+
+    Raises:
+        UserError: as :func:`run_slurm`.
+    """
+    return run_slurm(command)
+
+
+def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
+    """Run one of Slurm's commands, once, and return what it printed. It must do what it is told wherever it is typed:
+    ``SQUEUE_STATES`` would hide jobs, and ``SBATCH_NO_REQUEUE`` wins over an option. One that takes long is said to.
+
+    Raises:
+        SlurmRefusedError: it ended with an error.
+        UserError: it is not installed here, or did not answer in time; with the words that it has printed so far.
+    """
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=_environment()
+        )
+    except FileNotFoundError:
+        raise UserError(
+            f"{command[0]} was not found",
+            where=shlex.join(command),
+            expected="a machine with Slurm's commands",
+            advice="log in to the cluster and try again; `mrt-hpc plan` works anywhere",
+        ) from None
+    with process:
+        try:
+            printed, complaint = _answer(process, command, timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        reason = complaint.strip() or printed.strip() or f"exit code {process.returncode}"
+        raise SlurmRefusedError(command, reason)
+    return printed
+
+
+def _answer(process: subprocess.Popen[str], command: Sequence[str], timeout_s: float) -> tuple[str, str]:
+    """What a command has printed, on both streams, once it has ended. While it has not, its own words are passed on."""
+    end, said = time.monotonic() + timeout_s, None
+    while True:
+        try:
+            return process.communicate(timeout=max(0.0, min(QUIET_S, end - time.monotonic())))
+        except subprocess.TimeoutExpired as late:
+            words = _words(late.stderr)
+        if time.monotonic() >= end:
+            raise _no_answer(command, timeout_s, words)
+        if words != said:
+            print(f"waiting for {command[0]}: {words or 'no answer yet'}", file=sys.stderr, flush=True)
+            said = words
+
+
+def _words(printed: bytes | str | None) -> str:
+    """What a command has printed so far, which subprocess hands out as bytes."""
+    return (printed.decode(errors="replace") if isinstance(printed, bytes) else printed or "").strip()
+
+
+def _no_answer(command: Sequence[str], timeout_s: float, words: str) -> UserError:
+    return UserError(
+        f"{command[0]} did not answer within {timeout_s:.0f} s",
+        value=words or None,
+        where=shlex.join(command),
+        advice="look at `scontrol ping`; try again when the controller is up",
+        exit_code=ExitCode.RETRYABLE,
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Without habits; and where a job submits others, without what describes that job."""
+    others = (*_HABITS, _OF_A_JOB) if _IN_A_JOB in os.environ else _HABITS
+    kept = {name: value for name, value in os.environ.items() if name in _OF_THE_SITE or not name.startswith(others)}
+    return kept | _TIMES

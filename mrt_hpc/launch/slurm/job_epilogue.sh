@@ -1,0 +1,67 @@
+# The end of every job script. Given: code, srun's exit status; settle, which runs mrt_hpc.launch.attempt_end for this task;
+# AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is to come back; MOST_AWAITED, the tasks
+# that a dependency may name; WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below.
+
+trap "" TERM  # a requeue ends what is left of this attempt, and there is more to do
+unset ${!SQUEUE_@} SLURM_TIME_FORMAT  # a user's own habits with squeue
+
+id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}
+
+# A controller that does not answer is asked again.
+patiently() { for pause in 5 10 20 40 0; do "$@" && return; sleep $pause; done; return 1; }
+# The lines of $1 that are whole lines of $2.
+among() { printf '%s\n' "$1" | grep --fixed-strings --line-regexp --regexp="$2"; }
+
+# Of those this task waits for, the ones in the queue: it starts when any of them does. Where none is left there it ends,
+# as nobody would ever come; but a listing without this very task proves nothing.
+look_for_awaited() {
+  awaited=$(printf '%s\n' "$1" | grep --extended-regexp --line-regexp '[0-9]+(_[0-9]+)?') || return
+  queue=$(patiently squeue --noheader --array --all --me --format=%i)
+  left=$(among "$queue" "$awaited" | head -n $MOST_AWAITED)
+  if [ -z "$left" ] && among "$queue" "$id" > /dev/null; then settle abandoned; verdict=$?; fi
+}
+
+# Only while Slurm calls it running: one that was cancelled, or that Slurm queues again by itself, is left alone.
+requeue() {
+  for pause in 5 10 20 40 0; do
+    case $(patiently squeue --noheader --jobs="$id" --format=%T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
+    scontrol requeue "$id" && return
+    sleep $pause
+  done
+  return 1
+}
+
+queue_again() {
+  requeue || return
+  if [ -n "$left" ]; then scontrol update JobId="$id" Dependency="after:${left//$'\n'/?after:}"; fi
+}
+
+# What becomes of this task. A filesystem that is away for a moment keeps settle from knowing: it is asked again, and in
+# the end a task that only gave its nodes back, or was told to leave, comes back.
+judge() {
+  for pause in 5 20 60 0; do
+    said=$(settle); verdict=$?
+    case $verdict in "$AGAIN" | "$OVER" | "$DONE") return ;; esac
+    sleep $pause
+  done
+  said=
+  case $code in "$GAVE_BACK" | 143) verdict=$AGAIN ;; *) verdict=$OVER ;; esac
+}
+
+# Slurm calls a job TIMEOUT that ends after its time was over, however well it ended, and cancels those that wait for it
+# to end well. A preemption moves that time to the end of the grace, and may itself come seconds later. Queued again, the
+# task finds its work done.
+is_late() {
+  end=$(patiently squeue --noheader --jobs="$id" --format=%e) && [ "$end" ] || return
+  end=$(date --date="$end" +%s 2> /dev/null) && [ $((end - LATE_S)) -le "$(date +%s)" ]
+}
+
+if [ $code -ne 0 ]; then
+  left=
+  judge
+  if [ $verdict = $AGAIN ]; then look_for_awaited "$said"; fi
+  if [ $verdict = $AGAIN ]; then queue_again; fi
+  if [ $verdict = $DONE ]; then code=0; fi
+fi
+if [ $code -eq 0 ] && [ "$WAITED_FOR" ] && is_late; then requeue; fi
+exit $code

@@ -1,0 +1,211 @@
+"""From a job and a site profile to sbatch's parameters and the command line of a task. Pure; imports no submitit."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.launch.attempt_end import AttemptOutcome
+from mrt_hpc.launch.slurm.environment import ENDS_AT
+from mrt_hpc.recipe.site import GpuRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mrt_hpc.plan.jobs import Job, JobResources
+    from mrt_hpc.recipe.site import Container, SlurmSite
+    from mrt_hpc.run.layout import RunLayout
+
+MIB_PER_GIB = 1024
+SIGNAL_BEFORE_LIMIT_S = 90
+"""Seconds before the time limit at which a task is told to stop and be queued again."""
+LAST_WORD = Path(__file__).with_name("job_epilogue.sh")
+MOST_AWAITED = 100
+"""Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
+CACHES = {
+    "XDG_CACHE_HOME": "other",
+    "VLLM_CACHE_ROOT": "vllm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""What is compiled on a node is kept there, not in the home directory, where quotas are small and nodes wait for each
+other: the variables that say where, unless they are set already, and the folders below that of the caches."""
+LATE_S = 5
+"""Between a task's last look at its time and the moment in which Slurm takes note of its end, at most."""
+
+# A name as it stands in submitit's text: characters that sbatch options need not quote, so that texts with placeholders
+# and texts with ids differ in nothing else.
+_TOKEN = re.compile(r"@([A-Za-z0-9._-]+)@")
+
+
+def require_plain_path(layout: RunLayout) -> RunLayout:
+    """The layout with an absolute root, as tasks start in another folder.
+
+    Raises:
+        UserError: the path holds a ``%``, which Slurm replaces in the names of log files, or a line break, which would
+            make the rest of it a line of the job script.
+    """
+    root = layout.root.absolute()
+    if "%" in str(root):
+        raise UserError(
+            "the run directory's path holds a percent sign",
+            value=str(root),
+            expected="a path without %, which Slurm would replace in the names of log files",
+            advice="choose another run directory",
+        )
+    if not str(root).isprintable():
+        raise UserError(
+            "the run directory's path holds a line break or another control character",
+            value=str(root),
+            expected="a path that fits into a line of a job script",
+            advice="choose another run directory",
+        )
+    return replace(layout, root=root)
+
+
+def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> dict[str, Any]:
+    """Keyword arguments for submitit's executor, dependencies excepted.
+
+    Args:
+        job: of the plan.
+        site: where it is to run.
+        layout: of its run.
+        waited_for: whether another job starts only if this one ends well.
+    """
+    resources = job.resources
+    parameters: dict[str, Any] = {
+        "job_name": f"{layout.root.name}.{job.name}",
+        "comment": str(layout.root),
+        "account": site.account,
+        "qos": site.qos,
+        "partition": site.partitions.gpu if resources.gpus else site.partitions.cpu,
+        "time": resources.time_limit_minutes,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.ranks_per_node,
+        "cpus_per_task": resources.cpus_per_rank,
+        "mem": f"{_mebibytes(resources)}M" if site.memory_request else None,
+        "signal_delay_s": SIGNAL_BEFORE_LIMIT_S,
+        "wckey": None,
+        "setup": _setup_lines(resources, site),
+        "teardown": _teardown_lines(job, site, layout, waited_for=waited_for),
+        "srun_args": _srun_arguments(resources),
+        "array_parallelism": job.max_parallel or job.tasks,
+        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **site.sbatch},
+    }
+    return parameters | _gpu_parameters(resources, site)
+
+
+def _mebibytes(resources: JobResources) -> int:
+    return max(1, round(resources.memory_gib_per_node * MIB_PER_GIB))
+
+
+def _gpu_parameters(resources: JobResources, site: SlurmSite) -> dict[str, Any]:
+    per_node = resources.gpus_per_rank * resources.ranks_per_node
+    if not per_node or site.gpu_request is GpuRequest.NONE:
+        return {}
+    kind = f"{site.gpu_type}:" if site.gpu_type else ""
+    if site.gpu_request is GpuRequest.GRES:
+        return {"gres": f"gpu:{kind}{per_node}"}
+    return {"gpus_per_node": f"{kind}{per_node}"}
+
+
+def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
+    """The site's own lines come first and its variables last, so that they win over the number of threads."""
+    threads = f"export OMP_NUM_THREADS={resources.cpus_per_rank}"
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
+    scratch = [f"export TMPDIR={_in_double_quotes(site.scratch)}"] if site.scratch else []
+    limit_s = resources.time_limit_minutes * 60
+    ends_at = f"export {ENDS_AT}=${{SLURM_JOB_END_TIME:-$(($(date +%s) + {limit_s}))}}"
+    goes_on = ["set +eu +o pipefail", "trap : TERM"]  # after srun, whatever it ends with: see the teardown
+    safe_path = "export PYTHONSAFEPATH=1"  # the folder that it was submitted from holds no modules of ours
+    return [*site.setup, *goes_on, safe_path, threads, *scratch, *exports, ends_at]
+
+
+def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> list[str]:
+    """What the job script does after srun: an attempt that is to be run again is queued again, under the same id.
+
+    The task goes by the id that names it alone: the raw id of one task of each array is that of the whole array.
+    Slurm's commands are run here, on the node itself, so a container needs none of them.
+    """
+    settle = [*_python(job, site, layout), "-m", "mrt_hpc.launch.attempt_end", str(layout.root), job.name]
+    return [
+        "code=$?",
+        f'settle() {{ {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code "$@"; }}',
+        f"AGAIN={int(AttemptOutcome.AGAIN)}; OVER={int(AttemptOutcome.OVER)}; DONE={int(AttemptOutcome.DONE)}",
+        f"GAVE_BACK={int(ExitCode.GIVE_BACK)}; MOST_AWAITED={MOST_AWAITED}",
+        f"WAITED_FOR={'yes' if waited_for else ''}; LATE_S={LATE_S}",
+        *LAST_WORD.read_text().splitlines(),
+    ]
+
+
+def _in_double_quotes(path: str) -> str:
+    """For the shell as it stands, except that ``$SLURM_JOB_ID`` and other variables get their values."""
+    return '"' + re.sub(r'(["`\\]|\$\()', r"\\\1", path) + '"'
+
+
+def _srun_arguments(resources: JobResources) -> list[str]:
+    """srun takes its processors from its own options (since Slurm 22.05); one lost rank ends them all."""
+    return [f"--cpus-per-task={resources.cpus_per_rank}", "--cpu-bind=none", "--kill-on-bad-exit=1"]
+
+
+def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
+    """The shell words that start Python in a task, in the container where the site has one.
+
+    The signal that announces a time limit or a preemption would kill a Python that is still importing. It is therefore
+    ignored until submitit listens. The folders for temporary files and for caches are made here, as each node of a task
+    has its own; a container sees them.
+    """
+    lines = ['trap "" USR2', *_folder_lines(), *(_bind_lines() if site.container else ()), 'exec "$0" "$@"']
+    return shlex.join(["bash", "-c", "; ".join(lines), *_python(job, site, layout)])
+
+
+def _folder_lines() -> list[str]:
+    """Shell lines that make this node's folders. Nobody else may own the caches: what they hold is run."""
+    exports = [f'{name}="${{{name}:-$caches/{folder}}}"' for name, folder in CACHES.items()]
+    return [
+        'mkdir -p "${TMPDIR:-/tmp}" || exit 1',
+        'caches="${TMPDIR:-/tmp}/mrt-hpc-caches-$(id -u)"',
+        'mkdir -p -m 700 "$caches" && [ -O "$caches" ] || { echo "$caches belongs to another user" >&2; exit 1; }',
+        f"export {' '.join(exports)}",
+    ]
+
+
+def _bind_lines() -> list[str]:
+    """Shell lines that let Apptainer, or Singularity, see a folder whose name only the node knows."""
+    names = ("APPTAINER_BIND", "SINGULARITY_BIND")
+    binds = [f'{name}="${{{name}:+${name},}}$TMPDIR"' for name in names]
+    return [f'if [ -n "${{TMPDIR:-}}" ]; then export {" ".join(binds)}; fi']
+
+
+def _python(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
+    """The words that start Python, in the container where the site has one."""
+    return [site.python or sys.executable] if site.container is None else _in_container(site.container, job, layout)
+
+
+def _in_container(container: Container, job: Job, layout: RunLayout) -> list[str]:
+    binds = [f"{layout.root}:{layout.root}", *container.binds]
+    gpu = ["--nv"] if job.resources.gpus else []
+    options = [word for bind in binds for word in ("--bind", bind)]
+    return [container.executable, "exec", *gpu, *options, container.image, container.python]
+
+
+def dependency_tokens(job: Job) -> str | None:
+    """sbatch's dependency, the other jobs' names as tokens; None for a job that waits for nothing."""
+    return ",".join(f"{wait.kind}:@{wait.job}@" for wait in job.after) or None
+
+
+def fill_in_ids(text: str, job: Job, ids: Mapping[str, str]) -> str:
+    """Put ids (or ``{name}``) in place of the tokens, in the dependency line only."""
+    token = dependency_tokens(job)
+    if token is None:
+        return text
+    filled = _TOKEN.sub(lambda match: ids.get(match[1], f"{{{match[1]}}}"), token)
+    return text.replace(f"--dependency={token}\n", f"--dependency={filled}\n", 1)

@@ -1,0 +1,62 @@
+"""Whether jobs that a task waits for have left the queue for good, as far as a node can ask Slurm."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.ledger import submissions
+from mrt_hpc.launch.slurm.commands import run_slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.run.layout import RunLayout
+
+log = logging.getLogger(__name__)
+
+ASK_EVERY_S = 30.0
+"""Between two questions: many tasks may wait, and a controller serves a whole cluster."""
+LISTINGS = 2
+"""In a row that have to lack a job before it counts as gone."""
+ANSWER_WITHIN_S = 10.0
+"""A busy controller is asked again later."""
+
+
+@dataclass
+class QueueWatch:
+    """Asks squeue now and then; called with names of jobs of the plan, it tells whether all are gone for good."""
+
+    layout: RunLayout
+    own_id: str
+    """That sbatch printed for the asking task: a listing without it proves nothing."""
+    clock: Callable[[], float] = time.monotonic
+    _last: float = field(default=float("-inf"), init=False)
+    _about: tuple[str, ...] = field(default=(), init=False)
+    """The jobs that were asked about last."""
+    _lacking: int = field(default=0, init=False)
+    """Listings in a row that lacked the jobs."""
+
+    def __call__(self, jobs: tuple[str, ...]) -> bool:
+        """Whether none of these jobs has been in the queue for some time, however often it was submitted."""
+        since = self.clock() - self._last
+        if jobs != self._about or since >= LISTINGS * ASK_EVERY_S + ANSWER_WITHIN_S:
+            self._about, self._lacking = jobs, 0  # an earlier wait says nothing about this one
+        if since >= ASK_EVERY_S:
+            self._last = self.clock()
+            self._lacking = self._lacking + 1 if self._are_lacking(jobs) else 0
+        return self._lacking >= LISTINGS
+
+    def _are_lacking(self, jobs: tuple[str, ...]) -> bool:
+        """Whether one listing shows the asking task, and none of the jobs; False where that cannot be known."""
+        try:
+            sent = submissions(self.layout)
+            listing = run_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F"], ANSWER_WITHIN_S)
+        except (UserError, OSError, ValueError) as error:  # no squeue on this node, or a filesystem away for a moment
+            log.info("Slurm did not say whether the jobs that this task waits for are queued: %s", error)
+            return False
+        queue, ids = set(listing.split()), {job: {one.slurm_id for one in sent if one.job == job} for job in jobs}
+        return self.own_id in queue and all(mine and mine.isdisjoint(queue) for mine in ids.values())

@@ -1,0 +1,154 @@
+"""The plan: segments of job arrays with their dependencies and resources, as data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Role(StrEnum):
+    """What the tasks of a job do."""
+
+    PREPARE = "prepare"
+    """Makes or copies weights version 0."""
+    INFERENCE = "inference"
+    """Samples rollouts and branches."""
+    TRAINER = "trainer"
+    """Updates and publishes."""
+    EVALUATION = "evaluation"
+    """Runs the benchmarks."""
+    REPORT = "report"
+    """Writes the report."""
+
+
+class DependencyKind(StrEnum):
+    """When a dependency is fulfilled; the words are Slurm's."""
+
+    AFTEROK = "afterok"
+    """All tasks of the other job ended well."""
+    AFTERANY = "afterany"
+    """All tasks of the other job ended, however."""
+
+
+class PlanPart(BaseModel):
+    """A part of the plan: immutable, and read back strictly from plan.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Dependency(PlanPart):
+    """One job waits for another."""
+
+    job: str
+    kind: DependencyKind
+
+
+class JobResources(PlanPart):
+    """What each array task needs; a task of several ranks spreads them over ``nodes``."""
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_rank: int
+    cpus_per_rank: int
+    memory_gib_per_node: float
+    time_limit_minutes: int
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a task."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a task."""
+        return self.ranks * self.gpus_per_rank
+
+    @property
+    def cpus(self) -> int:
+        """CPU cores of a task."""
+        return self.ranks * self.cpus_per_rank
+
+
+class EvaluationUnit(PlanPart):
+    """What one task of an evaluation array does."""
+
+    version: int
+    benchmark: str
+    shard: int
+
+
+class Job(PlanPart):
+    """One sbatch call: an array of tasks with the same role and resources."""
+
+    name: str
+    """Unique within the plan, as in ``segment-000.trainer``."""
+    role: Role
+    tasks: int
+    """Array tasks of this job."""
+    segment: int | None = None
+    first_iteration: int = 0
+    """First iteration of the segment."""
+    end_iteration: int = 0
+    """One past its last iteration."""
+    evaluations: tuple[EvaluationUnit, ...] = ()
+    """For evaluation jobs: what each task does, by its index in this job."""
+    resources: JobResources
+    after: tuple[Dependency, ...] = ()
+    max_parallel: int | None = None
+
+    @property
+    def iterations(self) -> range:
+        """Of the segment; none for jobs of no segment."""
+        return range(self.first_iteration, self.end_iteration)
+
+
+class Plan(PlanPart):
+    """All jobs of a run, in an order in which each comes after those it depends on."""
+
+    name: str
+    iterations: int
+    segments: int
+    jobs: tuple[Job, ...]
+
+    def job(self, name: str) -> Job:
+        """The job of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for job in self.jobs:
+            if job.name == name:
+                return job
+        raise KeyError(name)
+
+    @property
+    def tasks(self) -> int:
+        """Array tasks of all jobs: what a cluster's submit limit counts."""
+        return sum(job.tasks for job in self.jobs)
+
+    def as_json(self) -> dict[str, Any]:
+        """For plan.json."""
+        return self.model_dump(mode="json")
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a run.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        return Plan.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the plan cannot be read: {error}",
+            where=path,
+            advice="the same submit command with another --run directory, which makes a run of its own",
+        ) from error

@@ -1,0 +1,1 @@
+"""Provers: how the prefixes of a trace get their values."""

@@ -1,0 +1,193 @@
+"""Branches: how mu is brought to answer from a prefix, what it samples there, and what that could have become."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from mrt_hpc.inference.protocol import Request, SamplingSettings
+from mrt_hpc.inference.traces import CandidateLook, SampledBranch, ScoringCost
+from mrt_hpc.mrt.values import BranchStep, look_ahead
+from mrt_hpc.provers.box_tokens import box_end, could_end
+from mrt_hpc.run.records import FinishReason
+from mrt_hpc.run.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from mrt_hpc.inference.client import Completion
+    from mrt_hpc.inference.sampler import Generator
+    from mrt_hpc.inference.tokens import TokenBytes
+    from mrt_hpc.inference.traces import SampledTrace, Trust
+    from mrt_hpc.provers.box_tokens import Closing
+
+
+@dataclass(frozen=True)
+class Fork:
+    """How mu is brought to answer from a prefix."""
+
+    generator: Generator
+    """Where mu is served."""
+    tokens: TokenBytes
+    """Of mu's tokenizer."""
+    context: Callable[[SampledTrace, int], list[int]]
+    """The prompt and the prefix before a boundary, in mu's tokens."""
+    forced_ids: list[int]
+    """Close the thought and start the answer."""
+    answer_start: str
+    """What of them belongs to the answer: it precedes a branch's text."""
+    settings: SamplingSettings
+    run_seed: int
+    boundaries: Callable[[SampledTrace], Sequence[int]]
+    """Which boundaries of a trace are asked about."""
+    common_seeds: bool = False
+    """Whether a branch has the same seed at every boundary of its trace."""
+
+    def prompt(self, trace: SampledTrace, boundary: int) -> list[int]:
+        """What mu goes on from."""
+        return [*self.context(trace, boundary), *self.forced_ids]
+
+    def seed(self, trace: SampledTrace, boundary: int, branch: int) -> int:
+        """Seed of one branch."""
+        where = (trace.iteration, trace.group.problem.id, trace.sample)
+        return derive_seed(self.run_seed, "branch", *where, *(() if self.common_seeds else (boundary,)), branch)
+
+    def uniforms(self, trace: SampledTrace, count: int) -> NDArray[np.float64]:
+        """Random numbers in [0, 1) for the planning of one trace."""
+        where = (trace.iteration, trace.group.problem.id, trace.sample)
+        return np.random.default_rng(derive_seed(self.run_seed, "plan", *where)).random(count)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Draws branches: to the end of mu's answer, or to the end of its box."""
+
+    fork: Fork
+    closing: Closing | None = None
+    """Given where the forced text opens a box: a branch ends with the token that closes it."""
+    likely_tokens: int = 0
+    """How many candidates are looked at at each token; 0 does not look ahead."""
+    least_probability: float = 0.0
+    """Of a candidate."""
+
+    async def draw(self, trace: SampledTrace, numbers: Mapping[int, range]) -> list[SampledBranch]:
+        """The branches of these numbers at each boundary, in order of boundary and number."""
+        asked = [boundary for boundary, these in numbers.items() if these]
+        requests = [self._request(trace, boundary, numbers[boundary]) for boundary in asked]
+        first = [c async for c in self.fork.generator.stream(requests)] if requests else []
+        whole = await asyncio.gather(*(self._to_its_end(requests[c.request].prompt_ids, c) for c in first))
+        drawn = [self._branch(asked[c.request], numbers[asked[c.request]][c.sample], c, cost) for c, cost in whole]
+        return sorted(drawn, key=lambda b: (b.boundary, b.branch))
+
+    def _request(self, trace: SampledTrace, boundary: int, numbers: range) -> Request:
+        seeds = [self.fork.seed(trace, boundary, g) for g in numbers]
+        return Request(self.fork.prompt(trace, boundary), seeds, self._settings, top=self.likely_tokens)
+
+    @property
+    def _settings(self) -> SamplingSettings:
+        settings = self.fork.settings
+        if self.closing is None:
+            return settings
+        stops = {*settings.stop_token_ids, *self.closing.brace_ids}
+        return msgspec.structs.replace(settings, stop_token_ids=tuple(sorted(stops)))
+
+    async def _to_its_end(self, prompt_ids: list[int], drawn: Completion) -> tuple[Completion, ScoringCost]:
+        """Go on where a branch stopped at a brace that did not close its box; and what the further prompts cost."""
+        cost = ScoringCost()
+        while (left := self.fork.settings.max_tokens - len(drawn.token_ids)) > 0 and self._stopped_inside(drawn):
+            settings = msgspec.structs.replace(self._settings, max_tokens=left)
+            seed = drawn.seed + len(drawn.token_ids)
+            request = Request([*prompt_ids, *drawn.token_ids], [seed], settings, top=self.likely_tokens)
+            async for more in self.fork.generator.stream([request]):
+                drawn = _joined(drawn, more)
+                cost += ScoringCost(0, more.prompt_tokens, more.cached_tokens or 0)
+        return drawn, cost
+
+    def _stopped_inside(self, drawn: Completion) -> bool:
+        return (
+            self.closing is not None
+            and drawn.token_ids[-1] in self.closing.brace_ids
+            and not self.closing.is_closed(drawn.token_ids)
+        )
+
+    def _branch(self, boundary: int, number: int, drawn: Completion, follow_up: ScoringCost) -> SampledBranch:
+        of_answer = self.closing is not None and drawn.token_ids[-1] in self.closing.brace_ids
+        ended = drawn.finish_reason is FinishReason.STOP and not of_answer
+        return SampledBranch(
+            boundary=boundary,
+            branch=number,
+            text=self.fork.answer_start + self.fork.tokens.text(drawn.token_ids[:-1] if ended else drawn.token_ids),
+            token_ids=drawn.token_ids,
+            logprobs=drawn.logprobs,
+            finish_reason=drawn.finish_reason,
+            seed=drawn.seed,
+            weights_version=drawn.weights_version,
+            known=False,
+            prompt_tokens=drawn.prompt_tokens,
+            cached_tokens=drawn.cached_tokens,
+            looks=tuple(self._look(drawn, step) for step in range(len(drawn.tops))) if self.closing else (),
+            follow_up=follow_up,
+        )
+
+    def _look(self, drawn: Completion, step: int) -> CandidateLook:
+        """What the answer could have become at one of a branch's tokens."""
+        pieces = self.fork.tokens.pieces(drawn.token_ids[:step])
+        before = b"".join(pieces)
+        left_open: dict[str, float] = defaultdict(float)
+        closed: dict[str, float] = defaultdict(float)
+        taken = None
+        for token, logprob in drawn.tops[step].items():
+            text = before + self.fork.tokens.pieces([token])[0]
+            end = box_end(text)
+            if math.exp(logprob) >= self.least_probability and (end is not None or self._could_end(token, text)):
+                answer = text[:end].decode(errors="replace")
+                (left_open if end is None else closed)[answer] += math.exp(logprob)
+                taken = (answer, end is not None) if token == drawn.token_ids[step] else taken
+        return CandidateLook(step, dict(left_open), dict(closed), taken)
+
+    def _could_end(self, token: int, text: bytes) -> bool:
+        """Whether an answer that stands so could be all of it; one that ends its text here closes no box any more."""
+        return token not in self.fork.settings.stop_token_ids and could_end(text)
+
+
+def look_ahead_of(branch: SampledBranch, rewards: Mapping[str, float], trust: Trust) -> float:
+    """What looking ahead adds to a branch's reward, see :func:`mrt_hpc.mrt.values.look_ahead`.
+
+    Args:
+        branch: with its candidates.
+        rewards: of every answer among them.
+        trust: in candidates that may still become something else.
+    """
+    return look_ahead([_step(look, rewards, trust.at(look.step)) for look in branch.looks])
+
+
+def _step(look: CandidateLook, rewards: Mapping[str, float], trust: float) -> BranchStep:
+    candidates = [(p, trust * rewards[a]) for a, p in look.open.items()]
+    candidates += [(p, rewards[a]) for a, p in look.closed.items()]
+    return BranchStep(
+        np.array([p for p, _ in candidates]), np.array([forecast for _, forecast in candidates]), look.index_of_taken
+    )
+
+
+def _joined(first: Completion, more: Completion) -> Completion:
+    """A branch with what was sampled after it; its prompt is that of its beginning."""
+    return replace(
+        first,
+        token_ids=first.token_ids + more.token_ids,
+        logprobs=first.logprobs + more.logprobs,
+        tops=first.tops + more.tops,
+        finish_reason=more.finish_reason,
+    )
+
+
+def openness(look: CandidateLook) -> float:
+    """How open an answer is before its first token: sqrt(1 - sum p^2) over the likely tokens."""
+    return math.sqrt(max(0.0, 1.0 - sum(p * p for p in (*look.open.values(), *look.closed.values()))))

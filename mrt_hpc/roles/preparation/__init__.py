@@ -1,0 +1,1 @@
+"""What the first job checks before anything is sampled."""

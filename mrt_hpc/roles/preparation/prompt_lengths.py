@@ -1,0 +1,119 @@
+"""Whether every prompt of a run fits, known before anything is sampled: training problems and benchmarks alike."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.data import left_out_file, read_problems, write_problems
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.inference.prompting import Prompter
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.records import Problem
+
+log = logging.getLogger(__name__)
+
+
+def check_prompts(task: Task, prompter: Prompter) -> None:
+    """Tokenise the prompts of all problems; refuse those that are too long, or leave them out where the recipe says so.
+
+    Raises:
+        UserError: a prompt is too long; or too few problems are left.
+    """
+    for source in problem_files(task):
+        _check(task, source, prompter)
+
+
+def check_benchmark(task: Task, name: str, prompter: Prompter) -> None:
+    """The same for one benchmark, which may have been added after the first job.
+
+    Of several tasks that do this at once each writes the same.
+
+    Raises:
+        UserError: a prompt is too long; or too few problems are left.
+    """
+    _check(task, benchmark_file(task, name), prompter)
+
+
+def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
+    problems = read_problems(source.path)
+    long = long_prompts(prompter, problems, task.recipe.sampling.max_prompt_tokens)
+    if long and task.recipe.sampling.long_prompts == "refuse":
+        raise _too_long(source, long, len(problems), task.recipe.sampling.max_prompt_tokens)
+    if long:
+        _leave_out(task, source, problems, long)
+
+
+@dataclass(frozen=True)
+class ProblemFile:
+    """Problems of the run."""
+
+    field: str
+    """Of the recipe, which names where they come from."""
+    path: Path
+    least: int
+    """How many there must be."""
+
+
+def problem_files(task: Task) -> list[ProblemFile]:
+    """The files of problems that prompts are made of; given samples are none."""
+    recipe, layout = task.recipe, task.layout
+    training = []
+    if recipe.algorithm.samples_rollouts or recipe.algorithm.collects:
+        training = [ProblemFile("data", layout.train_data, recipe.sampling.problems_per_iteration or 1)]
+    return [*training, *(benchmark_file(task, benchmark.name) for benchmark in recipe.evaluation.benchmarks)]
+
+
+def benchmark_file(task: Task, name: str) -> ProblemFile:
+    """The file of a benchmark's problems."""
+    return ProblemFile(f"benchmark {name}", task.layout.benchmark_data(name), 1)
+
+
+def long_prompts(prompter: Prompter, problems: list[Problem], limit: int) -> dict[str, int]:
+    """Tokens of the prompts that are longer than a limit, by problem id."""
+    lengths = {problem.id: len(prompter.encoded(problem.problem)) for problem in problems}
+    return {name: tokens for name, tokens in lengths.items() if tokens > limit}
+
+
+def _too_long(source: ProblemFile, long: dict[str, int], count: int, limit: int) -> UserError:
+    name, tokens = max(long.items(), key=lambda item: item[1])
+    return UserError(
+        f"{len(long)} of {count} prompts are longer than sampling.max_prompt_tokens ({limit}); the longest is that of "
+        f"problem {name} with {tokens} tokens",
+        value=", ".join(list(long)[:8]),
+        where=f"{source.field}, {source.path}",
+        expected=f"at most {limit} tokens, instruction and chat template included",
+        advice=f"the same submit command with --set sampling.max_prompt_tokens={tokens}, or with "
+        "--set sampling.long_prompts=drop",
+    )
+
+
+def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: dict[str, int]) -> None:
+    """Take the problems with long prompts out of the run's copy of the data, and write down which they were."""
+    kept = [problem for problem in problems if problem.id not in long]
+    if len(kept) < source.least:
+        raise UserError(
+            f"{len(long)} of {len(problems)} problems have prompts that are too long, and too few are left",
+            value=len(kept),
+            where=f"{source.field}, {source.path}",
+            expected=f"at least {source.least}",
+            advice="raise sampling.max_prompt_tokens, or give more problems",
+        )
+    record = left_out_file(source.path)
+    # The record goes first: what is not in the data any more must stand somewhere.
+    text = json.dumps({"sampling.max_prompt_tokens": task.recipe.sampling.max_prompt_tokens, "tokens": long}, indent=1)
+    task.retrying(partial(write_text, record, text + "\n"), "the list of problems left out")
+    task.retrying(partial(write_problems, source.path, kept), "the problems of the run")
+    limit = task.recipe.sampling.max_prompt_tokens
+    log.warning(
+        "%s: %d of %d problems are left out, as their prompts have more than %d tokens; see %s",
+        source.field, len(long), len(problems), limit, record,
+    )  # fmt: skip

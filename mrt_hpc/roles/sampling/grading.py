@@ -1,0 +1,257 @@
+"""Traces as they are graded, with their branches and the values of their prefixes; and what a group of them holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import chain, combinations
+from typing import TYPE_CHECKING
+
+from mrt_hpc.domains.math.answers import extract_answer
+from mrt_hpc.domains.pool import GraderPool, Verdict, VerdictStatus
+from mrt_hpc.mrt.values import variance_of_progress
+from mrt_hpc.provers.branches import look_ahead_of
+from mrt_hpc.provers.estimators import Looked, MajorityVote
+from mrt_hpc.roles.sampling.proving import every_boundary
+from mrt_hpc.run.groups import Sampled
+from mrt_hpc.run.records import FinishReason, GroupStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from mrt_hpc.inference.sampler import Generator, ValuedTrace
+    from mrt_hpc.inference.traces import BoundaryPlan, SampledBranch, SampledTrace, ScoringCost, Valuation
+    from mrt_hpc.mrt.values import Estimate
+    from mrt_hpc.provers.estimators import Prover
+    from mrt_hpc.provers.history import Experience
+    from mrt_hpc.roles.sampling.proving import ProverFactory
+    from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Rollout
+
+
+@dataclass(frozen=True)
+class GradedTrace:
+    """A rollout with its branches and values, graded."""
+
+    rollout: Rollout
+    branches: list[Branch]
+    answers: list[AnswerProbability]
+    values: list[PrefixValue]
+    scoring: ScoringCost
+    prefilled: int
+    """Prompt tokens of the rollout that were in no prefix cache."""
+    troubles: int
+    """Answers that hung or could not be read."""
+
+
+@dataclass(frozen=True)
+class ProverSession:
+    """Who asks about the prefixes of traces, and what it learns from the answers."""
+
+    prover: Prover
+    experience: Experience
+    branches_think: bool
+    """Whether branches go on thinking, so that they answer only after their thought has ended."""
+
+    @staticmethod
+    def of(
+        maker: ProverFactory, mu: Generator, boundaries: Callable[[SampledTrace], Sequence[int]] = every_boundary
+    ) -> ProverSession:
+        """Asks where mu is served about these boundaries of each trace."""
+        return ProverSession(maker.prover(mu, boundaries), maker.experience, maker.branches_think)
+
+
+@dataclass(frozen=True)
+class TraceGrader:
+    """Grades traces with their branches, and estimates the values of their boundaries."""
+
+    pool: GraderPool
+    thought_end: str
+    """The closing tag; empty for a model that writes none."""
+    asking: ProverSession | None = None
+    """None where no values are asked for."""
+
+    async def grade(self, valued: ValuedTrace) -> GradedTrace:
+        """Grade a trace, its branches and known answers together.
+
+        One rule holds for all of them: an answer counts where its box, the last after the thought, is closed, whether
+        or not the token limit cut the text behind it.
+        """
+        trace, valuation = valued.trace, valued.valuation
+        gold = trace.group.problem.answer
+        answer = self._answer_of(trace)
+        found = [self._answer(b) for b in valuation.branches]
+        first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *found]])
+        rewards = await self._rewards(valuation.all_answers, gold)
+        branches = [
+            trace.branch(branch, text, verdict.reward, look_ahead_of(branch, rewards, valuation.trust))
+            for branch, text, verdict in zip(valuation.branches, found, of_branches, strict=True)
+        ]
+        answers = [trace.known_answer(a, rewards[a.answer]) for a in valuation.answers]
+        self._learn(trace.group.problem.id, answer, branches)
+        self._learn_steps(valuation, branches, rewards)
+        return GradedTrace(
+            rollout=trace.graded(answer, first.reward),
+            branches=branches,
+            answers=answers,
+            values=self._values(trace, valuation.plans, branches, answers, await self._same(branches)),
+            scoring=sum((b.follow_up for b in valuation.branches), valuation.scoring),
+            prefilled=trace.completion.prompt_tokens - (trace.completion.cached_tokens or 0),
+            troubles=sum(map(_is_trouble, [first, *of_branches])),
+        )
+
+    def _answer_of(self, trace: SampledTrace) -> str | None:
+        """What a trace answers; what was forced to answer has no thought left that must end."""
+        cut = trace.completion.finish_reason is not FinishReason.STOP
+        if self.thought_end or trace.start.forced == 0:
+            return self._after_thought(trace.text if self.thought_end else trace.answer_text, cut)
+        return extract_answer(trace.answer_text, cut=cut)
+
+    def _after_thought(self, text: str, cut: bool) -> str | None:
+        """The answer behind a thought; without tags the last box ends the thought, and a cut text may have had more."""
+        if self.thought_end:
+            return extract_answer(text, thinking=True, thought_end=self.thought_end, cut=cut)
+        return None if cut else extract_answer(text)
+
+    async def _rewards(self, answers: set[str], gold: str) -> dict[str, float]:
+        """Of answers that nobody gave: half-written ones are no trouble worth telling."""
+        given = sorted(answers)
+        verdicts = await self.pool.grade([(answer, gold) for answer in given], tell=False)
+        return {answer: verdict.reward for answer, verdict in zip(given, verdicts, strict=True)}
+
+    async def _same(self, branches: Sequence[Branch]) -> dict[str, str]:
+        """Where branches vote: for each answer one that says the same; only answers of one boundary are compared."""
+        if self.asking is None or not isinstance(self.asking.prover, MajorityVote):
+            return {}
+        rewards = {b.answer: b.reward for b in branches if b.answer is not None}
+        pairs = sorted(set(chain(*(pairs_to_compare(here, rewards) for here in _answers_by_boundary(branches)))))
+        verdicts = await self.pool.grade(pairs, tell=False)
+        equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.reward == 1.0}
+        return representatives(rewards, equal)
+
+    def _answer(self, branch: SampledBranch) -> str | None:
+        """What a branch answers; one that thinks is read as a trace is."""
+        cut = branch.finish_reason is not FinishReason.STOP
+        if self.asking is None or not self.asking.branches_think:
+            return extract_answer(branch.text, cut=cut)
+        return self._after_thought(branch.text, cut)
+
+    def _learn(self, problem_id: str, answer: str | None, branches: list[Branch]) -> None:
+        if self.asking is None:
+            return
+        experience = self.asking.experience
+        experience.see(problem_id, answer)
+        for branch in branches:
+            experience.see(problem_id, branch.answer)
+            if not branch.known:
+                experience.learn_unknown(branch.reward)
+
+    def _learn_steps(self, valuation: Valuation, branches: list[Branch], rewards: dict[str, float]) -> None:
+        """How branches ended that were right on the way."""
+        if self.asking is None:
+            return
+        for sampled, branch in zip(valuation.branches, branches, strict=True):
+            for look in sampled.looks:
+                if look.taken is not None and not look.taken[1] and rewards[look.taken[0]] == 1.0:
+                    self.asking.experience.learn_step(look.step, branch.reward)
+
+    def _values(
+        self,
+        trace: SampledTrace,
+        plans: Sequence[BoundaryPlan],
+        branches: list[Branch],
+        answers: list[AnswerProbability],
+        same: Mapping[str, str],
+    ) -> list[PrefixValue]:
+        """Of all boundaries that were asked about, in their order."""
+        values: list[PrefixValue] = []
+        before: Estimate | None = None
+        for plan in plans:
+            here = [b for b in branches if b.boundary == plan.boundary]
+            known = [a for a in answers if a.boundary == plan.boundary]
+            assert self.asking is not None  # nothing else makes plans
+            estimate = self.asking.prover.estimate(Looked(plan, here, known, same))
+            noise = float("nan") if before is None else variance_of_progress(before, estimate)
+            values.append(trace.value(plan, estimate, noise))
+            before = estimate
+        return values
+
+    def start(self, valued: ValuedTrace) -> asyncio.Task[GradedTrace]:
+        """Grade in the background, while others are sampled."""
+        return asyncio.create_task(self.grade(valued))
+
+
+def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:
+    found: dict[int, set[str]] = defaultdict(set)
+    for branch in branches:
+        if branch.answer is not None:
+            found[branch.boundary].add(branch.answer)
+    return list(found.values())
+
+
+def pairs_to_compare(answers: set[str], rewards: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Pairs of answers that the grader has to compare: the right ones are known to say the same."""
+    return list(combinations(sorted(a for a in answers if rewards[a] < 1.0), 2))
+
+
+def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, str]]) -> dict[str, str]:
+    """For each answer the first one that says the same.
+
+    Args:
+        rewards: of all answers; the right ones say the same.
+        equal: pairs of wrong answers that the grader found to say the same, each in ascending order.
+    """
+    found: dict[str, str] = {}
+    for answer in sorted(rewards):
+        right = rewards[answer] == 1.0
+        alike = (o for o in found if (right and rewards[o] == 1.0) or (o, answer) in equal)
+        found[answer] = found[first] if (first := next(alike, None)) is not None else answer
+    return found
+
+
+@dataclass
+class GroupGatherer:
+    """Grades traces as they come, and gathers them by group."""
+
+    grader: TraceGrader
+    group_size: int
+    _waiting: dict[str, list[asyncio.Task[GradedTrace]]] = field(default_factory=dict, init=False)
+
+    def add(self, valued: ValuedTrace) -> list[asyncio.Task[GradedTrace]] | None:
+        """Begin to grade a trace; the whole group when this was its last."""
+        group = self._waiting.setdefault(valued.trace.group.problem.id, [])
+        group.append(self.grader.start(valued))
+        return self._waiting.pop(valued.trace.group.problem.id) if len(group) == self.group_size else None
+
+
+async def graded_in_order(group: Sequence[asyncio.Task[GradedTrace]]) -> list[GradedTrace]:
+    """The traces of a group once they are graded, by their number."""
+    return sorted(await asyncio.gather(*group), key=lambda t: t.rollout.sample)
+
+
+def _is_trouble(verdict: Verdict) -> bool:
+    return verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)
+
+
+def sampled_group(traces: list[GradedTrace], seconds: dict[str, float]) -> Sampled:
+    """The records of a group, and what they cost."""
+    rollouts, branches = [t.rollout for t in traces], [b for t in traces for b in t.branches]
+    scoring = [t.scoring for t in traces]
+    prompt_tokens = sum(b.prompt_tokens for b in branches) + sum(c.prompt_tokens for c in scoring)
+    cached_tokens = sum(b.cached_tokens or 0 for b in branches) + sum(c.cached_tokens for c in scoring)
+    return Sampled(
+        rollouts=rollouts,
+        branches=branches,
+        answers=[a for t in traces for a in t.answers],
+        values=[v for t in traces for v in t.values],
+        statistics=GroupStatistics(
+            rollouts=len(rollouts),
+            branches=len(branches),
+            rollout_tokens=sum(len(r.token_ids) for r in rollouts),
+            branch_tokens=sum(len(b.token_ids) for b in branches) + sum(c.tokens for c in scoring),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            prefilled_tokens=prompt_tokens - cached_tokens + sum(t.prefilled for t in traces),
+            seconds=dict(seconds),
+        ),
+    )

@@ -1,0 +1,98 @@
+"""What of an evaluation's shard is sampled already: one part a problem, committed as soon as it is graded.
+
+A task that is preempted goes on with the problems that have no part yet. When all are there they are merged into the
+shard, and the parts are removed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.groups import Sampled, commit_group, complete_groups, read_group
+from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.records import GroupStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.evaluation_settings import EvaluationSettings
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one shard."""
+
+    task: Task
+    directory: Path
+    weights: str
+    """Digest of the weights version that is evaluated."""
+    settings: EvaluationSettings
+    """What the samples have to be made with."""
+
+    def sampled(self, positions: range) -> dict[int, Sampled]:
+        """The parts that are there, by position of the problem within the shard.
+
+        A part that is damaged, or that other weights or settings made, is set aside.
+        """
+        there = sorted(complete_groups(self.directory) & set(positions))
+        found = {position: self._readable(self._path(position)) for position in there}
+        return {position: part for position, part in found.items() if part is not None}
+
+    def commit(self, position: int, sampled: Sampled) -> bool:
+        """Write a problem's part, unless there is one."""
+        path = self._path(position)
+        return self.task.retrying(
+            lambda: commit_group(path, sampled, weights=self.weights, settings=self.settings.now.sampled),
+            f"the part {position} of {self.directory.name}",
+        )
+
+    def remove(self) -> None:
+        """Remove all parts, once the shard holds what they held."""
+        self.task.retrying(partial(_remove, self.directory), f"removing {self.directory}")
+
+    def _path(self, position: int) -> Path:
+        return self.directory / f"{position:05d}"
+
+    def _readable(self, path: Path) -> Sampled | None:
+        try:
+            return self.task.retrying(lambda: self._read(path), f"reading {path}")
+        except DamagedError as damage:
+            self.task.set_aside([path], f"a part that cannot be used: {damage.what} ({damage.where})")
+            return None
+
+    def _read(self, path: Path) -> Sampled:
+        sampled, about = read_group(path), read_manifest(path).about
+        if about.get("weights") != self.weights:
+            raise DamagedError("other weights than those published sampled it", where=path, expected=self.weights)
+        if not self.settings.sampled(about.get("settings")):
+            raise DamagedError("settings other than those of the recipe sampled it", where=path)
+        return sampled
+
+
+def merged(parts: Sequence[Sampled]) -> Sampled:
+    """What the parts hold, as one; samples in the order of problem and number."""
+    return Sampled(
+        rollouts=sorted(chain(*(p.rollouts for p in parts)), key=lambda r: (r.problem_id, r.sample)),
+        branches=list(chain(*(p.branches for p in parts))),
+        answers=list(chain(*(p.answers for p in parts))),
+        values=list(chain(*(p.values for p in parts))),
+        statistics=_together([p.statistics for p in parts]),
+    )
+
+
+def _together(parts: Sequence[GroupStatistics]) -> GroupStatistics:
+    """Counts are added; of the wall times, which overlap, the longest counts."""
+    counts = {f.name: sum(getattr(p, f.name) for p in parts) for f in fields(GroupStatistics) if f.name != "seconds"}
+    phases = {phase for part in parts for phase in part.seconds}
+    return GroupStatistics(**counts, seconds={phase: max(p.seconds.get(phase, 0.0) for p in parts) for phase in phases})
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)

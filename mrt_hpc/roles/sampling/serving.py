@@ -1,0 +1,232 @@
+"""What inference and evaluation share: verified weights, a server, and a grader pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference.client import connect
+from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.manifest import DamagedError, verify
+from mrt_hpc.run.weights import Weights, published_versions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from mrt_hpc.inference.client import GenerationClient
+    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.roles.task.context import Task
+
+log = logging.getLogger(__name__)
+
+SEEDS = 2**32
+"""How many seeds there are for a server: vLLM hands its own to numpy, which takes 32 bits."""
+LOOKS_A_STALL = 5
+"""Looks at a server's counters within the limit after which it counts as hung."""
+
+
+def verified_weights(task: Task, version: int) -> Weights:
+    """A weights version, once its checksums are found right.
+
+    A damaged one is set aside: the trainer publishes it again.
+
+    Raises:
+        DamagedError: it was damaged.
+        UserError: version 0 is damaged, which only its own job can make again.
+    """
+    directory = task.layout.weights_version(version)
+    before = _identity(directory)
+    try:
+        return Weights(version, task.retrying(lambda: verify(directory), f"reading {directory}").digest, directory)
+    except DamagedError as damage:
+        if version == 0:
+            raise UserError(
+                f"weights version 0 is damaged: {damage.what}",
+                where=damage.where,
+                advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same submit command again",
+            ) from damage
+        if before is not None and _identity(directory) == before:  # else it has been published again in the meantime
+            if version == task.plan.iterations:  # nobody trains on from there
+                task.reopen(trainer_to(task.plan, version), f"weights version {version}, its last, was damaged")
+            task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
+        raise
+
+
+def _identity(directory: Path) -> int | None:
+    """Tells a directory from another that has taken its place."""
+    try:
+        return directory.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def collecting_weights(task: Task, version: int) -> Weights:
+    """The weights version that a collection is sampled with, once its checksums are found right.
+
+    The trainer that published it has ended, and no other trains before the collection is whole: where the version is
+    damaged, that one has to publish it again.
+
+    Raises:
+        UserError: it was damaged.
+    """
+    try:
+        return verified_weights(task, version)
+    except DamagedError as damage:
+        if max(published_versions(task.layout), default=0) > version:
+            raise UserError(
+                f"weights version {version} is damaged, which a damaged collection has to be sampled with again, and "
+                f"training has gone on from there: {damage.what}",
+                where=damage.where,
+                advice="the same submit command with another --run directory, which makes a run of its own",
+            ) from damage
+        task.reopen(trainer_to(task.plan, version), f"weights version {version}, which a collection needs, was damaged")
+        raise UserError(
+            f"weights version {version}, which a collection is sampled with, was damaged: {damage.what}",
+            where=damage.where,
+            advice="the same submit command again: the trainer publishes it again",
+            exit_code=ExitCode.RETRYABLE,
+        ) from damage
+
+
+def trainer_to(plan: Plan, version: int) -> list[tuple[str, int]]:
+    """The task that ends with the publication of a weights version."""
+    trainers = [job for job in plan.jobs if job.role is Role.TRAINER]
+    return [(job.name, 0) for job in trainers if job.end_iteration == version]
+
+
+@contextmanager
+def running_server(
+    task: Task,
+    weights: Weights,
+    max_model_len: int,
+    *,
+    name: str = "vllm",
+    share: float = 1.0,
+    common_seeds: bool = False,
+    while_starting: Callable[[], None] | None = None,
+) -> Iterator[VllmServer]:
+    """This task's own vLLM server, with the key of the run.
+
+    Args:
+        task: whose.
+        weights: what it starts with.
+        max_model_len: tokens of the longest sequence.
+        name: of its log.
+        share: of the memory for serving and of the task's cores, what this server takes.
+        common_seeds: whether samples of equal seeds have to share their random numbers.
+        while_starting: called again and again until it answers; raises when nobody needs it any more.
+    """
+    settings = server_settings(task, weights.directory, max_model_len, share=share, common_seeds=common_seeds)
+    key = (task.layout.secrets / "server_key").read_text()
+    log_file, version = task.log(name), weights.version
+    with VllmServer(settings, log_file, weights_version=version, key=key, while_starting=while_starting) as server:
+        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
+        yield server
+
+
+def server_settings(
+    task: Task, model_dir: Path, max_model_len: int, *, share: float, common_seeds: bool
+) -> ServerSettings:
+    """The settings of a task's server; the arguments are those of :func:`running_server`."""
+    serving = task.recipe.serving
+    return ServerSettings(
+        model_dir=model_dir,
+        max_model_len=max_model_len,
+        dtype=serving.dtype,
+        max_num_seqs=serving.max_concurrent_sequences,
+        tensor_parallel=max(1, task.job.resources.gpus_per_rank),
+        gpu_memory_utilization=serving.gpu_memory_utilization * share,
+        kv_cache_gib=serving.kv_cache_gib * share,
+        cpu_threads=max(1, round(_threads(task) * share)),
+        seed=task.recipe.seed % SEEDS,
+        start_deadline_s=serving.start_limit_s,
+        pause_deadline_s=serving.stall_limit_s,
+        noise_by_request=common_seeds,
+        extra_args=("--enforce-eager",) if serving.enforce_eager else (),
+    )
+
+
+def _threads(task: Task) -> int:
+    """As many as the task has cores, unless its environment says otherwise: there the site has the last word."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(told) if told.isdecimal() else task.job.resources.cpus_per_rank
+
+
+@asynccontextmanager
+async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationClient]:
+    """A client of the server, which is started again when it dies or hangs, for the length of the block."""
+
+    def started_again() -> None:
+        task.events.emit(EventKind.SERVER_RESTARTED, version=server.weights_version, server_pid=server.pid)
+
+    async def revive() -> None:
+        if await asyncio.to_thread(server.restart_if_dead):
+            started_again()
+
+    async def restart() -> None:
+        log.warning("the server has done nothing for %g s and is started again", task.recipe.serving.stall_limit_s)
+        await asyncio.to_thread(server.restart)
+        started_again()
+
+    async with connect(server.socket, server.key, revive=revive) as client:
+        watch = asyncio.create_task(restart_when_hung(server, client, task.recipe.serving.stall_limit_s, restart))
+        try:
+            yield client
+        finally:
+            watch.cancel()
+            if task.notice.leaving:
+                task.notice.announce()  # before the seconds that the server takes
+                server.close()  # what waits for its answers in a thread of the loop waits no longer
+            await _ended(watch)
+
+
+async def _ended(watch: asyncio.Task[None]) -> None:
+    """Wait for a cancelled task to end."""
+    with suppress(asyncio.CancelledError):
+        await watch
+
+
+async def restart_when_hung(
+    server: VllmServer, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
+) -> None:
+    """Look at a server's counters for ever; restart it when they have stood still while it had work to do. A restart
+    that fails is tried again, and told to whoever waits for samples by the client.
+
+    A hung server may still answer, and one that answers nothing for a while may be busy: only work that does not go on
+    tells. What work there is the client knows best: the server's own count stands still with its engine.
+    """
+    last: int | None = None  # a round that is over before the first look asks nothing
+    since = time.monotonic()
+    while True:
+        await asyncio.sleep(limit_s / LOOKS_A_STALL)
+        now = await asyncio.to_thread(server.tokens_done)
+        if not client.under_way or (now is not None and now != last):
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > limit_s:
+            try:
+                await restart()
+            except (UserError, OSError) as error:
+                log.warning("the server could not be started again: %s", error)
+            last, since = await asyncio.to_thread(server.tokens_done), time.monotonic()
+
+
+@contextmanager
+def grader_pool(task: Task) -> Iterator[GraderPool]:
+    """The grader processes of this task."""
+    grading = task.recipe.grading
+    with GraderPool(
+        grading.processes,
+        grading.time_limit_s,
+        memory_limit_gib=grading.memory_limit_gib,
+        strict=grading.strict,
+    ) as pool:
+        yield pool

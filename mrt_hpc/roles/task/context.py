@@ -1,0 +1,130 @@
+"""What a role is given: its place in the plan, its recipe, its run directory, and the means to wait for its peers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, TypeVar
+
+from mrt_hpc.roles.task.peers import Gone, Peers, PeerWait, never_gone
+from mrt_hpc.roles.task.shutdown import ShutdownRequest
+from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.quarantine import set_aside
+from mrt_hpc.run.retries import retrying
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.plan.jobs import Job, Plan, Role
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.events import EventLog
+    from mrt_hpc.run.heartbeats import Observer
+    from mrt_hpc.run.layout import RunLayout
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+LONGEST_LOOK_S = 0.25
+"""Between two looks at the run directory while a peer works: short beside an iteration, long for a shared filesystem.
+"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt at one array task (one process of it, where a task has several ranks)."""
+
+    layout: RunLayout
+    recipe: Recipe
+    plan: Plan
+    job: Job
+    index: int
+    """Within the job's array."""
+    rank: int
+    world_size: int
+    local_rank: int
+    attempt: str
+    """Unique to the attempt, the same for all its ranks."""
+    events: EventLog
+    observer: Observer
+    """Of the hearts of other tasks."""
+    time_left_s: float | None = None
+    """Seconds to the time limit when the attempt began; None where there is no limit."""
+    gone: Gone = never_gone
+    """Tells of the jobs of other tasks what no file of the run can tell."""
+    notice: ShutdownRequest = field(default_factory=ShutdownRequest)
+    _began: float = field(default_factory=time.monotonic, init=False)
+
+    @property
+    def iterations(self) -> range:
+        """The iterations of the segment."""
+        return self.job.iterations
+
+    @property
+    def seconds_left(self) -> float:
+        """To the time limit; infinite where there is none."""
+        return inf if self.time_left_s is None else self._began + self.time_left_s - time.monotonic()
+
+    @property
+    def log_stem(self) -> str:
+        """Start of the names of log files of this attempt."""
+        return f"{self.job.name}.{self.index:05d}.{self.attempt}"
+
+    def log(self, what: str) -> Path:
+        """A log file for something that this attempt owns, such as its server."""
+        return self.layout.logs / f"{self.log_stem}.{what}.log"
+
+    def peers(self, role: Role, iterations: range | None = None) -> Peers:
+        """The tasks of a role that work on any of these iterations; by default on those of this segment."""
+        wanted = self.iterations if iterations is None else iterations
+        jobs = tuple(job for job in self.plan.jobs if job.role is role and _overlap(job.iterations, wanted))
+        return Peers(self.layout, jobs, self.observer)
+
+    def vigil(self, reason: str, producers: Peers) -> PeerWait:
+        """The watch over those who produce what this task is about to wait for."""
+        return PeerWait(producers, self.recipe.resilience, reason, self.gone)
+
+    def keep(self, vigil: PeerWait, condition: Callable[[], T | None]) -> T:
+        """Wait for what the segment's tasks of another role produce.
+
+        Raises:
+            UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
+                allows, and this task gives its nodes back.
+        """
+        with self.notice.while_waiting():
+            return wait_until(
+                condition, reason=vigil.reason, deadline_s=inf, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
+            )
+
+    def set_aside(self, paths: Sequence[Path], reason: str) -> None:
+        """Move files of the run away, and say so in the events."""
+        for path in self.retrying(lambda: set_aside(self.layout, paths, reason), "what is set aside"):
+            self.events.emit(EventKind.SET_ASIDE, path=str(path), reason=reason)
+
+    def retrying(self, action: Callable[[], T], what: str) -> T:
+        """Do something to the run directory, with patience for a full disk and fleeting errors.
+
+        Raises:
+            UserError: the disk stayed full for longer than the recipe allows, and this task gives its nodes back.
+        """
+        return retrying(action, what, self.events.patience)
+
+    def reopen(self, tasks: Iterable[tuple[str, int]], why: str) -> None:
+        """What these tasks (job and index) had finished was found damaged: those that are done count as failed, and
+        whoever waits for them ends. The same submit command then runs them again.
+        """
+        for job, index in tasks:
+            if read_task(self.layout, job, index).state is TaskState.DONE:
+                log.warning("task %d of %s has to be run again: %s", index, job, why)
+                again = TaskRecord(TaskState.FAILED, message=why)
+                self.retrying(partial(write_task, self.layout, job, index, again), "the state of a task")
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)

@@ -1,0 +1,166 @@
+"""The tasks of another role in the same segment: whether they run, are queued or are gone.
+
+Two sources, both files: what each task's last attempt said of itself, and whether its heart beats.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
+
+if TYPE_CHECKING:
+    from mrt_hpc.plan.jobs import Job
+    from mrt_hpc.recipe.schema import Resilience
+    from mrt_hpc.run.heartbeats import Observer
+    from mrt_hpc.run.layout import RunLayout
+
+LOOK_EVERY_S = 1.0
+"""Between two looks at the peers during a wait."""
+
+
+Gone = Callable[[tuple[str, ...]], bool]
+"""Whether all of these jobs are known to have left whatever would start them, and will not come back; asked often."""
+
+
+def never_gone(_: tuple[str, ...]) -> bool:
+    """Where only the files of the run tell of other jobs."""
+    return False
+
+
+class PeerStatus(StrEnum):
+    """How a task fares, as its peers see it."""
+
+    QUEUED = "queued"
+    """It does not run, and will."""
+    RUNNING = "running"
+    LOST = "lost"
+    """It said that it runs, and its heart stands still: its node is gone, or it hangs."""
+    DONE = "done"
+    FAILED = "failed"
+    """It will not run again."""
+
+
+class PeersAwayError(UserError):
+    """None of the peers that this task waits for has run for too long; it gives its nodes back until one does.
+
+    Args:
+        why: what has not happened.
+        peers: those waited for.
+    """
+
+    def __init__(self, why: str, peers: Peers) -> None:
+        super().__init__(
+            f"gave the nodes back: {peers.names} {why}",
+            advice="nothing: the task is queued again by itself, and continues when one of those tasks runs; "
+            f"mrt-hpc status {peers.layout.root} shows why they do not run",
+            exit_code=ExitCode.GIVE_BACK,
+        )
+        self.awaited = tuple(job.name for job in peers.jobs)
+        """Names of their jobs."""
+
+
+class PeersFailedError(UserError):
+    """All peers that this task waits for have failed, or are gone: a consequence; their own words tell the cause.
+
+    Args:
+        reason: what is being waited for.
+        peers: those waited for.
+        advice: the next command to type.
+        what: has become of them.
+    """
+
+    def __init__(self, reason: str, peers: Peers, advice: str, what: str = "has failed") -> None:
+        super().__init__(f"{peers.names} {what}, so this task cannot get {reason}", advice=advice)
+        self.awaited = tuple(job.name for job in peers.jobs)
+        """Names of their jobs."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """All tasks of some jobs."""
+
+    layout: RunLayout
+    jobs: tuple[Job, ...]
+    observer: Observer
+
+    @property
+    def names(self) -> str:
+        """Of their jobs."""
+        return ", ".join(job.name for job in self.jobs)
+
+    def lives(self) -> dict[tuple[str, int], PeerStatus]:
+        """How each task fares, by job name and index."""
+        return {(job.name, index): self._life(job.name, index) for job in self.jobs for index in range(job.tasks)}
+
+    def _life(self, job: str, index: int) -> PeerStatus:
+        record = read_task(self.layout, job, index)
+        if record.state is TaskState.RUNNING:
+            return PeerStatus.RUNNING if self._beats(job, index, record) else PeerStatus.LOST
+        return {TaskState.DONE: PeerStatus.DONE, TaskState.FAILED: PeerStatus.FAILED}.get(
+            record.state, PeerStatus.QUEUED
+        )
+
+    def _beats(self, job: str, index: int, record: TaskRecord) -> bool:
+        return self.observer.living(self.layout.heart(job, index)) == record.attempt
+
+
+@dataclass
+class PeerWait:
+    """Watches peers during one wait, and ends the wait when it costs more than it can bring."""
+
+    peers: Peers
+    limits: Resilience
+    reason: str
+    """What is being waited for."""
+    gone: Gone = never_gone
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _next_look: float = field(default=0.0, init=False)
+    _nobody_since: float | None = field(default=None, init=False)
+
+    def check(self) -> None:
+        """Look at the peers.
+
+        Raises:
+            UserError: all have failed, are gone, or have ended without a result; or none has run, or brought anything,
+                for longer than the recipe allows, and the task gives its nodes back.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        lives = set(self.peers.lives().values())
+        if PeerStatus.RUNNING in lives:
+            self._nobody_since = None
+            if now - self._began > self.limits.stall_limit_minutes * 60:
+                minutes = (now - self._began) / 60
+                raise UserError(
+                    f"gave the nodes back: {self.peers.names} has not produced {self.reason} in {minutes:.1f} minutes",
+                    advice=f"nothing: the task is queued again by itself; mrt-hpc status {self.peers.layout.root}",
+                    exit_code=ExitCode.GIVE_BACK,
+                )
+            return
+        self._nobody_since = self._nobody_since if self._nobody_since is not None else now
+        self._give_up(lives, now - self._nobody_since)
+
+    def _give_up(self, lives: set[PeerStatus], waited_s: float) -> None:
+        status = f"mrt-hpc status {self.peers.layout.root}"
+        if lives == {PeerStatus.FAILED}:
+            raise PeersFailedError(self.reason, self.peers, status)
+        if lives <= {PeerStatus.DONE, PeerStatus.FAILED} and waited_s > self.limits.heartbeat_limit_s:
+            raise UserError(
+                f"{self.peers.names} has ended, so this task cannot get {self.reason}",
+                advice=f"{status}, and the same submit command again",
+                exit_code=ExitCode.RETRYABLE,
+            )
+        if self.gone(tuple(job.name for job in self.peers.jobs)):
+            what = "has left the queue and will not come back"
+            raise PeersFailedError(self.reason, self.peers, f"{status}, and the same submit command again", what)
+        if waited_s > self.limits.wait_limit_minutes * 60:
+            why = f"has not run for {waited_s / 60:.1f} minutes, and {self.reason} can come from it only"
+            raise PeersAwayError(why, self.peers)

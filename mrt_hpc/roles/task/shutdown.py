@@ -1,0 +1,165 @@
+"""The notice to leave: a signal tells a task to end, and the task says when it can."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mrt_hpc.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+T = TypeVar("T")
+
+
+class Interrupted(SystemExit):
+    """The task was told to stop; it unwinds, and running it again goes on."""
+
+
+class RequeueRequested(Interrupted):
+    """The task was told to give its nodes back, and is to be queued again; the message says why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(int(ExitCode.GIVE_BACK))
+        self.why = why
+
+
+@dataclass
+class ShutdownRequest:
+    """That a task was told to end: raised at once, or, where the role has asked for it, at its next safe point.
+
+    The handlers of signals call ``tell`` and ``force``; they run in the main thread, between two of its instructions.
+    """
+
+    _ending: Interrupted | None = field(default=None, init=False)
+    _safe_points_only: bool = field(default=False, init=False)
+    _cancel: Callable[[], object] | None = field(default=None, init=False)
+    _waiting: bool = field(default=False, init=False)
+    leaving: bool = field(default=False, init=False)
+    """Whether it was raised: what unwinds is not unwound anew."""
+    found_waiting: bool = field(default=False, init=False)
+    """Whether the task was waiting for its peers when the notice came."""
+    record: Callable[[Interrupted], object] | None = None
+    """Writes down how the task ends. A role whose unwinding takes seconds has that done first (see :meth:`announce`):
+    a task that is killed meanwhile has said what becomes of it.
+    """
+
+    @property
+    def given(self) -> bool:
+        """Whether the task is to leave."""
+        return self._ending is not None
+
+    def tell(self, ending: Interrupted) -> bool:
+        """Give notice; a second one replaces the first (a preemption may be announced, and then come), until the task
+        leaves.
+
+        Returns:
+            True when the role leaves by itself, at its next safe point; False when it is leaving already.
+
+        Raises:
+            Interrupted: ``ending``, when it has asked for no safe point, and is in no event loop.
+        """
+        if self.leaving:
+            return False
+        self._ending = ending
+        self.found_waiting = self._waiting
+        if self._cancel is not None:
+            return self._have_cancelled(self._cancel)
+        if not self._safe_points_only:
+            self.leave_if_given()
+        return True
+
+    def _have_cancelled(self, cancel: Callable[[], object]) -> bool:
+        self.leaving = True
+        cancel()
+        return False
+
+    def force(self) -> None:
+        """There is no more time for a safe point.
+
+        Raises:
+            Interrupted: what the notice said.
+        """
+        self._safe_points_only = False
+        self.leave_if_given()
+
+    @contextmanager
+    def while_waiting(self) -> Iterator[None]:
+        """Within the block the task waits for its peers."""
+        self._waiting = True
+        try:
+            yield
+        finally:
+            self._waiting = False
+
+    @contextmanager
+    def at_safe_points(self) -> Iterator[None]:
+        """Within the block a notice waits for :meth:`leave_if_given`."""
+        self._safe_points_only = True
+        try:
+            yield
+        finally:
+            self._safe_points_only = False
+
+    @contextmanager
+    def cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """Within the block a notice calls ``cancel`` and raises nothing."""
+        self._cancel = cancel
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+    def announce(self) -> None:
+        """Write down how the task ends, if it was told to leave, before it has unwound."""
+        if self._ending is not None and self.record is not None:
+            self.record(self._ending)
+
+    def raise_if_leaving(self) -> None:
+        """For what a notice has cancelled.
+
+        Raises:
+            Interrupted: what the notice said.
+        """
+        if self._ending is not None and self.leaving:
+            raise self._ending
+
+    def leave_if_given(self) -> None:
+        """A safe point.
+
+        Raises:
+            Interrupted: what the notice said.
+        """
+        if self._ending is not None and not self.leaving:
+            self.leaving = True
+            raise self._ending
+
+
+def run_until_told(notice: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in an event loop of its own; a notice to leave cancels it, with all that it has started.
+
+    An exception that a signal's handler raises would break out of the loop and leave its tasks pending.
+
+    Raises:
+        Interrupted: what the notice said.
+    """
+    try:
+        result = asyncio.run(_cancelled_by(notice, work))
+    except asyncio.CancelledError:
+        notice.raise_if_leaving()
+        raise
+    notice.raise_if_leaving()  # where the cancellation came when all was done
+    return result
+
+
+async def _cancelled_by(notice: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
+    cancel = asyncio.current_task(loop := asyncio.get_running_loop()).cancel  # type: ignore[union-attr]
+    with notice.cancelling(lambda: loop.call_soon_threadsafe(cancel)):  # also wakes a loop that sleeps
+        try:
+            return await work
+        except asyncio.CancelledError:
+            notice.announce()
+            raise

@@ -1,0 +1,219 @@
+"""What training has reached, as files of one lineage: checkpoints, weights versions, metrics.
+
+What lies after the checkpoint resumed from can only be younger work that is computed again; it is set aside, never
+mixed in. What one attempt commits, an attempt that was taken for lost cannot commit any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.compile import evaluated_versions
+from mrt_hpc.run.archive import archive_groups
+from mrt_hpc.run.atomic import is_temporary, remove_leftovers
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.layout import collection_of
+from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
+from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
+from mrt_hpc.run.task_state import read_task
+from mrt_hpc.run.weights import prune, published_versions
+from mrt_hpc.run.weights import publish as publish_version
+from mrt_hpc.training import checkpoint, export, rendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mrt_hpc.analysis.measures import IterationMetrics
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.training.engine import TrainerEngine
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Keeper:
+    """Keeps what the engine holds after some number of updates. Every method is called by all ranks together, unless it
+    says otherwise.
+    """
+
+    task: Task
+    engine: TrainerEngine
+    saved: int
+    """The iteration of the newest checkpoint; the initial weights are as good as one."""
+    longest_save_s: float = 0.0
+    archived: int = 0
+    """Iterations before this one have been archived by this attempt."""
+
+    def mend(self, iteration: int) -> None:
+        """Make the files agree with the state after ``iteration`` updates: set aside what is younger, publish what was
+        about to be.
+        """
+
+        def set_aside() -> None:
+            reason = f"younger than the state after {iteration} iterations, from which training resumed"
+            self.task.set_aside(younger_than(self.task.layout, iteration), reason)
+
+        rendezvous.on_rank_zero(set_aside)
+        self._keep_house(self._remove_leftovers)
+        if rendezvous.on_rank_zero(lambda: self.is_published(iteration)):
+            rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
+        else:
+            self.publish(iteration)
+
+    def is_published(self, version: int) -> bool:
+        """On any rank, by the listing: a network filesystem may remember for a while that a name was not there."""
+        return version in published_versions(self.task.layout)
+
+    def save(self, iteration: int) -> None:
+        """Write a checkpoint of the state after ``iteration`` updates, unless there is one, and drop the oldest."""
+        if self.saved == iteration:
+            return
+        layout, started = self.task.layout, time.monotonic()
+        rendezvous.on_rank_zero(self._refuse_if_superseded)
+        path = layout.checkpoint(iteration)
+        mine = self.task.retrying(
+            lambda: checkpoint.save(self.engine, path, {"iteration": iteration}),
+            f"the checkpoint after {iteration} iterations",
+        )
+        _refuse_anothers(path, mine)
+        self._keep_house(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))
+        self._keep_house(self._archive)
+        self.saved = iteration
+        self.longest_save_s = max(self.longest_save_s, time.monotonic() - started)
+        self.emit(EventKind.CHECKPOINT, iteration=iteration, seconds=time.monotonic() - started)
+
+    def publish(self, version: int) -> None:
+        """Publish what the engine holds as a weights version, and drop versions that nobody needs any more."""
+        recipe, layout = self.task.recipe, self.task.layout
+
+        def commit(write: Callable[[Path], None]) -> bool:
+            def write_unless_superseded(directory: Path) -> None:
+                write(directory)
+                self._refuse_if_superseded()  # at the last moment: writing may have had to wait for room
+
+            about = {"iteration": version, "attempt": self.task.attempt, "time": time.time()}
+            return self.task.retrying(
+                lambda: publish_version(layout, version, write_unless_superseded, **about), f"weights version {version}"
+            )
+
+        mine = export.publish(self.engine, commit, recipe.training.weights_dtype)
+        _refuse_anothers(layout.weights_version(version), mine)
+        self.emit(EventKind.PUBLISHED, version=version)
+        rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(version))
+        self._keep_house(lambda: prune(layout, kept_versions(recipe, version) | evaluated(layout)))
+        self._keep_house(lambda: remove_leftovers(layout.weights))
+
+    def set_aside_evaluations_of_another(self, version: int) -> None:
+        """On rank 0: where this version was another before, and has been evaluated."""
+        layout, plan = self.task.layout, self.task.plan
+        path = layout.weights_version(version)
+        digest = self.task.retrying(lambda: read_manifest(path), f"reading {path}").digest
+        if stale := evaluated_with_others(layout, version, digest):
+            reason = f"weights version {version} has been computed again, and is not what was evaluated"
+            self.task.set_aside(stale, reason)
+            units = [(job.name, index, unit) for job in plan.jobs for index, unit in enumerate(job.evaluations)]
+            self.task.reopen([(job, index) for job, index, unit in units if unit.version == version], reason)
+
+    def write_metrics(self, metrics: IterationMetrics) -> None:
+        """By rank 0; the others do nothing."""
+        if self.task.rank == 0:
+            path = self.task.layout.metrics(metrics.iteration)
+            self.task.retrying(lambda: metrics.write(path), "the metrics")
+
+    def emit(self, kind: EventKind, **fields: object) -> None:
+        """By rank 0; the others do nothing."""
+        if self.task.rank == 0:
+            self.task.events.emit(kind, **fields)
+
+    def _refuse_if_superseded(self) -> None:
+        """On rank 0, before a commit.
+
+        Raises:
+            UserError: the task runs in another attempt by now; this one was taken for lost.
+        """
+        now = read_task(self.task.layout, self.task.job.name, self.task.index)
+        if now.attempt != self.task.attempt:
+            raise UserError(
+                "another attempt of this task has started, because this attempt seemed to be lost",
+                value=now.attempt,
+                expected=self.task.attempt,
+                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.root} shows it",
+                exit_code=ExitCode.RETRYABLE,
+            )
+
+    def _remove_leftovers(self) -> None:
+        """What earlier attempts were writing when they were lost: whole models, where a disk is short."""
+        for directory in (self.task.layout.weights, self.task.layout.checkpoints):
+            remove_leftovers(directory)
+
+    def _archive(self) -> None:
+        """Archive the groups that no kept checkpoint goes back to, and what was collected once training went on with
+        it.
+        """
+        layout, recipe = self.task.layout, self.task.recipe
+        kept = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints) if not is_temporary(path)]
+        passed = range(self.archived, min(kept, default=0))
+        for version in recipe.algorithm.traces_versions(recipe.schedule.iterations):
+            if version in passed:
+                archive_groups(layout, collection_of(version), len(read_problems(layout.train_data)))
+        if recipe.algorithm.samples_rollouts:
+            for iteration in passed:
+                archive_groups(layout, iteration, recipe.sampling.problems_per_iteration or 0)
+        self.archived = max(self.archived, passed.stop)
+
+    def _keep_house(self, remove: Callable[[], object]) -> None:
+        """Remove what nobody needs, on rank 0; what cannot be removed now is tried again after the next iteration."""
+        rendezvous.on_rank_zero(self._refuse_if_superseded)
+        if self.task.rank == 0:
+            try:
+                retrying(remove, "removing old files", RetryPolicy(full_limit_s=0.0))
+            except (OSError, UserError) as error:
+                log.warning("old files could not be removed: %s", error)
+
+
+def _refuse_anothers(path: Path, mine: bool) -> None:
+    """What another attempt has committed in the meantime need not be what this one holds.
+
+    Raises:
+        UserError: it was there already.
+    """
+    if not mine:
+        raise UserError(
+            "another attempt of this task has written this, because this attempt seemed to be lost",
+            where=path,
+            advice="nothing: the other attempt continues; mrt-hpc status RUN shows it",
+            exit_code=ExitCode.RETRYABLE,
+        )
+
+
+def newest_good_checkpoint(task: Task) -> Path | None:
+    """The newest checkpoint that is as it was written; damaged ones are set aside. None where there is none."""
+
+    def set_aside(path: Path, damage: UserError) -> None:
+        task.set_aside([path], f"a damaged checkpoint: {damage.what} ({damage.where})")
+
+    return checkpoint.good(task.layout.checkpoints, set_aside)
+
+
+def evaluated(layout: RunLayout) -> set[int]:
+    """Weights versions that were evaluated, also where the recipe has asked for them once only: with other settings
+    they may be asked for again.
+    """
+    return {version for version in published_versions(layout) if layout.evaluations(version).exists()}
+
+
+def kept_versions(recipe: Recipe, version: int) -> set[int]:
+    """Weights versions that must stay: the newest few, the first, all that the schedule evaluates, and all that sample
+    traces, which a damaged collection is sampled with again.
+    """
+    newest = range(version - recipe.training.keep_weights + 1, version + 1)
+    return {0, *newest, *evaluated_versions(recipe), *recipe.algorithm.traces_versions(recipe.schedule.iterations)}

@@ -1,0 +1,188 @@
+"""What a trainer takes in for one iteration: the groups of rollouts as they come, or its part of given samples."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Protocol
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.recipe.algorithms import MrtOnline, SupervisedAlgorithm
+from mrt_hpc.roles.sampling.proving import forced_text
+from mrt_hpc.roles.task.peers import PeerStatus
+from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
+from mrt_hpc.roles.training.advantages import LearntBranches, batch_of, branch_sequences, training_sequences
+from mrt_hpc.roles.training.samples import Samples
+from mrt_hpc.run.archive import read_sampled
+from mrt_hpc.run.data import draw_indices
+from mrt_hpc.run.manifest import DamagedError, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.roles.task.peers import Peers
+    from mrt_hpc.roles.training.advantages import Batch
+    from mrt_hpc.run.groups import Group
+    from mrt_hpc.training.batch import TrainingSequence
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class IterationData:
+    """What one iteration learns."""
+
+    sequences: list[TrainingSequence]
+    """Rollouts, or given samples."""
+    digest: str
+    """Identity of what is learnt."""
+    batch: Batch | None = None
+    """The rollouts, where there are any."""
+    branches: list[TrainingSequence] = field(default_factory=list)
+    """Those that are learnt from as well."""
+    dropped_branches: int = 0
+    """Those that should be learnt from as well, and cannot."""
+
+
+class Intake(Protocol):
+    """The lesson of one iteration, once it is there."""
+
+    @property
+    def iteration(self) -> int:
+        """Which."""
+
+    @property
+    def samplers(self) -> Peers:
+        """Who samples for this iteration."""
+
+    def is_complete(self) -> bool:
+        """Look for what has come; whether all of it is there."""
+
+    def lesson(self) -> IterationData:
+        """What the iteration learns, the same on every rank.
+
+        Raises:
+            UserError: it is not complete, which the first rank has seen.
+        """
+
+    def reopen_samplers(self) -> None:
+        """Where something is missing, and nobody is left to sample it."""
+
+
+@dataclass
+class RolloutIntake:
+    """The groups of an iteration, as far as this rank has read them."""
+
+    task: Task
+    iteration: int
+    forced_ids: Sequence[int] | None = None
+    """The text that branches are sampled after, where they are learnt from as well."""
+    _groups: dict[int, Group] = field(default_factory=dict, init=False)
+    """By position."""
+
+    @property
+    def samplers(self) -> Peers:
+        """Who samples this iteration: not this segment's inference, where a damaged checkpoint has sent it back."""
+        return self.task.peers(Role.INFERENCE, range(self.iteration, self.iteration + 1))
+
+    def is_complete(self) -> bool:
+        """Read the groups that have come; whether all are there. A damaged one is set aside, to be sampled again."""
+        task, iteration = self.task, self.iteration
+        for position in sorted(positions_there(task, iteration) - self._groups.keys()):
+            path = task.layout.group(iteration, position)
+            try:
+                read = partial(read_sampled, task.layout, iteration, position)
+                self._groups[position] = task.retrying(read, f"reading {path}")
+            except DamagedError as damage:
+                set_group_aside(task, iteration, position, damage)
+            except OSError as error:
+                raise unreadable(path, error) from error
+        return len(self._groups) == self._wanted
+
+    def lesson(self) -> IterationData:
+        """All groups with their advantages.
+
+        Raises:
+            UserError: some are missing, which the first rank has seen complete.
+        """
+        if not self.is_complete():
+            raise UserError(
+                f"the groups of iteration {self.iteration} are not what the first rank saw",
+                where=self.task.layout.groups(self.iteration),
+                advice="the same submit command again, once all nodes see the same files",
+                exit_code=ExitCode.RETRYABLE,
+            )
+        batch = batch_of([self._groups[position] for position in sorted(self._groups)])
+        learnt = LearntBranches([], 0) if self.forced_ids is None else branch_sequences(batch, self.forced_ids)
+        if learnt.dropped:
+            log.warning(
+                "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",
+                self.iteration,
+                learnt.dropped,
+            )
+        sequences = training_sequences(batch, self.task.recipe)
+        return IterationData(sequences, batch.digest, batch, learnt.sequences, learnt.dropped)
+
+    def reopen_samplers(self) -> None:
+        """Where groups are missing, and no task of inference is left to sample them."""
+        lives = self.samplers.lives()
+        missing = len(positions_there(self.task, self.iteration)) < self._wanted
+        if missing and set(lives.values()) <= {PeerStatus.DONE, PeerStatus.FAILED}:
+            self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
+
+    @property
+    def _wanted(self) -> int:
+        return self.task.recipe.sampling.problems_per_iteration or 0
+
+
+@dataclass(frozen=True)
+class SampleIntake:
+    """This iteration's part of given samples: nothing to wait for."""
+
+    task: Task
+    iteration: int
+    samples_of: Callable[[int], Samples]
+    """Gives those selected from what a weights version sampled, or the given ones; asked when they are learnt."""
+
+    @property
+    def samplers(self) -> Peers:
+        """Nobody."""
+        return self.task.peers(Role.INFERENCE, range(0))
+
+    def is_complete(self) -> bool:
+        """It always is."""
+        return True
+
+    def lesson(self) -> IterationData:
+        """A window over shuffled passes through all samples, which begin with the first iteration that learns them."""
+        recipe = self.task.recipe
+        assert isinstance(recipe.algorithm, SupervisedAlgorithm)  # who else learns given samples
+        version, count = recipe.algorithm.traces_version(self.iteration), recipe.algorithm.sequences_per_iteration
+        samples = self.samples_of(version)
+        chosen = draw_indices(len(samples.sequences), recipe.seed, self.iteration - version, count)
+        return IterationData([samples.sequences[i] for i in chosen], f"{samples.digest}:{self.iteration}")
+
+    def reopen_samplers(self) -> None:
+        """Nothing is missing."""
+
+
+def intakes(task: Task) -> Callable[[int], Intake]:
+    """Makes the intake of each iteration, by the recipe's algorithm."""
+    if task.recipe.algorithm.samples_rollouts:
+        return partial(RolloutIntake, task, forced_ids=_forced_ids(task))
+    samples_of = lru_cache(maxsize=1)(partial(Samples.of, task))
+    samples_of(task.recipe.algorithm.traces_version(task.job.first_iteration))  # now, as some may be missing
+    return lambda iteration: SampleIntake(task, iteration, samples_of)
+
+
+def _forced_ids(task: Task) -> list[int] | None:
+    """The prover's text in the policy's tokens; None where branches are not learnt from."""
+    recipe = task.recipe
+    if not isinstance(recipe.algorithm, MrtOnline) or not recipe.algorithm.train_branches:
+        return None
+    return Prompter.of(task.layout.weights_version(0), recipe.prompt).ids(forced_text(recipe.prover))

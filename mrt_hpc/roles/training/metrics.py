@@ -1,0 +1,156 @@
+"""What the trainer reports of an iteration: time by phase, the batch, the update."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.mrt.progress import progress
+from mrt_hpc.run.records import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from mrt_hpc.roles.training.advantages import Batch
+    from mrt_hpc.roles.training.iteration_data import IterationData
+    from mrt_hpc.run.records import GroupStatistics, Rollout
+    from mrt_hpc.training.update_statistics import UpdateStats
+
+INFERENCE_PHASES = {"loading": Phase.LOADING, "generation": Phase.GENERATION, "grading": Phase.GRADING}
+TRAINER_PHASES = {
+    "loading": Phase.LOADING,
+    "advantages": Phase.LOADING,
+    "optimisation": Phase.OPTIMISATION,
+    "checkpoint": Phase.CHECKPOINT,
+    "publishing": Phase.PUBLISHING,
+}
+
+
+class Timeline:
+    """The trainer's wall time of one iteration, by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = time.monotonic()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Book the time spent inside under a name."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+    @property
+    def working(self) -> float:
+        """Seconds booked so far, waiting left out."""
+        return sum(seconds for name, seconds in self.seconds.items() if name != "waiting")
+
+    @property
+    def total(self) -> float:
+        """Seconds since the iteration began."""
+        return time.monotonic() - self._start
+
+
+OF_ROLLOUTS = frozenset({"mismatch_mean", "mismatch_max", "mismatch_kl", "importance_capped_share", "clip_fraction"})
+"""Figures of the trainer that compare with a server's probabilities: given samples have none."""
+
+
+def iteration_metrics(
+    iteration: int, lesson: IterationData, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
+) -> IterationMetrics:
+    """Everything measured in one iteration; what the trainer measured is told once, by field or under ``trainer``."""
+    measured = rollout_measures(iteration, lesson.batch, quality) if lesson.batch is not None else {}
+    update: dict[str, Any] = stats.as_dict()
+    if lesson.batch is None:
+        update = {name: value for name, value in update.items() if name not in OF_ROLLOUTS}
+    named = update.keys() & IterationMetrics.model_fields.keys()
+    return IterationMetrics(
+        iteration=iteration,
+        tokens_per_rollout=float(np.mean([len(s.token_ids) for s in lesson.sequences])),
+        seconds=seconds_by_phase(timeline, lesson.batch.costs if lesson.batch is not None else []),
+        wall_seconds=timeline.total,
+        batch=lesson.digest,
+        trained_branches=sum(branch.has_signal for branch in lesson.branches),
+        dropped_branches=lesson.dropped_branches,
+        trainer={name: value for name, value in update.items() if name not in named},
+        **{name: update[name] for name in named},
+        **measured,
+    )
+
+
+def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) -> dict[str, Any]:
+    """What the rollouts of an iteration tell."""
+    rollouts = [r for r in batch.rollouts if not r.forced]  # those forced to answer tell of a prefix
+    return {
+        "reward_mean": batch.reward_mean,
+        "problems": len({r.problem_id for r in rollouts}),
+        "rollouts": len(rollouts),
+        "branches": sum(c.branches for c in batch.costs),
+        "generated_tokens": sum(c.rollout_tokens + c.branch_tokens for c in batch.costs),
+        "prefilled_tokens": sum(c.prefilled_tokens for c in batch.costs),
+        "sampling_seconds": max((c.seconds.get("generation", 0.0) for c in batch.costs), default=None),
+        "progress_by_episode": progress_by_episode(batch.value_arrays),
+        **progress_error(batch.progress_variances),
+        "episodes_per_rollout": float(np.mean([len(r.boundaries) - 1 for r in rollouts])),
+        "signal_share": signal_share(rollouts),
+        "truncated_share": float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
+        "answered_share": float(np.mean([r.answer is not None for r in rollouts])),
+        "staleness_mean": float(np.mean([iteration - r.weights_version for r in rollouts])),
+        "quality": quality,
+    }
+
+
+def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> dict[Phase, float]:
+    """The trainer's wall time, split into what the whole run was doing in it.
+
+    While the trainer waits, the slowest inference task loads, generates and grades; what of the wait these do not
+    explain stays waiting. Work of inference that the trainer did not have to wait for (it ran ahead) costs no wall time
+    and is left out.
+    """
+    seconds = dict.fromkeys(Phase, 0.0)
+    for name, phase in TRAINER_PHASES.items():
+        seconds[phase] += timeline.seconds.get(name, 0.0)
+    slowest = max(
+        (c.seconds for c in costs), key=lambda s: sum(s.get(name, 0.0) for name in INFERENCE_PHASES), default={}
+    )
+    left = timeline.seconds.get("waiting", 0.0)
+    for name in ("generation", "loading", "grading"):
+        explained = min(left, slowest.get(name, 0.0))
+        seconds[INFERENCE_PHASES[name]] += explained
+        left -= explained
+    seconds[Phase.WAITING] = left
+    return seconds
+
+
+def progress_by_episode(values: Sequence[NDArray[np.float64]]) -> tuple[float, ...]:
+    """Mean progress of the first, second, ... episode over the traces that have one."""
+    gains = [progress(v) for v in values if v.size]
+    longest = max((g.size for g in gains), default=0)
+    return tuple(float(np.mean([g[j] for g in gains if g.size > j])) for j in range(longest))
+
+
+def progress_error(variances: NDArray[np.float64]) -> dict[str, float]:
+    """Standard error of one progress value, and of which share it is known; nothing where it is of none.
+
+    Each variance is unbiased, so some may be negative.
+    """
+    known = variances[np.isfinite(variances)]
+    if not known.size:
+        return {}
+    return {"progress_error": max(0.0, float(known.mean())) ** 0.5, "progress_error_share": known.size / variances.size}
+
+
+def signal_share(rollouts: Sequence[Rollout]) -> float:
+    """Share of the groups whose rewards differ."""
+    groups: dict[str, set[float]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.problem_id, set()).add(rollout.reward)
+    return float(np.mean([len(rewards) > 1 for rewards in groups.values()]))

@@ -1,0 +1,92 @@
+"""One lineage: what is younger than the checkpoint resumed from, or damaged, is set aside with the reason, never mixed
+in.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.atomic import is_temporary, sync_directory, write_text
+from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.retries import list_directory, retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mrt_hpc.run.layout import RunLayout
+
+
+def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
+    """Checkpoints, weights versions and metrics younger than the state after ``iteration`` updates.
+
+    Rollouts stay: they are complete, and training replays them.
+    """
+    checkpoints = [p for p in list_directory(layout.checkpoints) if (layout.step_of(p) or 0) > iteration]
+    versions = [p for p in list_directory(layout.weights) if (layout.version_of(p) or 0) > iteration]
+    metrics = [p for n in _numbers(layout) if n >= iteration and (p := layout.metrics(n)).exists()]
+    return [*checkpoints, *versions, *metrics]
+
+
+def evaluated_with_others(layout: RunLayout, version: int, digest: str) -> list[Path]:
+    """What was evaluated of a weights version while it was another: shards that other weights sampled, and the summary
+    beside them. A version that is computed again is the same to the bit on few machines only.
+
+    Args:
+        layout: the run directory.
+        version: its number.
+        digest: what it is now.
+    """
+    stale: list[Path] = []
+    for benchmark in list_directory(layout.evaluations(version)):
+        shards = [path for path in list_directory(benchmark) if path.is_dir() and not is_temporary(path)]
+        others = [path for path in shards if _sampled_by(path) not in (digest, None)]
+        summary = layout.evaluation_summary(version, benchmark.name)
+        stale += [*others, *([summary] if others and summary.exists() else [])]
+    return stale
+
+
+def _sampled_by(shard: Path) -> str | None:
+    """Digest of the weights that sampled a shard; None where it does not say, as a damaged one."""
+    try:
+        return str(retrying(lambda: read_manifest(shard), f"reading {shard}").about["weights"])
+    except (DamagedError, KeyError):
+        return None
+
+
+def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Path]:
+    """Move files and directories of a run away, the reason beside them.
+
+    One that has gone in the meantime (another task found the same) is passed over.
+
+    Returns:
+        Where they are now.
+    """
+    if not paths:
+        return []
+    target = layout.set_aside / uuid.uuid4().hex[:12]
+    target.mkdir(parents=True)
+    write_text(target / "REASON", reason + "\n")
+    moved = [to for path in paths if (to := _moved(path, target / _flat_name(layout, path))) is not None]
+    if not moved:
+        shutil.rmtree(target)
+    for parent in {path.parent for path in paths}:
+        sync_directory(parent)
+    return moved
+
+
+def _flat_name(layout: RunLayout, path: Path) -> str:
+    return "-".join(path.relative_to(layout.root).parts)
+
+
+def _moved(path: Path, to: Path) -> Path | None:
+    try:
+        return path.rename(to)
+    except FileNotFoundError:
+        return None
+
+
+def _numbers(layout: RunLayout) -> list[int]:
+    return [int(p.name) for p in list_directory(layout.root / "iterations") if p.name.isdecimal()]

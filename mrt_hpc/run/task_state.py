@@ -1,0 +1,112 @@
+"""The state of every array task, as a file of its own: what a peer, a backend and ``status`` look at.
+
+An attempt writes its task's file when it starts and when it ends; for one that died without a word whoever started it
+does (see ``launch.settle``). ``done`` is final: a task that is done is never started again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.retries import retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from mrt_hpc.run.layout import RunLayout
+
+
+class TaskState(StrEnum):
+    """Where an array task stands."""
+
+    WAITING = "waiting"
+    """Not started yet."""
+    RUNNING = "running"
+    """An attempt is under way, or was when it was lost without a word."""
+    DONE = "done"
+    """Nothing is left to do."""
+    GAVE_BACK = "gave back"
+    """The last attempt gave its nodes back, for the reason told, and is to be run again. Not a failure."""
+    RETRYING = "retrying"
+    """The last attempt failed and is to be run again."""
+    STOPPED = "stopped"
+    """The last attempt was stopped from outside (preempted, cancelled, Ctrl-C); running again goes on."""
+    FAILED = "failed"
+    """It failed for good: in a way that running again cannot mend, or too often."""
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """The latest word on one array task."""
+
+    state: TaskState
+    attempt: str = ""
+    message: str = ""
+    """The error, or the reason why it gave its nodes back."""
+    failures: int = 0
+    """Attempts in a row that failed without having done anything that stays, the last one of those that had included.
+    Preemptions, node losses and nodes given back do not count."""
+    time: float = 0.0
+    """Seconds since the epoch, by the writer's clock."""
+    awaited: tuple[str, ...] = ()
+    """Of one that gave its nodes back: the jobs of which one has to run before it can go on. Of one that failed: the
+    jobs whose failure was the cause."""
+
+    def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
+        """The record after one more failure: to be run again if that may help and has not been tried too often.
+
+        Args:
+            message: the error.
+            exit_code: says whether running again may help.
+            retries: failures in a row that a task may have.
+            progressed: whether the attempt had done something that stays; then it is the first failure in a row.
+        """
+        failures = 1 if progressed else self.failures + 1
+        again = exit_code != ExitCode.FATAL and failures <= retries
+        state = TaskState.RETRYING if again else TaskState.FAILED
+        return replace(self, state=state, message=message, failures=failures)
+
+
+def task_file(layout: RunLayout, job: str, index: int) -> Path:
+    """Where the state of one task stands."""
+    return layout.root / "tasks" / job / f"{index:05d}.json"
+
+
+def write_task(layout: RunLayout, job: str, index: int, record: TaskRecord) -> None:
+    """Replace the state of one task."""
+    write_json(task_file(layout, job, index), asdict(replace(record, time=time.time())))
+
+
+def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
+    """The state of one task; WAITING when nothing was written yet.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = task_file(layout, job, index)
+    try:
+        content = json.loads(retrying(path.read_text, "reading the state of a task"))
+        awaited = tuple(content.get("awaited", ()))
+        return TaskRecord(**{**content, "state": TaskState(content["state"]), "awaited": awaited})
+    except FileNotFoundError:
+        return TaskRecord(TaskState.WAITING)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"the state of a task cannot be read: {error}",
+            where=path,
+            advice="remove the file: the task is run again, and what it has finished stays",
+        ) from error
+
+
+def forget_failures(layout: RunLayout, job: str, tasks: Iterable[int]) -> None:
+    """Let tasks of these indices that failed for good be run again: their user has asked for it."""
+    for index in tasks:
+        if read_task(layout, job, index).state is not TaskState.DONE:
+            task_file(layout, job, index).unlink(missing_ok=True)
