@@ -1,0 +1,99 @@
+"""What the ``type`` of a section may name: classes that come with the package, and classes of the user's own.
+
+A section whose meaning is open (an algorithm, a prover, a verifier) is written as one class: its fields are the fields
+of the recipe, and its methods are what the run calls. This module knows where these classes are, and nothing of what
+they do: they lie on higher floors, and are imported by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+from pydantic_core import PydanticCustomError, core_schema
+
+from mrt_hpc.recipe.base import Section
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The classes that one kind of section may have.
+
+    Used as metadata of a field, ``Annotated[AlgorithmSettings, ALGORITHMS]``: the section's ``type`` then decides which
+    class checks it. A ``type`` with a colon, as in ``my_module:MyAlgorithm``, names a class of the user's own.
+    """
+
+    kind: str
+    """In words, for messages: algorithm, prover, verifier."""
+    built_in: Mapping[str, str]
+    """Name to ``module:Class``."""
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+    @cached_property
+    def classes(self) -> tuple[type[Section], ...]:
+        """Those that come with the package, in the order of the table."""
+        return tuple(_imported(where) for where in self.built_in.values())
+
+    @property
+    def union(self) -> Any:
+        """Their discriminated union, as pydantic takes it."""
+        return Annotated[reduce(or_, self.classes), Field(discriminator="type")]
+
+    def of_user(self, name: str) -> type[Section]:
+        """The class that ``module:Class`` names.
+
+        Raises:
+            PydanticCustomError: there is no such module, or no such section in it.
+        """
+        try:
+            found = _imported(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise PydanticCustomError(
+                "misfit",
+                "module:Class of an importable module, which may lie beside the recipe: {reason}",
+                {"field": "type", "reason": repr(error)},
+            ) from error
+        if not (isinstance(found, type) and issubclass(found, Section)):
+            raise PydanticCustomError(
+                "misfit", "a class of kind {kind}: {name} is none", {"field": "type", "kind": self.kind, "name": name}
+            )
+        return found
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Built-in classes are checked as a union, so that each fault has its place in the file."""
+
+        def check(value: Any, built_in: Any) -> Any:
+            if isinstance(value, Section):
+                return value
+            name = value.get("type") if isinstance(value, dict) else None
+            if isinstance(name, str) and ":" in name:
+                return self.of_user(name).model_validate_json(json.dumps(value), strict=True)
+            return built_in(value)
+
+        return core_schema.no_info_wrap_validator_function(
+            check,
+            handler.generate_schema(self.union),
+            serialization=core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True),
+        )
+
+
+def _dumped(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
+    return section.model_dump(mode=info.mode)
+
+
+def _imported(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
