@@ -2,7 +2,7 @@
 
 Each trace is cut into episodes the moment it is finished, and the prover is asked about its boundaries at once, while
 the prefix is still in the server's cache; other traces go on meanwhile. Left out: what the prover asks
-(:mod:`mrt_hpc.provers.estimators`), grading, and the writing of shards.
+(:mod:`mrt_hpc.provers.base`), grading, and the writing of shards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Generator(Protocol):
 
 
 class Valuer(Protocol):
-    """Asks the prover about a trace, see :mod:`mrt_hpc.provers.estimators`."""
+    """Asks the prover about a trace, see :mod:`mrt_hpc.provers.base`."""
 
     async def value(self, trace: SampledTrace) -> Valuation:
         """All that is needed to estimate the values of its boundaries."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.algorithms import Backtracking, Mrt, MrtOnline, SupervisedAlgorithm
-from mrt_hpc.recipe.provers import Continuation
+from mrt_hpc.plan.tokens import tokens_per_value
 from mrt_hpc.recipe.schema import Coupling
 from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import is_collection
@@ -21,18 +20,11 @@ from mrt_hpc.run.layout import is_collection
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
     from mrt_hpc.plan.throughput import Throughput
-    from mrt_hpc.recipe.provers import AnyProver
     from mrt_hpc.recipe.schema import Problems, Recipe
     from mrt_hpc.recipe.site import Site
 
 START_S = 180.0
 """Of a job with a server or a trainer: imports, loading weights, compiling."""
-PROMPT_TOKENS = 200
-"""Of a problem with its instruction."""
-ANSWER_TOKENS = 64
-"""Of a branch that is told to answer, unless its limit is lower."""
-LEARNT_BRANCHES = 1 / 3
-"""Share of the branches whose boundary has right and wrong ones, so that they are learnt."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +72,7 @@ def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Thr
     )
     if is_collection(iteration):
         return sampling
-    if isinstance(recipe.algorithm, SupervisedAlgorithm) or sampling is None:
+    if not recipe.algorithm.samples_rollouts or sampling is None:
         return training
     if recipe.schedule.coupling is Coupling.SEQUENTIAL:
         return sampling if job.role is Role.INFERENCE else training
@@ -92,62 +84,17 @@ def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> 
     groups = count_problems(recipe.data) if is_collection(iteration) else recipe.sampling.problems_per_iteration
     if groups is None:
         return None
-    return groups * tokens_per_group(recipe, iteration) / (recipe.resources.inference.tasks * throughput.sampled_per_s)
+    tokens = groups * recipe.algorithm.sampled_tokens(recipe, iteration)
+    return tokens / (recipe.resources.inference.tasks * throughput.sampled_per_s)
 
 
 def training_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float:
     """Of an update, its weights version and its part of a checkpoint."""
     training = recipe.training
-    update = trained_tokens(recipe, iteration) / (recipe.resources.trainer.ranks * throughput.trained_per_s)
+    update = recipe.algorithm.trained_tokens(recipe, iteration) / (
+        recipe.resources.trainer.ranks * throughput.trained_per_s
+    )
     return update + throughput.publish_s + throughput.checkpoint_s / training.checkpoint_every
-
-
-def tokens_per_group(recipe: Recipe, iteration: int) -> float:
-    """Sampled for one problem: its rollouts and their branches."""
-    trace, rollouts = trace_tokens(recipe, iteration), recipe.sampling.rollouts_per_problem
-    values = 0.0 if recipe.prover is None else tokens_per_value(recipe.prover, recipe)
-    if not isinstance(recipe.algorithm, Mrt):
-        return rollouts * (trace + (recipe.episodes.max_episodes + 1) * values)
-    if is_collection(iteration):
-        return trace  # one stale trace
-    # Half of the rollouts go on from a prefix, which is half of a trace on average; half are forced to answer.
-    going_on = trace / 2 + (values if recipe.algorithm.bonus == "next_episode" else 0.0)
-    forced = 0.0 if recipe.prover is None else branch_tokens(recipe.prover, recipe)
-    return rollouts / 2 * (going_on + forced)
-
-
-def trained_tokens(recipe: Recipe, iteration: int) -> float:
-    """Tokens that an update computes, prompts and prefixes included."""
-    sequence, algorithm = PROMPT_TOKENS + trace_tokens(recipe, iteration), recipe.algorithm
-    if isinstance(algorithm, SupervisedAlgorithm):
-        turns = 2 if isinstance(algorithm, Backtracking) else 1
-        return algorithm.sequences_per_iteration * min(algorithm.max_tokens, turns * sequence)
-    problems, rollouts = recipe.sampling.problems_per_iteration or 0, recipe.sampling.rollouts_per_problem
-    if isinstance(algorithm, Mrt) and not algorithm.train_terminated:
-        return problems * rollouts / 2 * sequence
-    branches = 0.0
-    if isinstance(algorithm, MrtOnline) and algorithm.train_branches:
-        each = (recipe.episodes.max_episodes + 1) * getattr(recipe.prover, "branches", 1)
-        branches = LEARNT_BRANCHES * each * sequence / 2  # a boundary lies half-way on average
-    return problems * rollouts * (sequence + branches)
-
-
-def trace_tokens(recipe: Recipe, iteration: int) -> float:
-    """Mean tokens of a trace: as stated, else half of the limit."""
-    limit = recipe.sampling.max_tokens
-    limit = limit if is_collection(iteration) else recipe.schedule.max_tokens(iteration, limit)
-    return min(limit, recipe.expected.trace_tokens or limit / 2)
-
-
-def tokens_per_value(prover: AnyProver, recipe: Recipe) -> float:
-    """Tokens that one boundary's value takes: those of its branches."""
-    return float(getattr(prover, "branches", 1)) * branch_tokens(prover, recipe)
-
-
-def branch_tokens(prover: AnyProver, recipe: Recipe) -> float:
-    """Mean tokens of a branch: as stated, else half of the limit where it goes on thinking, few where it answers."""
-    usual = prover.max_tokens / 2 if isinstance(prover, Continuation) else ANSWER_TOKENS
-    return min(prover.max_tokens, recipe.expected.branch_tokens or usual)
 
 
 def late_checkpoint(recipe: Recipe, site: Site, throughput: Throughput) -> str | None:

@@ -6,7 +6,6 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.algorithms import Refreshed
 from mrt_hpc.recipe.schema import Coupling
 from mrt_hpc.recipe.site import SlurmSite
 
@@ -92,7 +91,7 @@ def fitting_iterations_per_job(recipe: Recipe, limit: int, rebuild: Callable[[Re
     """The least number of iterations a job with at most ``limit`` tasks in all; None where no number helps."""
     schedule = recipe.schedule
     most = schedule.iterations
-    every = recipe.algorithm.refresh_every if isinstance(recipe.algorithm, Refreshed) else None
+    every = recipe.algorithm.refresh_period
     if schedule.coupling is Coupling.SEQUENTIAL and recipe.algorithm.samples_rollouts:
         most = min(most, schedule.max_staleness + 1)
     for size in range(schedule.iterations_per_job + 1, most + 1):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Experience:
+class AnswerHistory:
     """Answers seen in the run so far, by problem, and how those that were not known beforehand fared.
 
     Grows as traces are graded. A prover takes what it needs of it before the first branch of a trace: an estimate must
@@ -30,6 +30,7 @@ class Experience:
     _outside: float = field(default=0.0, init=False)
     _kept: dict[int, float] = field(default_factory=dict, init=False)
     _promised: dict[int, float] = field(default_factory=dict, init=False)
+    _planner: Planner | None = field(default=None, init=False)
 
     def answers(self, problem_id: str, gold: str) -> list[str]:
         """The gold answer, then those seen most often."""
@@ -51,6 +52,16 @@ class Experience:
         """Take note of how a branch ended that would have been right, had its box closed after this token."""
         self._kept[step] = self._kept.get(step, 0.0) + reward
         self._promised[step] = self._promised.get(step, 0.0) + 1.0
+
+    def planner(self, extra: float) -> Planner:
+        """The run's planner of branches, made with the first call: it learns how open answers are in general.
+
+        Args:
+            extra: branches a boundary beside the first, on average.
+        """
+        if self._planner is None:
+            self._planner = Planner(extra)
+        return self._planner
 
     @property
     def trust(self) -> Trust:

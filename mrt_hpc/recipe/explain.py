@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import BaseModel
 
-from mrt_hpc.recipe.words import field_in_words, tag_of, values_in_words, yaml_text
+from mrt_hpc.recipe.words import field_in_words, registry_in, tag_of, values_in_words, whole_annotation, yaml_text
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -37,11 +37,13 @@ def _step(at: Any, step: int | str) -> Any:
 
 
 def _annotation(model: type[BaseModel], name: str) -> Any:
-    return model.model_fields[name].annotation
+    return whole_annotation(model.model_fields[name])
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
     """The models behind an annotation: through unions, optionals, lists and tuples."""
+    if registry := registry_in(annotation):
+        return [*registry.classes]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (Union, types.UnionType, tuple, list, Annotated):
@@ -78,7 +80,7 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> list[Document
         dotted = f"{prefix}{name}"
         text = " ".join((field.description or "").split())
         found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text))
-        for choice in models_of(field.annotation):
+        for choice in models_of(whole_annotation(field)):
             tag = tag_of(choice)
             found += documented_fields(choice, f"{dotted}[{tag}]." if tag else f"{dotted}.")
     return found
@@ -120,8 +122,7 @@ def _below(annotation: Any, step: int | str) -> Any:
     """What stands at a step below an annotation, its constraints with it; None where nothing does."""
     for model in models_of(annotation):
         if step in model.model_fields:
-            field = model.model_fields[str(step)]
-            return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+            return whole_annotation(model.model_fields[str(step)])
         if tag_of(model) == step:
             return model
     if isinstance(step, int):

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 import mrt_hpc
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import read_source, validate
+from mrt_hpc.recipe.registry import ALGORITHMS
 from mrt_hpc.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def as_earlier_versions_did(recipe: dict[str, Any]) -> dict[str, Any]:
     found = dict(recipe)
     if isinstance(grading, dict):
         found["grading"] = {"strict": False, **grading}
-    if isinstance(algorithm, dict) and algorithm.get("type") == "backtracking":
-        found["algorithm"] = {"min_loss_sigmas": 0.0, **algorithm}
+    if isinstance(algorithm, dict) and (known := ALGORITHMS.find(algorithm.get("type"))) is not None:
+        found["algorithm"] = {**known.before_fields, **algorithm}
     return found
 
 

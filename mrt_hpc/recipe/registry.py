@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError, core_schema
@@ -25,9 +25,15 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
+    from mrt_hpc.recipe.algorithm import AlgorithmSettings
+    from mrt_hpc.recipe.prover import ProverSettings
+
+
+S = TypeVar("S", bound=Section)
+
 
 @dataclass(frozen=True)
-class Registry:
+class Registry(Generic[S]):
     """The classes that one kind of section may have.
 
     Used as metadata of a field, ``Annotated[AlgorithmSettings, ALGORITHMS]``: the section's ``type`` then decides which
@@ -43,7 +49,7 @@ class Registry:
         return hash(self.kind)
 
     @cached_property
-    def classes(self) -> tuple[type[Section], ...]:
+    def classes(self) -> tuple[type[S], ...]:
         """Those that come with the package, in the order of the table."""
         return tuple(_imported(where) for where in self.built_in.values())
 
@@ -51,6 +57,15 @@ class Registry:
     def union(self) -> Any:
         """Their discriminated union, as pydantic takes it."""
         return Annotated[reduce(or_, self.classes), Field(discriminator="type")]
+
+    def find(self, name: Any) -> type[S] | None:
+        """The class of a ``type``, built in or the user's own; None where there is none."""
+        where = self.built_in.get(name) or (name if isinstance(name, str) and ":" in name else None)
+        try:
+            found: type[S] | None = None if where is None else _imported(where)
+        except (ImportError, AttributeError, ValueError):
+            return None
+        return found
 
     def of_user(self, name: str) -> type[Section]:
         """The class that ``module:Class`` names.
@@ -91,9 +106,42 @@ class Registry:
 
 
 def _dumped(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
-    return section.model_dump(mode=info.mode)
+    return section.model_dump(
+        mode=info.mode,
+        exclude_unset=info.exclude_unset,
+        exclude_defaults=info.exclude_defaults,
+        exclude_none=info.exclude_none,
+    )
 
 
 def _imported(where: str) -> Any:
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+ALGORITHMS: Registry[AlgorithmSettings] = Registry(
+    "algorithm",
+    {
+        "grpo": "mrt_hpc.algorithms.grpo:Grpo",
+        "length_penalty": "mrt_hpc.algorithms.length_penalty:LengthPenalty",
+        "mrt": "mrt_hpc.algorithms.mrt:Mrt",
+        "mrt_online": "mrt_hpc.algorithms.mrt_online:MrtOnline",
+        "star": "mrt_hpc.algorithms.star:Star",
+        "mrt_star": "mrt_hpc.algorithms.mrt_star:MrtStar",
+        "backtracking": "mrt_hpc.algorithms.backtracking:Backtracking",
+        "sft_conversations": "mrt_hpc.algorithms.sft:SftConversations",
+        "sft_suffix": "mrt_hpc.algorithms.sft:SftSuffix",
+    },
+)
+PROVERS: Registry[ProverSettings] = Registry(
+    "prover",
+    {
+        "forced_answer": "mrt_hpc.provers.forced_answer:ForcedAnswer",
+        "boxed_answer": "mrt_hpc.provers.boxed_answer:BoxedAnswer",
+        "look_ahead": "mrt_hpc.provers.look_ahead:LookAhead",
+        "gold_likelihood": "mrt_hpc.provers.gold_likelihood:GoldLikelihood",
+        "rao_blackwell": "mrt_hpc.provers.rao_blackwell:RaoBlackwell",
+        "majority": "mrt_hpc.provers.majority:Majority",
+        "continuation": "mrt_hpc.provers.continuation:Continuation",
+    },
+)

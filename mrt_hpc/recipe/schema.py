@@ -12,21 +12,20 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mrt_hpc.recipe.algorithms import Algorithm
+from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
 from mrt_hpc.recipe.base import Count, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
-from mrt_hpc.recipe.fits import (
-    algorithm_fits,
+from mrt_hpc.recipe.combinations import (
     data_fit,
     evaluation_fits,
     grading_fits,
     prompt_fits,
     prover_fits,
-    refresh_fits,
     sampling_fits,
     training_fits,
 )
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
-from mrt_hpc.recipe.provers import Prover
+from mrt_hpc.recipe.prover import ProverSettings
+from mrt_hpc.recipe.registry import ALGORITHMS, PROVERS
 from mrt_hpc.recipe.resources import Resources
 
 # -- model ------------------------------------------------------------------------------------------------------------
@@ -389,7 +388,7 @@ class Evaluation(Section):
     """Tokens of a completion, at most."""
     problem_shards: Positive = 1
     """Array tasks that share one version and benchmark."""
-    prover: Prover = None
+    prover: Annotated[ProverSettings, PROVERS] | None = None
     """Values the prefixes of the evaluated traces, for normalised regret; null leaves regret out."""
     episodes: Episodes | None = None
     """How the evaluated traces are cut for it: one rule where algorithms are compared; null is that of the training."""
@@ -434,9 +433,9 @@ class Recipe(Section):
     """From problem to prompt."""
     episodes: Episodes = Episodes()
     """Segmentation of thoughts."""
-    algorithm: Algorithm
+    algorithm: Annotated[AlgorithmSettings, ALGORITHMS]
     """What the advantages are made of."""
-    prover: Prover = None
+    prover: Annotated[ProverSettings, PROVERS] | None = None
     """How prefixes get their values, for algorithms that ask for them."""
     sampling: Sampling
     """Rollouts."""
@@ -465,11 +464,11 @@ class Recipe(Section):
         prompt_fits(self)
         prover_fits(self)
         evaluation_fits(self)
-        algorithm_fits(self)
+        self.algorithm.check(self)
         grading_fits(self)
         sampling_fits(self)
         training_fits(self)
-        refresh_fits(self)
+        check_refresh(self)
         return self
 
     @model_validator(mode="after")

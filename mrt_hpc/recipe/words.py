@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mrt_hpc.recipe.base import PATTERNS
+from mrt_hpc.recipe.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +22,19 @@ SCALARS = {bool: "true or false", str: "text", int: "a whole number", float: "a 
 
 def field_in_words(field: FieldInfo) -> str:
     """What a field takes, as in "a whole number from 1 to 64, or null"."""
-    return values_in_words(field.annotation, field.metadata)
+    return values_in_words(whole_annotation(field))
+
+
+def whole_annotation(field: FieldInfo) -> Any:
+    """The annotation of a field with its constraints, which pydantic keeps beside it."""
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+def registry_in(annotation: Any) -> Registry[Any] | None:
+    """The registry whose classes an annotation stands for; None where it stands for itself."""
+    if get_origin(annotation) is not Annotated:
+        return None
+    return next((constraint for constraint in get_args(annotation)[1:] if isinstance(constraint, Registry)), None)
 
 
 def values_in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
@@ -32,6 +45,8 @@ def values_in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
         constraints: bounds and patterns that stand beside it.
     """
     origin, inner = get_origin(annotation), get_args(annotation)
+    if registry := registry_in(annotation):
+        return f"a section with type: {_one_of([*registry.built_in])}"
     if origin is Annotated:
         return values_in_words(inner[0], [*_flat(inner[1:]), *constraints])
     if origin is Literal:
@@ -76,6 +91,8 @@ def _one_of(choices: list[str]) -> str:
 def _alternatives(inner: Iterable[Any], constraints: Iterable[Any]) -> str:
     kinds = [annotation for annotation in inner if annotation is not type(None)]
     or_null = ", or null" if type(None) in inner else ""
+    if any(registry_in(kind) for kind in kinds):
+        return ", or ".join(values_in_words(kind) for kind in kinds) + or_null
     if all(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds):
         tags = [tag for kind in kinds if (tag := tag_of(kind)) is not None]
         return (f"a section with type: {_one_of(tags)}" if tags else "a section") + or_null

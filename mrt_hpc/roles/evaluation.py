@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from mrt_hpc.algorithms.starts import WholeTraces
 from mrt_hpc.analysis.intervals import summarise_evaluation
 from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
@@ -27,12 +28,11 @@ from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.mrt.regret import TraceCurve, regret_by_problem, tokens_to_answer
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.provers.session import ProverFactory, ProverModel
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
-from mrt_hpc.roles.sampling.grading import GroupGatherer, ProverSession, TraceGrader, graded_in_order, sampled_group
+from mrt_hpc.roles.sampling.grading import GroupGatherer, TraceGrader, graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.parts import Parts, merged
-from mrt_hpc.roles.sampling.proving import ProverFactory, ProverModel, longest_question, shares_seeds
 from mrt_hpc.roles.sampling.serving import client_of, grader_pool, running_server, verified_weights
-from mrt_hpc.roles.sampling.starts import WholeTraces
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.evaluation_settings import has_samples, passed_over, settings_of
@@ -216,8 +216,9 @@ class UnitEvaluation:
         maker = self._prover_maker(policy)
         length = recipe.sampling.max_prompt_tokens + recipe.evaluation.max_tokens
         if maker is not None:
-            length += longest_question(maker.wanted, maker.mu)
-        common = shares_seeds(recipe.evaluation.prover)
+            length += maker.longest_question
+        prover = recipe.evaluation.prover
+        common = prover is not None and prover.shares_seeds
         with grader_pool(self.task) as pool, running_server(self.task, weights, length, common_seeds=common) as server:
             finisher = _PartFinisher(parts, self.unit, positions)
             run_until_told(self.task.notice, self._sample(groups, server, pool, policy, maker, finisher))
@@ -236,10 +237,10 @@ class UnitEvaluation:
         finisher: _PartFinisher,
     ) -> None:
         async with client_of(self.task, server) as client:
-            asking = None if maker is None else ProverSession.of(maker, client)
+            asking = None if maker is None else maker.session(client)
             grader = TraceGrader(pool, self.task.recipe.prompt.thought_end, asking)
             concurrency = self.task.recipe.serving.max_concurrent_sequences
-            valuer = None if asking is None else asking.prover
+            valuer = None if asking is None else asking.estimator
             sampler = RolloutSampler(client, policy.tokens, self._plan, valuer, concurrency)
             gatherer = GroupGatherer(grader, self.benchmark.samples)
             try:

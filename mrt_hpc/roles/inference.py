@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.algorithms.base import algorithm_of
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.roles.sampling.grading import GroupGatherer, ProverSession, TraceGrader, graded_in_order, sampled_group
-from mrt_hpc.roles.sampling.proving import ProverFactory, ProverModel, asked_boundaries, longest_question, shares_seeds
+from mrt_hpc.provers.session import ProverFactory, ProverModel
+from mrt_hpc.roles.sampling.collected import start_context
+from mrt_hpc.roles.sampling.grading import GroupGatherer, TraceGrader, graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.serving import client_of, collecting_weights, grader_pool, running_server, verified_weights
-from mrt_hpc.roles.sampling.starts import starts_of
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there
 from mrt_hpc.roles.task.shutdown import run_until_told
@@ -39,13 +40,14 @@ from mrt_hpc.run.weights import Weights, published_versions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mrt_hpc.algorithms.starts import Starts
     from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.server import VllmServer
     from mrt_hpc.inference.traces import PromptedGroup
+    from mrt_hpc.provers.session import ProverSession
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.sampling.grading import GradedTrace
-    from mrt_hpc.roles.sampling.starts import Starts
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem, Rollout
 
@@ -103,7 +105,9 @@ def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch)
         NotNeededError: the segment was over before.
     """
     prover = task.recipe.prover
-    start = partial(running_server, task, common_seeds=shares_seeds(prover), while_starting=watch.look)
+    start = partial(
+        running_server, task, common_seeds=prover is not None and prover.shares_seeds, while_starting=watch.look
+    )
     with ExitStack() as stack:
         pool = stack.enter_context(grader_pool(task))
         if prover is None or prover.model is None:
@@ -264,14 +268,14 @@ class Worker:
         """Read the tokenizer."""
         prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
         policy, wanted = ProverModel.of(prompter), task.recipe.prover
-        maker = None if wanted is None else ProverFactory.of(wanted, policy.replaced(wanted), task.recipe.seed)
+        maker = None if wanted is None else ProverFactory.of(wanted, policy, task.recipe.seed)
         return Worker(task, policy, maker, problems, weights)
 
     @property
     def max_model_len(self) -> int:
         """Tokens of the longest sequence that the server must hold."""
         sampling, maker = self.task.recipe.sampling, self.prover_maker
-        question = 0 if maker is None else longest_question(maker.wanted, maker.mu)
+        question = 0 if maker is None else maker.longest_question
         return sampling.max_prompt_tokens + sampling.max_tokens + question
 
     def has_weights(self, work: Round, server: VllmServer) -> bool:
@@ -310,7 +314,8 @@ class Worker:
     async def _sample(self, work: Round, equipment: Equipment, clock: _Clock) -> int:
         """Sample, grade and commit; what is finished is graded and committed while the rest is sampled."""
         task, recipe = self.task, self.task.recipe
-        starts = starts_of(task, self.policy.prompter, self.policy.tokens, self.problems, work.iteration)
+        context = start_context(task, self.policy.prompter, self.policy.tokens, self.problems, work.iteration)
+        starts = algorithm_of(recipe).starts(context)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(client_of(task, equipment.server))
             mu = client if equipment.mu is None else await stack.enter_async_context(client_of(task, equipment.mu))
@@ -319,7 +324,7 @@ class Worker:
             gatherer = GroupGatherer(grader, starts.group_size)
             finish = GroupFinisher(task, work, self.weights, clock)
             plan = rollout_plan(recipe, work.iteration, starts.group_size)
-            valuer = None if asking is None else asking.prover
+            valuer = None if asking is None else asking.estimator
             concurrency = recipe.serving.max_concurrent_sequences
             sampler = RolloutSampler(client, self.policy.tokens, plan, valuer, concurrency)
             try:
@@ -336,10 +341,10 @@ class Worker:
 
     def _asking(self, mu: GenerationClient, iteration: int) -> ProverSession | None:
         """Who asks about the prefixes of an iteration's traces."""
-        boundaries = asked_boundaries(self.task.recipe, iteration)
+        boundaries = algorithm_of(self.task.recipe).boundaries(iteration)
         if self.prover_maker is None or boundaries is None:
             return None
-        return ProverSession.of(self.prover_maker, mu, boundaries)
+        return self.prover_maker.session(mu, boundaries)
 
     def _claimed(self, work: Round, starts: Starts, finish: GroupFinisher) -> Iterator[PromptedGroup]:
         """The round's groups, each claimed in the moment when the sampler has room for it."""

@@ -12,7 +12,6 @@ from mrt_hpc.analysis.render import write_report as write_summary
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions, role_resources
 from mrt_hpc.plan.jobs import JobResources, Plan, Role, read_plan
-from mrt_hpc.recipe.algorithms import SupervisedAlgorithm
 from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
@@ -116,11 +115,7 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
     sampling, training = recipe.sampling, recipe.training
     algorithm = recipe.algorithm
     table = {"seed": str(recipe.seed), "learning rate": f"{training.learning_rate:g} ({training.schedule})"}
-    if isinstance(algorithm, SupervisedAlgorithm):
-        table["sequences an iteration"] = str(algorithm.sequences_per_iteration)
-    else:
-        table["problems an iteration"] = str(sampling.problems_per_iteration)
-        table["staleness limit"] = str(recipe.schedule.max_staleness)
+    table |= algorithm.summary(recipe)
     if algorithm.samples_rollouts or algorithm.collects:
         table["group size"] = str(sampling.rollouts_per_problem)
         table["sampling temperature"] = f"{sampling.temperature:g}"

@@ -1,62 +1,17 @@
-"""Training sequences and the tensors of one micro-batch."""
+"""The tensors of one micro-batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from mrt_hpc.errors import UserError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-@dataclass(frozen=True)
-class TrainingSequence:
-    """One sampled continuation (T tokens) of a context, as an algorithm wants it learnt."""
-
-    prompt_ids: Sequence[int]
-    """The context: prompt, and prefix and forced tokens where there are any. At least one token."""
-    token_ids: Sequence[int]
-    """[T] what was sampled."""
-    advantages: np.ndarray
-    """[T] float32."""
-    behaviour_logprobs: np.ndarray
-    """[T] float32, log-probabilities when sampled, temperature applied; unused by the likelihood objective."""
-    mask: np.ndarray
-    """[T] bool: the tokens trained on."""
-    group: str = ""
-    """Sequences of one group are never divided among the optimiser steps of an iteration."""
-
-    def __post_init__(self) -> None:
-        count = len(self.token_ids)
-        shapes = {"advantages": self.advantages, "behaviour_logprobs": self.behaviour_logprobs, "mask": self.mask}
-        for name, array in shapes.items():
-            if array.shape != (count,):
-                raise UserError(f"{name} must have one entry a token", value=array.shape, expected=f"({count},)")
-        if not len(self.prompt_ids):
-            raise UserError("a training sequence needs a prompt of at least one token")
-        if not np.isfinite(self.advantages[self.mask]).all():
-            raise UserError("advantages must be finite", where=f"group {self.group!r}")
-
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens that count in the loss."""
-        return int(np.count_nonzero(self.mask))
-
-    @property
-    def has_signal(self) -> bool:
-        """Whether any trained token has an advantage: without one the gradient is exactly zero."""
-        return bool(np.any(self.advantages[self.mask] != 0))
-
-    @cached_property
-    def width(self) -> int:
-        """Positions to compute: every token but the last, whose successor nobody asks for."""
-        return len(self.prompt_ids) + len(self.token_ids) - 1
+    from mrt_hpc.training.sequence import TrainingSequence
 
 
 @dataclass(frozen=True)

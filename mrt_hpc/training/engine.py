@@ -18,7 +18,7 @@ from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
-from mrt_hpc.training.batch import MicroBatch, TrainingSequence, collate
+from mrt_hpc.training.batch import MicroBatch, collate
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.packing import pack, padded_tokens, split_by_group
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.training.rendezvous import Ranks
+    from mrt_hpc.training.sequence import TrainingSequence
 
 LARGEST_BUCKET = 500_000_000
 """Elements that ZeRO sends at once; a small model needs no buffer larger than itself."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from bench_progress_variance import RECIPE, RESULTS, ROOT, SMALL_WORLD, THOUGHT_END, contenders
 
+from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.small_world.equations import Split, problems
@@ -29,11 +30,10 @@ from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
 from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.provers.session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import rollout_plan
-from mrt_hpc.roles.sampling.grading import ProverSession, TraceGrader, sampled_group
-from mrt_hpc.roles.sampling.proving import ProverFactory, ProverModel
-from mrt_hpc.roles.sampling.starts import WholeTraces, trace_settings
+from mrt_hpc.roles.sampling.grading import TraceGrader, sampled_group
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import RunLayout
 
@@ -79,7 +79,10 @@ class Bench:
     async def hot(self, asking: ProverSession | None) -> tuple[float, list[GradedTrace]]:
         """Seconds, and graded traces whose prover was asked as soon as they were finished; or no prover at all."""
         await asyncio.to_thread(self.server.reset_prefix_cache)
-        plan, valuer = rollout_plan(load_recipe(RECIPE), 0, self.group_size), None if asking is None else asking.prover
+        plan, valuer = (
+            rollout_plan(load_recipe(RECIPE), 0, self.group_size),
+            None if asking is None else asking.estimator,
+        )
         grader = TraceGrader(self.pool, THOUGHT_END, asking)
         started = time.perf_counter()
         sampler = RolloutSampler(self.client, self.mu.tokens, plan, valuer)
@@ -97,7 +100,7 @@ class Bench:
         sampled = time.perf_counter() - started
         await asyncio.to_thread(self.server.reset_prefix_cache)
         started = time.perf_counter()
-        valuations = await asyncio.gather(*(asking.prover.value(trace) for trace in traces))
+        valuations = await asyncio.gather(*(asking.estimator.value(trace) for trace in traces))
         graded = [grader.start(ValuedTrace(t, v)) for t, v in zip(traces, valuations, strict=True)]
         found = await asyncio.gather(*graded)
         return sampled + time.perf_counter() - started, found
@@ -106,7 +109,7 @@ class Bench:
         """By the recipe's section."""
         recipe = load_recipe(RECIPE, (f"prover={wanted}",))
         assert recipe.prover is not None
-        return ProverSession.of(ProverFactory.of(recipe.prover, self.mu, 0), self.client)
+        return ProverFactory.of(recipe.prover, self.mu, 0).session(self.client)
 
 
 def spent(seconds: float, graded: Sequence[GradedTrace]) -> Spent:

@@ -28,6 +28,7 @@ import numpy as np
 from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import TRUTH, Measured, Row, Valued, measure, table, write, write_truth
 
+from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Habits, Split, problems
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
@@ -36,11 +37,10 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
 from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.provers.session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import rollout_plan
-from mrt_hpc.roles.sampling.grading import ProverSession, TraceGrader, sampled_group
-from mrt_hpc.roles.sampling.proving import ProverFactory, ProverModel
-from mrt_hpc.roles.sampling.starts import WholeTraces, trace_settings
+from mrt_hpc.roles.sampling.grading import TraceGrader, sampled_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,7 +145,7 @@ class Bench:
         recipe = load_recipe(RECIPE, (*self.setting.changes, f"prover={contender.prover}"))
         assert recipe.prover is not None
         maker = ProverFactory.of(recipe.prover, self.mu, seed)
-        asking = ProverSession.of(maker, self.client)
+        asking = maker.session(self.client)
         by_problem = [list(g) for _, g in groupby(self.traces, key=lambda t: t.group.problem.id)]
         found = await asyncio.gather(*(self._problem(asking, traces) for traces in by_problem))
         return Measured([one for of_problem in found for one in of_problem])
@@ -160,7 +160,7 @@ class Bench:
         whole = Request(trace.context(len(trace.boundaries) - 1), [0], SamplingSettings(max_tokens=1))
         async for _ in self.client.stream([whole]):
             pass
-        valuation = await asking.prover.value(trace)
+        valuation = await asking.estimator.value(trace)
         graded = await grader.grade(ValuedTrace(trace, valuation))
         cost = sampled_group([graded], {}).statistics
         return Valued(

@@ -16,14 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from mrt_hpc.algorithms.batch import batch_digest
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.recipe.algorithms import Mrt
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.training.advantages import batch_digest
 from mrt_hpc.roles.training.artifacts import kept_versions
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import is_temporary
@@ -82,7 +81,7 @@ def audit(root: Path) -> Audit:
     layout = RunLayout(root)
     recipe = read_recipe_lock(layout.recipe_lock)
     found = Audit(iterations=recipe.schedule.iterations)
-    for iteration in range(recipe.schedule.iterations):
+    for iteration in range(recipe.schedule.iterations if recipe.algorithm.samples_rollouts else 0):
         check_iteration(found, layout, iteration)
     for version in recipe.algorithm.traces_versions(recipe.schedule.iterations):
         check_collection(found, layout, version)
@@ -124,7 +123,7 @@ def check_collection(found: Audit, layout: RunLayout, version: int) -> None:
     found.check(positions == set(range(len(problems))), f"{where}: groups {sorted(positions)}")
     groups = [g for p in sorted(positions) if (g := found.readable(partial(read_sampled, layout, number, p)))]
     rollouts = [r for g in groups for r in g.rollouts]
-    size = 1 if isinstance(recipe.algorithm, Mrt) else recipe.sampling.rollouts_per_problem
+    size = recipe.algorithm.group_size(recipe, number)
     check_samples(found, where, rollouts, problems, size)
     found.check({r.iteration for r in rollouts} <= {number}, f"{where} holds rollouts of another")
     versions = {r.weights_version for r in rollouts}

@@ -35,7 +35,7 @@ from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.provers.branches import Branches, Fork
-from mrt_hpc.provers.estimators import MonteCarlo
+from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.roles.sampling.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.waiting import wait_until

@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import MOST_LOGPROBS, SamplingSettings
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
+from mrt_hpc.provers.base import Estimator, GradedBoundary
 from mrt_hpc.provers.box_tokens import Closing
 from mrt_hpc.provers.branches import Branches, Fork, look_ahead_of
-from mrt_hpc.provers.estimators import (
-    GoldLikelihood,
-    Looked,
-    LookingAhead,
-    MajorityVote,
-    MonteCarlo,
-    Prover,
-    RaoBlackwell,
-)
-from mrt_hpc.provers.history import Experience, Planner
+from mrt_hpc.provers.gold_likelihood import GoldLikelihoodScore
+from mrt_hpc.provers.history import AnswerHistory, Planner
+from mrt_hpc.provers.look_ahead import LookingAhead
+from mrt_hpc.provers.majority import MajorityVote
+from mrt_hpc.provers.monte_carlo import MonteCarlo
+from mrt_hpc.provers.rao_blackwell import RaoBlackwellEstimator
 from mrt_hpc.provers.scoring import SMALL, Scorer
-from mrt_hpc.roles.training.advantages import Batch, branch_sequences
 from mrt_hpc.run.records import FinishReason, Problem
 
 if TYPE_CHECKING:
@@ -150,7 +148,7 @@ def fork(policy: Policy) -> Fork:
     return Fork(policy, TOKENS, lambda t, j: t.context(j), [], "", SETTINGS, 5, lambda t: range(len(t.boundaries)))
 
 
-def estimate(prover: Prover, number: int) -> Estimate:
+def estimate(prover: Estimator, number: int) -> Estimate:
     """The value that a prover finds for one trace, graded as a run grades."""
     sampled = trace(number)
     valuation = asyncio.run(prover.value(sampled))
@@ -161,7 +159,7 @@ def estimate(prover: Prover, number: int) -> Estimate:
         ahead = look_ahead_of(branch, rewards, valuation.trust)
         branches.append(sampled.branch(branch, answer, reward_of(answer), ahead))
     answers = [sampled.known_answer(a, rewards[a.answer]) for a in valuation.answers]
-    return prover.estimate(Looked(valuation.plans[0], branches, answers))
+    return prover.estimate(GradedBoundary(valuation.plans[0], branches, answers))
 
 
 def known(*texts: str) -> list[Writing]:
@@ -202,12 +200,12 @@ def test_a_branch_with_inner_braces_is_learnt_after_the_prompt_of_its_beginning(
     rollout = sampled.graded(None, 0.0)
     records = [sampled.branch(replace(b, branch=n), None, float(n == 0)) for n, b in enumerate(continued)]
     batch = Batch([rollout], [{}], [], "", np.zeros(0), records)
-    assert [s.prompt_ids for s in branch_sequences(batch, []).sequences] == [PROMPT] * len(records)
+    assert [s.prompt_ids for s in branch_sequences(batch, [])[0]] == [PROMPT] * len(records)
 
 
 @pytest.mark.parametrize("likely", [2, 4, 7])
 def test_looking_ahead_is_unbiased_and_less_noisy(likely: int) -> None:
-    ahead = LookingAhead(Branches(fork(Policy()), CLOSING, likely, 0.01), 1, Experience(1))
+    ahead = LookingAhead(Branches(fork(Policy()), CLOSING, likely, 0.01), 1, AnswerHistory(1))
     plain = MonteCarlo(Branches(fork(Policy()), CLOSING), 1)
     found = [estimate(ahead, n).value for n in range(1500)]
     assert_unbiased(found)
@@ -216,7 +214,7 @@ def test_looking_ahead_is_unbiased_and_less_noisy(likely: int) -> None:
 
 
 def test_the_planner_leaves_looking_ahead_unbiased_and_spends_what_it_may() -> None:
-    ahead = LookingAhead(Branches(fork(Policy()), CLOSING, 7, 0.01), 2, Experience(1), Planner(1.5))
+    ahead = LookingAhead(Branches(fork(Policy()), CLOSING, 7, 0.01), 2, AnswerHistory(1), Planner(1.5))
     found = [asyncio.run(ahead.value(trace(n))) for n in range(400)]
     counts = [valuation.plans[0].branches for valuation in found]
     assert {2, 3} == set(counts)
@@ -248,7 +246,7 @@ def test_the_planner_keeps_its_budget_while_answers_become_certain() -> None:
 
 
 def test_a_candidate_with_an_open_brace_or_the_end_of_the_text_is_none() -> None:
-    prover = LookingAhead(Branches(fork(Policy()), CLOSING, 7, 0.0001), 8, Experience(1))
+    prover = LookingAhead(Branches(fork(Policy()), CLOSING, 7, 0.0001), 8, AnswerHistory(1))
     looks = [look for n in range(20) for b in asyncio.run(prover.value(trace(n))).branches for look in b.looks]
     candidates = {answer for look in looks for answer in look.open}
     assert candidates
@@ -259,7 +257,7 @@ def test_a_candidate_with_an_open_brace_or_the_end_of_the_text_is_none() -> None
 @pytest.mark.parametrize("answers", [("12",), ("12", "22"), ("12", "21", "22", "1{2}")])
 def test_rao_blackwell_is_unbiased_whatever_is_known(answers: tuple[str, ...]) -> None:
     branches = Branches(fork(Policy()), CLOSING)
-    prover = RaoBlackwell(Scorer(fork(Policy())), branches, 1, Experience(8), lambda _: known(*answers))
+    prover = RaoBlackwellEstimator(Scorer(fork(Policy())), branches, 1, AnswerHistory(8), lambda _: known(*answers))
     assert_unbiased([estimate(prover, n).value for n in range(1500)])
 
 
@@ -268,7 +266,7 @@ def test_rao_blackwell_is_unbiased_whatever_is_known(answers: tuple[str, ...]) -
 def test_rao_blackwell_is_unbiased_where_answers_have_several_tokenisations(answers: tuple[str, ...]) -> None:
     pairs = {PIECES.index(pair) for pair in (b"12", b"21")}
     branches = Branches(fork(Policy()), CLOSING)
-    prover = RaoBlackwell(Scorer(fork(Policy())), branches, 1, Experience(8), lambda _: known(*answers))
+    prover = RaoBlackwellEstimator(Scorer(fork(Policy())), branches, 1, AnswerHistory(8), lambda _: known(*answers))
     valuations = [asyncio.run(prover.value(trace(n))) for n in range(300)]
     assert any(b.known and pairs & {*b.token_ids} for v in valuations for b in v.branches)
     assert_unbiased([estimate(prover, n).value for n in range(1500)])
@@ -350,14 +348,14 @@ def test_an_answer_has_the_probability_of_all_that_ends_in_it_however_it_is_writ
 
 
 def test_a_gold_answer_that_the_grader_finds_wrong_has_no_value() -> None:
-    prover = GoldLikelihood(Scorer(fork(Policy())), lambda _: known("22"))
+    prover = GoldLikelihoodScore(Scorer(fork(Policy())), lambda _: known("22"))
     assert reward_of("22") == 0.0
     assert estimate(prover, 0).value == 0.0
 
 
 def test_the_likelihood_of_the_gold_answer_takes_no_branch() -> None:
     policy = Policy()
-    prover = GoldLikelihood(Scorer(fork(policy)), lambda _: known("12", "21"))
+    prover = GoldLikelihoodScore(Scorer(fork(policy)), lambda _: known("12", "21"))
     written = [m for ids, m in endings() if answer_in(TOKENS.text(ids)) == "12"]
     assert estimate(prover, 0).value == pytest.approx(sum(written))
     assert {request.settings.max_tokens for request in policy.asked} == {1}
@@ -374,7 +372,7 @@ def test_a_majority_is_the_answer_of_most_weight() -> None:
 
 
 def test_experience_learns_answers_baselines_and_trust() -> None:
-    experience = Experience(3)
+    experience = AnswerHistory(3)
     for answer in ("7", "8", "8", None, "9"):
         experience.see("p", answer)
     assert experience.answers("p", "7") == ["7", "8", "9"]

@@ -17,11 +17,12 @@ import torch
 from conftest import ROOT, submit
 from transformers import AutoModelForCausalLM
 
+from mrt_hpc.algorithms.batch import batch_of
+from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.training.advantages import batch_of, branch_sequences
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
@@ -313,10 +314,10 @@ def test_branches_are_learnt_after_what_they_were_sampled_after(run: Callable[[s
     assert recipe.prover is not None
     forced = Prompter.of(layout.weights_version(0), recipe.prompt).ids(recipe.prover.forced_text)
     for iteration, measured in enumerate(metrics(layout)):
-        learnt = branch_sequences(batch_of(groups(layout, iteration)), forced)
-        sequences = [s for s in learnt.sequences if s.has_signal]
+        learnt, dropped = branch_sequences(batch_of(groups(layout, iteration)), forced)
+        sequences = [s for s in learnt if s.has_signal]
         assert measured.trained_branches == len(sequences) > 0
-        assert measured.dropped_branches == learnt.dropped == 0
+        assert measured.dropped_branches == dropped == 0
         model = AutoModelForCausalLM.from_pretrained(layout.weights_version(iteration), dtype=torch.float32)
         for sequence in sequences[:20]:
             assert token_logprobs(model, sequence.prompt_ids, sequence.token_ids).numpy() == pytest.approx(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, RunSummary, few_answers
 from mrt_hpc.analysis.render import write_report
 from mrt_hpc.cli.main import main
@@ -17,7 +18,6 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.inference import SHOWN, trace_in_words
-from mrt_hpc.roles.training.advantages import Batch
 from mrt_hpc.roles.training.metrics import rollout_measures
 from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.run.weights import publish

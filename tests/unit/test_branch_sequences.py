@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.errors import UserError
-from mrt_hpc.roles.training.advantages import Batch, branch_sequences
 from mrt_hpc.run.records import Branch, FinishReason, Rollout
 
 FORCED = [90, 91]
@@ -60,7 +61,7 @@ def batch(*branches: Branch) -> Batch:
 
 def test_a_branch_is_learnt_after_its_prefix_and_the_forced_text() -> None:
     mixed = [branch(1, 0, 1.0), branch(1, 1, 0.0)]
-    right, wrong = branch_sequences(batch(*mixed), FORCED).sequences
+    right, wrong = branch_sequences(batch(*mixed), FORCED)[0]
     assert right.prompt_ids == wrong.prompt_ids == [1, 2, 10, 11, 90, 91]
     assert (right.token_ids, wrong.token_ids) == ([50, 60], [51, 60])
     assert (right.advantages.tolist(), wrong.advantages.tolist()) == ([1.0, 1.0], [-1.0, -1.0])
@@ -72,7 +73,7 @@ def test_a_branch_is_learnt_after_its_prefix_and_the_forced_text() -> None:
 def test_branches_that_agree_count_in_the_divisor_and_have_no_signal() -> None:
     agreeing = [branch(0, 0, 0.0), branch(0, 1, 0.0), branch(2, 0, 1.0), branch(2, 1, 1.0)]
     mixed = [branch(1, 0, 1.0), branch(1, 1, 0.0)]
-    sequences = branch_sequences(batch(*agreeing, *mixed), FORCED).sequences
+    sequences = branch_sequences(batch(*agreeing, *mixed), FORCED)[0]
     assert [s.has_signal for s in sequences] == [False, False, True, True, False, False]
     assert sum(s.trained_tokens for s in sequences) == 12, "as traces without a signal do"
 
@@ -88,6 +89,6 @@ def test_branches_that_were_sampled_after_another_text_are_refused() -> None:
 def test_a_boundary_that_cannot_be_used_is_dropped_and_counted_and_the_others_are_learnt() -> None:
     """A committed group is met again at every restart: it must not stop a run."""
     odd = dataclasses.replace(branch(1, 1, 0.0), prompt_tokens=13)
-    found = branch_sequences(batch(branch(1, 0, 1.0), odd, branch(2, 0, 1.0), branch(2, 1, 0.0)), FORCED)
-    assert found.dropped == 2
-    assert [s.prompt_ids for s in found.sequences] == [[1, 2, 10, 11, 12, 90, 91]] * 2
+    found, dropped = branch_sequences(batch(branch(1, 0, 1.0), odd, branch(2, 0, 1.0), branch(2, 1, 0.0)), FORCED)
+    assert dropped == 2
+    assert [s.prompt_ids for s in found] == [[1, 2, 10, 11, 12, 90, 91]] * 2

@@ -13,9 +13,10 @@ from mrt_hpc.inference.sampler import ValuedTrace
 from mrt_hpc.inference.thoughts import thought_and_answer
 from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace, Start, Valuation
 from mrt_hpc.provers.branches import Branches
-from mrt_hpc.provers.estimators import MonteCarlo
-from mrt_hpc.provers.history import Experience
-from mrt_hpc.roles.sampling.grading import GradedTrace, ProverSession, TraceGrader
+from mrt_hpc.provers.history import AnswerHistory
+from mrt_hpc.provers.monte_carlo import MonteCarlo
+from mrt_hpc.provers.session import ProverSession
+from mrt_hpc.roles.sampling.grading import GradedTrace, TraceGrader
 from mrt_hpc.run.records import FinishReason, Problem
 
 CLOSED, OPEN, THINKING = "so</think>\\boxed{7} as", "so</think>\\boxed{7}, no, \\boxed{8", "so \\boxed{7}"
@@ -41,7 +42,7 @@ def branch(text: str, *, cut: bool) -> SampledBranch:
 def graded(valued: ValuedTrace, thought_end: str, *, branches_think: bool = True) -> GradedTrace:
     """By a pool without processes: whole numbers need none."""
     prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
-    asking = ProverSession(prover, Experience(8), branches_think)
+    asking = ProverSession(prover, AnswerHistory(8), branches_think)
     return asyncio.run(TraceGrader(GraderPool(), thought_end, asking).grade(valued))
 
 

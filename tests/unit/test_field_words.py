@@ -80,7 +80,7 @@ def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
         ("training.warmup_steps=-1", "a whole number of at least 0, or null: Optimiser steps of that rise"),
         ("serving.start_limit_s=0", "a number above 0: Seconds for a server to become healthy."),
         ("resources.trainer.memory_gib=0", "a number above 0: Memory a process, GiB."),
-        ("prover.max_tokens=0", "a whole number of at least 1: Tokens of a branch, at most."),
+        ("prover.max_tokens=0", "a whole number of at least 1: The maximum number of tokens of a branch."),
         ("data={type: conversations}", "text: The file;"),
         ("training.betas=[0.9]", "a list of 2, each a number from 0 to 1: AdamW's betas."),
         ("training.learning_rate=.inf", "a finite number above 0: Peak learning rate of AdamW."),

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
 
+from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.recipe.schema import Training
-from mrt_hpc.roles.training.advantages import Batch
 from mrt_hpc.roles.training.iteration_data import IterationData
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.records import FinishReason, Rollout
-from mrt_hpc.training.batch import TrainingSequence
+from mrt_hpc.training.sequence import TrainingSequence
 from mrt_hpc.training.settings import TrainerSettings
 from mrt_hpc.training.update_statistics import UpdateStats
 

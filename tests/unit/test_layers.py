@@ -14,6 +14,7 @@ LAYERS = [
     {"cli"},
     {"launch"},
     {"roles"},
+    {"algorithms"},
     {"provers"},
     {"inference", "training", "domains", "analysis"},
     {"plan"},
@@ -52,7 +53,7 @@ def test_every_folder_has_a_layer() -> None:
     assert folders | modules == set(LEVEL)
 
 
-@pytest.mark.parametrize("package", ["recipe", "run", "mrt", "plan"])
+@pytest.mark.parametrize("package", ["recipe", "run", "mrt", "plan", "algorithms"])
 def test_the_light_half_imports_nothing_heavy(package: str) -> None:
     modules = [
         "mrt_hpc." + ".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in (PACKAGE / package).rglob("*.py")

@@ -16,8 +16,6 @@ from mrt_hpc.plan.expected import (
     expected_hours,
     late_checkpoint,
     sampling_seconds,
-    tokens_per_group,
-    trained_tokens,
     training_seconds,
 )
 from mrt_hpc.plan.throughput import STATED, Throughput, model_billions, power_law, throughput
@@ -41,14 +39,14 @@ def recipe(name: str, *overrides: str) -> Recipe:
 def test_tokens_of_mrt_online_by_hand() -> None:
     """Four traces of 1,000 tokens, each with 7 boundaries of 4 branches of 50 tokens."""
     stated = recipe("mrt_online", "expected.trace_tokens=1000", "expected.branch_tokens=50")
-    assert tokens_per_group(stated, 0) == 4 * (1000 + 7 * 4 * 50)
-    assert trained_tokens(stated, 0) == 64 * 4 * (200 + 1000)
+    assert stated.algorithm.sampled_tokens(stated, 0) == 4 * (1000 + 7 * 4 * 50)
+    assert stated.algorithm.trained_tokens(stated, 0) == 64 * 4 * (200 + 1000)
 
 
 def test_without_statements_a_trace_is_half_of_the_limit_that_holds() -> None:
     curriculum = recipe("length_curriculum")
-    assert tokens_per_group(curriculum, 0) == 4 * 4096
-    assert tokens_per_group(curriculum, 200) == 4 * 12288
+    assert curriculum.algorithm.sampled_tokens(curriculum, 0) == 4 * 4096
+    assert curriculum.algorithm.sampled_tokens(curriculum, 200) == 4 * 12288
 
 
 def test_a_collection_samples_its_continuations() -> None:
@@ -57,7 +55,7 @@ def test_a_collection_samples_its_continuations() -> None:
         "backtracking", "expected.trace_tokens=1000", "expected.branch_tokens=500", "data.limit=10",
         "episodes.max_episodes=10", "resources.inference.tasks=4",
     )  # fmt: skip
-    assert tokens_per_group(stated, COLLECTION) == 1000 + 11 * 20 * 500
+    assert stated.algorithm.sampled_tokens(stated, COLLECTION) == 1000 + 11 * 20 * 500
     assert sampling_seconds(stated, COLLECTION, RATES) == pytest.approx(10 * 111_000 / 4000)
 
 

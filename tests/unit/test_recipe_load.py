@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import mrt_hpc
+from mrt_hpc.algorithms.backtracking import Backtracking
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.algorithms import Backtracking
 from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock

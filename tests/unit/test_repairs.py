@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from mrt_hpc.algorithms.base import algorithm_of
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server import refuse_stranger
 from mrt_hpc.launch.create import create_or_open
@@ -20,8 +21,8 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation
+from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.serving import collecting_weights, verified_weights
-from mrt_hpc.roles.sampling.starts import StalePrefixes
 from mrt_hpc.roles.training.artifacts import Keeper
 from mrt_hpc.roles.training.iteration_data import RolloutIntake, SampleIntake
 from mrt_hpc.roles.training.samples import Samples
@@ -35,6 +36,7 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
+    from mrt_hpc.algorithms.starts import Starts
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
@@ -186,6 +188,14 @@ def test_groups_of_an_earlier_segment_are_asked_of_those_who_sampled_them(layout
     assert [read_task(layout, job.name, 0).state for job in segments] == [TaskState.FAILED, TaskState.DONE]
 
 
+PROBLEM = Problem("p", "1+1", "2")
+
+
+def stale_prefixes(task: Task, iteration: int) -> Starts:
+    context = start_context(task, cast("Any", None), cast("Any", None), [PROBLEM], iteration)
+    return algorithm_of(task.recipe).starts(context)
+
+
 def test_a_damaged_stale_trace_reopens_those_who_collected_it(tmp_path: Path) -> None:
     layout = done_run(tmp_path, QUICKSTART.parent / "small_world" / "mrt.yaml")
     path = layout.group(COLLECTION, 0)
@@ -193,9 +203,9 @@ def test_a_damaged_stale_trace_reopens_those_who_collected_it(tmp_path: Path) ->
     (path / "rollouts.parquet").write_bytes(b"")
     task = task_of(layout, Role.INFERENCE)
     assert task.job.name == "segment-001.inference"
-    starts = StalePrefixes(task, cast("Any", None), cast("Any", None), {"p": 0}, iteration=2)
+    starts = stale_prefixes(task, 2)
     with pytest.raises(UserError, match="the trace is sampled again") as refusal:
-        starts.group(Problem("p", "1+1", "2"))
+        starts.group(PROBLEM)
     assert refusal.value.exit_code is ExitCode.RETRYABLE
     assert not path.exists()
     assert read_task(layout, "collection.inference", 0).state is TaskState.FAILED
@@ -206,9 +216,9 @@ def test_a_damaged_refreshed_trace_reopens_those_who_collected_that_one(tmp_path
     path = layout.group(collection_of(2), 0)
     commit_group(path, NOTHING)
     (path / "rollouts.parquet").write_bytes(b"")
-    starts = StalePrefixes(task_of(layout, Role.INFERENCE), cast("Any", None), cast("Any", None), {"p": 0}, iteration=3)
+    starts = stale_prefixes(task_of(layout, Role.INFERENCE), 3)
     with pytest.raises(UserError, match="the trace is sampled again"):
-        starts.group(Problem("p", "1+1", "2"))
+        starts.group(PROBLEM)
     assert not path.exists()
     states = [read_task(layout, f"{name}.inference", 0).state for name in ("collection", "collection-v000002")]
     assert states == [TaskState.DONE, TaskState.FAILED]

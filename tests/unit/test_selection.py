@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from mrt_hpc.algorithms.backtracking import Backtracking
+from mrt_hpc.algorithms.length_penalty import LengthPenalty
 from mrt_hpc.mrt.backtracking import (
     Attempt,
     StepContinuation,
@@ -23,8 +25,7 @@ from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.mrt_star import Selected, first_peak, select_progressing
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
 from mrt_hpc.mrt.star import select_correct
-from mrt_hpc.recipe import provers
-from mrt_hpc.recipe.algorithms import Backtracking, LengthPenalty
+from mrt_hpc.provers.continuation import Continuation
 from mrt_hpc.recipe.load import load_recipe
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def test_a_clear_loss_is_found_among_20_rollouts() -> None:
 def test_what_the_paper_scale_recipe_learns_to_go_back_from_fits_together() -> None:
     recipe = load_recipe(RECIPES / "backtracking.yaml")
     assert isinstance(recipe.algorithm, Backtracking)
-    assert isinstance(recipe.prover, provers.Continuation)
+    assert isinstance(recipe.prover, Continuation)
     sampling, most = recipe.sampling, recipe.algorithm.max_tokens
     # the attempt, all of its steps once more, the continuation; and some tokens for the sentence between
     assert sampling.max_prompt_tokens + 2 * sampling.max_tokens + recipe.prover.max_tokens + 200 <= most

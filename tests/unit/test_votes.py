@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from mrt_hpc.inference.traces import BoundaryPlan
+from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import Branches
-from mrt_hpc.provers.estimators import Looked, MajorityVote
+from mrt_hpc.provers.majority import MajorityVote
 from mrt_hpc.roles.sampling.grading import pairs_to_compare, representatives
 from mrt_hpc.run.records import Branch, FinishReason
 
@@ -24,7 +25,7 @@ def branch(answer: str | None, reward: float) -> Branch:
 def vote(answers: list[str | None], same: dict[str, str]) -> float:
     branches = [branch(a, 0.0 if a is None else REWARDS[a]) for a in answers]
     prover = MajorityVote(Branches(None), len(answers))  # type: ignore[arg-type]  # nothing is asked
-    return prover.estimate(Looked(BoundaryPlan(0, len(answers), 0.0), branches, [], same)).value
+    return prover.estimate(GradedBoundary(BoundaryPlan(0, len(answers), 0.0), branches, [], same)).value
 
 
 def test_only_wrong_answers_are_compared_by_the_grader() -> None:

@@ -12,7 +12,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
 from mrt_hpc.recipe.prompts import BOX
-from mrt_hpc.roles.sampling.proving import forced_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +48,7 @@ def written_texts(recipe: Recipe) -> list[str]:
         *PROBES,
         *(f"x = 3.\n\n{marker}, let me check.\n\n" for marker in sorted(markers)),
         *(f"x = 3.\n{tag}\n\nThe answer is {BOX}3}}." for tag in tags),
-        *(text for prover in provers if (text := forced_text(prover))),
+        *(prover.question for prover in provers if prover is not None and prover.question),
     ]
 
 

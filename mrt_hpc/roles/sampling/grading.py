@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING
 from mrt_hpc.domains.math.answers import extract_answer
 from mrt_hpc.domains.pool import GraderPool, Verdict, VerdictStatus
 from mrt_hpc.mrt.values import variance_of_progress
+from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import look_ahead_of
-from mrt_hpc.provers.estimators import Looked, MajorityVote
-from mrt_hpc.roles.sampling.proving import every_boundary
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import FinishReason, GroupStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from mrt_hpc.inference.sampler import Generator, ValuedTrace
+    from mrt_hpc.inference.sampler import ValuedTrace
     from mrt_hpc.inference.traces import BoundaryPlan, SampledBranch, SampledTrace, ScoringCost, Valuation
     from mrt_hpc.mrt.values import Estimate
-    from mrt_hpc.provers.estimators import Prover
-    from mrt_hpc.provers.history import Experience
-    from mrt_hpc.roles.sampling.proving import ProverFactory
+    from mrt_hpc.provers.session import ProverSession
     from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Rollout
 
 
@@ -42,23 +39,6 @@ class GradedTrace:
     """Prompt tokens of the rollout that were in no prefix cache."""
     troubles: int
     """Answers that hung or could not be read."""
-
-
-@dataclass(frozen=True)
-class ProverSession:
-    """Who asks about the prefixes of traces, and what it learns from the answers."""
-
-    prover: Prover
-    experience: Experience
-    branches_think: bool
-    """Whether branches go on thinking, so that they answer only after their thought has ended."""
-
-    @staticmethod
-    def of(
-        maker: ProverFactory, mu: Generator, boundaries: Callable[[SampledTrace], Sequence[int]] = every_boundary
-    ) -> ProverSession:
-        """Asks where mu is served about these boundaries of each trace."""
-        return ProverSession(maker.prover(mu, boundaries), maker.experience, maker.branches_think)
 
 
 @dataclass(frozen=True)
@@ -121,7 +101,7 @@ class TraceGrader:
 
     async def _same(self, branches: Sequence[Branch]) -> dict[str, str]:
         """Where branches vote: for each answer one that says the same; only answers of one boundary are compared."""
-        if self.asking is None or not isinstance(self.asking.prover, MajorityVote):
+        if self.asking is None or not self.asking.estimator.votes:
             return {}
         rewards = {b.answer: b.reward for b in branches if b.answer is not None}
         pairs = sorted(set(chain(*(pairs_to_compare(here, rewards) for here in _answers_by_boundary(branches)))))
@@ -139,12 +119,12 @@ class TraceGrader:
     def _learn(self, problem_id: str, answer: str | None, branches: list[Branch]) -> None:
         if self.asking is None:
             return
-        experience = self.asking.experience
-        experience.see(problem_id, answer)
+        history = self.asking.history
+        history.see(problem_id, answer)
         for branch in branches:
-            experience.see(problem_id, branch.answer)
+            history.see(problem_id, branch.answer)
             if not branch.known:
-                experience.learn_unknown(branch.reward)
+                history.learn_unknown(branch.reward)
 
     def _learn_steps(self, valuation: Valuation, branches: list[Branch], rewards: dict[str, float]) -> None:
         """How branches ended that were right on the way."""
@@ -153,7 +133,7 @@ class TraceGrader:
         for sampled, branch in zip(valuation.branches, branches, strict=True):
             for look in sampled.looks:
                 if look.taken is not None and not look.taken[1] and rewards[look.taken[0]] == 1.0:
-                    self.asking.experience.learn_step(look.step, branch.reward)
+                    self.asking.history.learn_step(look.step, branch.reward)
 
     def _values(
         self,
@@ -170,7 +150,7 @@ class TraceGrader:
             here = [b for b in branches if b.boundary == plan.boundary]
             known = [a for a in answers if a.boundary == plan.boundary]
             assert self.asking is not None  # nothing else makes plans
-            estimate = self.asking.prover.estimate(Looked(plan, here, known, same))
+            estimate = self.asking.estimator.estimate(GradedBoundary(plan, here, known, same))
             noise = float("nan") if before is None else variance_of_progress(before, estimate)
             values.append(trace.value(plan, estimate, noise))
             before = estimate

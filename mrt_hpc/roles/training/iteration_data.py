@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
+from mrt_hpc.algorithms.base import rollout_algorithm, supervised_algorithm
+from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.algorithms import MrtOnline, SupervisedAlgorithm
-from mrt_hpc.roles.sampling.proving import forced_text
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
-from mrt_hpc.roles.training.advantages import LearntBranches, batch_of, branch_sequences, training_sequences
 from mrt_hpc.roles.training.samples import Samples
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_indices
@@ -23,11 +22,11 @@ from mrt_hpc.run.manifest import DamagedError, unreadable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mrt_hpc.algorithms.batch import Batch
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.roles.task.peers import Peers
-    from mrt_hpc.roles.training.advantages import Batch
     from mrt_hpc.run.groups import Group
-    from mrt_hpc.training.batch import TrainingSequence
+    from mrt_hpc.training.sequence import TrainingSequence
 
 
 log = logging.getLogger(__name__)
@@ -80,8 +79,8 @@ class RolloutIntake:
 
     task: Task
     iteration: int
-    forced_ids: Sequence[int] | None = None
-    """The text that branches are sampled after, where they are learnt from as well."""
+    question_ids: Callable[[], Sequence[int]] = list
+    """What the prover writes after a prefix, in the policy's tokens."""
     _groups: dict[int, Group] = field(default_factory=dict, init=False)
     """By position."""
 
@@ -118,15 +117,15 @@ class RolloutIntake:
                 exit_code=ExitCode.RETRYABLE,
             )
         batch = batch_of([self._groups[position] for position in sorted(self._groups)])
-        learnt = LearntBranches([], 0) if self.forced_ids is None else branch_sequences(batch, self.forced_ids)
-        if learnt.dropped:
+        recipe = self.task.recipe
+        learnt = rollout_algorithm(recipe).learnt(batch, recipe, self.question_ids)
+        if learnt.dropped_branches:
             log.warning(
                 "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",
                 self.iteration,
-                learnt.dropped,
+                learnt.dropped_branches,
             )
-        sequences = training_sequences(batch, self.task.recipe)
-        return IterationData(sequences, batch.digest, batch, learnt.sequences, learnt.dropped)
+        return IterationData(learnt.sequences, batch.digest, batch, learnt.branches, learnt.dropped_branches)
 
     def reopen_samplers(self) -> None:
         """Where groups are missing, and no task of inference is left to sample them."""
@@ -160,9 +159,8 @@ class SampleIntake:
 
     def lesson(self) -> IterationData:
         """A window over shuffled passes through all samples, which begin with the first iteration that learns them."""
-        recipe = self.task.recipe
-        assert isinstance(recipe.algorithm, SupervisedAlgorithm)  # who else learns given samples
-        version, count = recipe.algorithm.traces_version(self.iteration), recipe.algorithm.sequences_per_iteration
+        recipe, algorithm = self.task.recipe, supervised_algorithm(self.task.recipe)
+        version, count = algorithm.traces_version(self.iteration), algorithm.sequences_per_iteration
         samples = self.samples_of(version)
         chosen = draw_indices(len(samples.sequences), recipe.seed, self.iteration - version, count)
         return IterationData([samples.sequences[i] for i in chosen], f"{samples.digest}:{self.iteration}")
@@ -174,15 +172,14 @@ class SampleIntake:
 def intakes(task: Task) -> Callable[[int], Intake]:
     """Makes the intake of each iteration, by the recipe's algorithm."""
     if task.recipe.algorithm.samples_rollouts:
-        return partial(RolloutIntake, task, forced_ids=_forced_ids(task))
+        return partial(RolloutIntake, task, question_ids=lru_cache(partial(_question_ids, task)))
     samples_of = lru_cache(maxsize=1)(partial(Samples.of, task))
     samples_of(task.recipe.algorithm.traces_version(task.job.first_iteration))  # now, as some may be missing
     return lambda iteration: SampleIntake(task, iteration, samples_of)
 
 
-def _forced_ids(task: Task) -> list[int] | None:
-    """The prover's text in the policy's tokens; None where branches are not learnt from."""
-    recipe = task.recipe
-    if not isinstance(recipe.algorithm, MrtOnline) or not recipe.algorithm.train_branches:
-        return None
-    return Prompter.of(task.layout.weights_version(0), recipe.prompt).ids(forced_text(recipe.prover))
+def _question_ids(task: Task) -> Sequence[int]:
+    """What the prover writes after a prefix, in the policy's tokens."""
+    prover = task.recipe.prover
+    prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
+    return [] if prover is None else prompter.ids(prover.question)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mrt_hpc.roles.training.advantages import Batch
+    from mrt_hpc.algorithms.batch import Batch
     from mrt_hpc.roles.training.iteration_data import IterationData
     from mrt_hpc.run.records import GroupStatistics, Rollout
     from mrt_hpc.training.update_statistics import UpdateStats

@@ -1,0 +1,121 @@
+"""All rollouts of one iteration, and the sequences that are made of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.mrt.mrt_online import ScoredTrace
+from mrt_hpc.training.sequence import TrainingSequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from mrt_hpc.run.groups import Group
+    from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All rollouts of one iteration."""
+
+    rollouts: list[Rollout]
+    values: list[dict[int, float]]
+    """For each rollout the values of its boundaries that were looked at, by boundary."""
+    costs: list[GroupStatistics]
+    digest: str
+    """Identity of what is trained on: SHA-256 over the digests of the groups."""
+    progress_variances: NDArray[np.float64]
+    """Of all progress values; NaN where branches do not tell of it."""
+    branches: list[Branch]
+    """Of all boundaries, in no particular order."""
+
+    @property
+    def reward_mean(self) -> float:
+        """Mean outcome reward of the rollouts that thought to their end: those forced to answer tell of a prefix."""
+        return float(np.mean([r.reward for r in self.rollouts if not r.forced]))
+
+    @property
+    def value_arrays(self) -> list[NDArray[np.float64]]:
+        """For each rollout [k + 1] V_0 .. V_k; empty where they were not all looked at."""
+        return [
+            np.array([values[j] for j in range(len(r.boundaries))]) if len(values) == len(r.boundaries) else np.zeros(0)
+            for r, values in zip(self.rollouts, self.values, strict=True)
+        ]
+
+    def scored(self, rewards: Sequence[float] | None = None) -> list[ScoredTrace]:
+        """The rollouts as the method takes them.
+
+        Args:
+            rewards: in place of the rollouts' own.
+        """
+        paid = [r.reward for r in self.rollouts] if rewards is None else rewards
+        return [
+            ScoredTrace(r.problem_id, reward, len(r.token_ids), r.boundaries, values)
+            for r, reward, values in zip(self.rollouts, paid, self.value_arrays, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What one iteration learns from its rollouts."""
+
+    sequences: list[TrainingSequence]
+    """The rollouts."""
+    branches: list[TrainingSequence] = field(default_factory=list)
+    """The branches that are learnt from as well."""
+    dropped_branches: int = 0
+    """Branches that should be learnt from as well, and cannot."""
+
+
+def batch_of(groups: Sequence[Group]) -> Batch:
+    """Join the groups of an iteration, in an order that does not depend on which task sampled what."""
+    rollouts = sorted((r for g in groups for r in g.rollouts), key=lambda r: (r.problem_id, r.sample))
+    values: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    for value in (v for g in groups for v in g.values):
+        values[value.problem_id, value.sample][value.boundary] = value.value
+    ours = [values[r.problem_id, r.sample] for r in rollouts]
+    noise = np.array([v.progress_variance for g in groups for v in g.values if v.boundary > 0])
+    digest = batch_digest(g.digest for g in groups)
+    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise, [b for g in groups for b in g.branches])
+
+
+def batch_digest(digests: Iterable[str]) -> str:
+    """The identity of a batch, from those of its groups in any order."""
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
+
+
+def rollout_sequences(batch: Batch, advantages: Sequence[NDArray[np.float64]]) -> list[TrainingSequence]:
+    """Every rollout with the advantages of its tokens.
+
+    Args:
+        batch: of B rollouts.
+        advantages: B arrays [T_i].
+    """
+    return [sampled_sequence(r, r.prompt_ids, a) for r, a in zip(batch.rollouts, advantages, strict=True)]
+
+
+def sampled_sequence(
+    sampled: Rollout | Branch, context: Sequence[int], advantages: NDArray[np.float64]
+) -> TrainingSequence:
+    """All tokens that were sampled after a context.
+
+    Args:
+        sampled: T tokens.
+        context: what precedes them.
+        advantages: [T].
+    """
+    return TrainingSequence(
+        prompt_ids=context,
+        token_ids=sampled.token_ids,
+        advantages=advantages.astype(np.float32),
+        behaviour_logprobs=np.asarray(sampled.logprobs, dtype=np.float32),
+        mask=np.ones(len(sampled.token_ids), dtype=bool),
+        group=sampled.problem_id,
+    )

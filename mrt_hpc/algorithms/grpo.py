@@ -1,0 +1,31 @@
+"""GRPO: the outcome reward alone, compared within the group of a problem."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from mrt_hpc.algorithms.base import RolloutAlgorithm
+from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
+from mrt_hpc.mrt.mrt_online import outcome_token_advantages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mrt_hpc.algorithms.batch import Batch
+    from mrt_hpc.recipe.schema import Recipe
+
+
+class Grpo(RolloutAlgorithm):
+    """Outcome reward only, compared within the group of a problem.
+
+    Source: Shao et al. (2024).
+    """
+
+    type: Literal["grpo"] = "grpo"
+    divide_by_std: bool = True
+    """Divide by the group's standard deviation; false is Dr. GRPO's form."""
+
+    def learnt(self, batch: Batch, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> Learnt:  # noqa: ARG002
+        """Every rollout with the advantage of its outcome."""
+        advantages = outcome_token_advantages(batch.scored(), divide_by_std=self.divide_by_std)
+        return Learnt(rollout_sequences(batch, advantages))

@@ -1,0 +1,46 @@
+"""GRPO on an outcome reward that pays long right answers less."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from mrt_hpc.algorithms.base import RolloutAlgorithm
+from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
+from mrt_hpc.mrt.length_penalty import penalised_rewards
+from mrt_hpc.mrt.mrt_online import outcome_token_advantages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mrt_hpc.algorithms.batch import Batch
+    from mrt_hpc.recipe.schema import Recipe
+
+
+class LengthPenalty(RolloutAlgorithm):
+    """GRPO on an outcome reward that pays right answers less the longer they are, against the problem's other right
+    answers.
+
+    Source: paper, Section 7 (the length penalty that MRT is compared with).
+    """
+
+    type: Literal["length_penalty"] = "length_penalty"
+    coefficient: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """The share of its reward that an endlessly long right answer loses."""
+    divide_by_std: bool = False
+    """Divide by the group's standard deviation. In a group whose answers are all right the coefficient then cancels: a
+    small one shortens answers as much as a large one.
+    """
+
+    def learnt(self, batch: Batch, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> Learnt:  # noqa: ARG002
+        """Every rollout with the advantage of its penalised outcome."""
+        rewards = penalised_rewards(
+            np.array([r.reward for r in batch.rollouts]),
+            np.array([float(len(r.token_ids)) for r in batch.rollouts]),
+            [r.problem_id for r in batch.rollouts],
+            coefficient=self.coefficient,
+        )
+        scored = batch.scored(rewards.tolist())
+        return Learnt(rollout_sequences(batch, outcome_token_advantages(scored, divide_by_std=self.divide_by_std)))

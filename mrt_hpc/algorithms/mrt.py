@@ -1,0 +1,259 @@
+"""MRT in the paper's offline form: rollouts from the prefix of a stale trace, half going on, half forced to answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
+from mrt_hpc.algorithms.batch import Learnt, sampled_sequence
+from mrt_hpc.algorithms.starts import trace_settings
+from mrt_hpc.inference.protocol import SamplingSettings
+from mrt_hpc.inference.thoughts import answer_start
+from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.mrt.mrt import (
+    Baseline,
+    Bonus,
+    PrefixGroup,
+    answer_advantages,
+    continued_advantages,
+    draw_boundary,
+    stop_advantages,
+)
+from mrt_hpc.plan.tokens import branch_tokens, tokens_per_value, trace_tokens
+from mrt_hpc.recipe.algorithm import Refreshed
+from mrt_hpc.recipe.base import misfit
+from mrt_hpc.run.layout import is_collection
+from mrt_hpc.training.sequence import TrainingSequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mrt_hpc.algorithms.batch import Batch
+    from mrt_hpc.algorithms.starts import StartContext, Starts
+    from mrt_hpc.inference.traces import SampledTrace
+    from mrt_hpc.recipe.prover import ProverSettings
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.records import Problem, Rollout
+
+
+class Mrt(RolloutAlgorithm, Refreshed):
+    """The paper's offline form: rollouts from a prefix of a stale trace, half going on, half forced to answer.
+
+    Source: paper, Section 6, Figure 6 (right).
+    """
+
+    needs_prover: ClassVar[bool] = True
+    type: Literal["mrt"] = "mrt"
+    alpha: Annotated[float, Field(ge=0)] = 1.0
+    """The weight of the bonus against the outcome."""
+    bonus: Literal["end_of_trace", "next_episode"] = "end_of_trace"
+    """What alpha multiplies: the reward less the prefix's value (the authors' code), or the value that the first new
+    episode reaches less the prefix's (the paper's equation), which takes branches at its end.
+    """
+    baseline: Literal["group", "termination"] = "group"
+    """What a reward is compared with: the mean of the rollouts that went on, with the bonus on top; or the prefix's
+    value alone, without a bonus.
+    """
+    train_terminated: bool = False
+    """Learn also from the forced half: its answers, and the choice to stop against the choice to go on. The forced
+    closing tags then count in the mismatch metrics as well, with the policy's probability of stopping.
+    """
+    divide_by_std: bool = False
+    """Divide the outcome part by the group's standard deviation."""
+
+    def starts(self, context: StartContext) -> Starts:
+        """One whole trace of each problem is collected; every iteration starts from a prefix of it."""
+        return super().starts(context) if is_collection(context.iteration) else StalePrefixes(context)
+
+    def group_size(self, recipe: Recipe, iteration: int) -> int:
+        """One trace of each problem is collected."""
+        return 1 if is_collection(iteration) else super().group_size(recipe, iteration)
+
+    def boundaries(self, iteration: int) -> Callable[[SampledTrace], Sequence[int]] | None:
+        """The end of the first new episode, where the bonus is made of its value."""
+        return first_new_boundary if self.bonus == "next_episode" and not is_collection(iteration) else None
+
+    def learnt(self, batch: Batch, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> Learnt:  # noqa: ARG002
+        """Of each group the rollouts that went on; and those that were forced to answer, where these are trained."""
+        by_problem: dict[str, list[tuple[Rollout, dict[int, float]]]] = defaultdict(list)
+        for rollout, values in zip(batch.rollouts, batch.values, strict=True):
+            by_problem[rollout.problem_id].append((rollout, values))
+        return Learnt([s for members in by_problem.values() for s in _group_sequences(members, self)])
+
+    def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
+        """Expected tokens of one problem: one stale trace, or both halves of its rollouts."""
+        trace = trace_tokens(recipe, iteration)
+        if is_collection(iteration) or recipe.prover is None:
+            return trace
+        # A prefix is half of a trace on average, and so is what a rollout adds to it.
+        going_on = trace / 2 + (tokens_per_value(recipe.prover, recipe) if self.bonus == "next_episode" else 0.0)
+        return recipe.sampling.rollouts_per_problem / 2 * (going_on + branch_tokens(recipe.prover, recipe))
+
+    def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
+        """Expected tokens that an update computes: those of one half, unless both are trained."""
+        whole = super().trained_tokens(recipe, iteration)
+        return whole if self.train_terminated else whole / 2
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse what contradicts the two halves of a group, or the prover that one of them is."""
+        if recipe.prover is not None:
+            _check_prover(self, recipe, recipe.prover)
+        rollouts = recipe.sampling.rollouts_per_problem
+        if rollouts % 2 or rollouts < 4:
+            raise misfit(
+                "sampling.rollouts_per_problem",
+                "even and at least 4: half of the rollouts go on from the prefix, half are forced to answer, and each "
+                "half is compared within itself",
+            )
+        if recipe.schedule.length_curriculum:
+            raise misfit(
+                "schedule.length_curriculum",
+                "empty with algorithm mrt: the prefixes of stale traces have the length that sampling.max_tokens "
+                "allows",
+            )
+        if self.baseline == "termination" and self.divide_by_std:
+            raise misfit("algorithm.divide_by_std", "false with baseline: termination, which divides by nothing")
+        if self.baseline == "termination" and (self.alpha != 1.0 or self.bonus != "end_of_trace"):
+            raise misfit(
+                "algorithm.baseline", "group, where alpha or bonus are set: baseline termination knows neither of them"
+            )
+
+
+def _check_prover(algorithm: Mrt, recipe: Recipe, prover: ProverSettings) -> None:
+    thought_end = recipe.prompt.thought_end
+    if algorithm.train_terminated and not thought_end:
+        raise misfit(
+            "algorithm.train_terminated",
+            "false where prompt.thought_end is empty: the choice to stop is learnt at the closing tag, and this model "
+            "writes none",
+        )
+    if not prover.answers_freely:
+        raise misfit(
+            "prover.type",
+            f"forced_answer, not {prover.type}: with algorithm mrt the prefix's value comes from the rollouts that are "
+            "forced to answer",
+        )
+    if prover.model is not None:
+        raise misfit("prover.model", "null with algorithm mrt: the forced half are rollouts of the policy itself")
+    if thought_end not in prover.forced_text:
+        raise misfit(
+            "prover.forced_text",
+            f"a text with {thought_end!r} in it, as algorithm mrt needs: a rollout that is forced to answer has to "
+            "stop thinking first",
+        )
+    if algorithm.train_terminated and not prover.forced_text.startswith(thought_end):
+        raise misfit(
+            "prover.forced_text",
+            f"a text that begins with {thought_end!r}, as train_terminated needs: the choice to stop at a prefix is "
+            "learnt at the closing tag that follows it",
+        )
+    if algorithm.train_terminated:
+        check_one_temperature(recipe, "train_terminated")
+
+
+def first_new_boundary(trace: SampledTrace) -> Sequence[int]:
+    """The end of the first new episode of a rollout that went on; none where it stopped at once, or was forced to."""
+    return range(1, min(2, len(trace.boundaries)))
+
+
+@dataclass(frozen=True)
+class StalePrefixes:
+    """From the prefix c_j of a problem's stale trace half of the rollouts go on, the others are forced to answer."""
+
+    context: StartContext
+
+    @property
+    def group_size(self) -> int:
+        """n, both halves together."""
+        return self.context.recipe.sampling.rollouts_per_problem
+
+    def group(self, problem: Problem) -> PromptedGroup:
+        """Both halves of one problem's rollouts."""
+        c, recipe = self.context, self.context.recipe
+        stale = c.stale_trace(problem)
+        prefix = stale.prefix(draw_boundary(len(stale.boundaries) - 1, recipe.seed, problem.id, c.iteration))
+        before, text, half = [*stale.prompt_ids, *prefix], b"".join(c.tokens.pieces(prefix)), self.group_size // 2
+        going_on = Start(before, half, self._going_on(len(prefix)), text)
+        return PromptedGroup(problem, stale.prompt_ids, (going_on, self._stopping(before, half, text)))
+
+    def _going_on(self, prefix_tokens: int) -> SamplingSettings:
+        settings = trace_settings(self.context.recipe, self.context.prompter, self.context.iteration)
+        return SamplingSettings(
+            max(1, settings.max_tokens - prefix_tokens),
+            settings.temperature,
+            stop_token_ids=settings.stop_token_ids,
+        )
+
+    def _stopping(self, before: list[int], samples: int, text: bytes) -> Start:
+        """Where the rollouts start that are forced to answer."""
+        prover, prompter = self.context.recipe.prover, self.context.prompter
+        assert prover is not None  # the recipe is checked for it
+        forced, thought_end = prompter.ids(prover.question), self.context.recipe.prompt.thought_end
+        return Start(
+            [*before, *forced],
+            samples,
+            SamplingSettings(prover.max_tokens, prover.temperature, stop_token_ids=prompter.stop_token_ids),
+            text + prover.question.encode(),
+            len(forced),
+            answer_start(prover.question, thought_end),
+        )
+
+
+def _group_sequences(members: list[tuple[Rollout, dict[int, float]]], algorithm: Mrt) -> list[TrainingSequence]:
+    continued = [(r, values) for r, values in members if not r.forced]
+    terminated = [r for r, _ in members if r.forced]
+    group = _prefix_group(continued, terminated, algorithm)
+    advantages = continued_advantages(
+        group,
+        alpha=algorithm.alpha,
+        bonus=Bonus(algorithm.bonus),
+        baseline=Baseline(algorithm.baseline),
+        divide_by_std=algorithm.divide_by_std,
+    )
+    sequences = [
+        sampled_sequence(r, r.prompt_ids, np.full(len(r.token_ids), a))
+        for (r, _), a in zip(continued, advantages, strict=True)
+    ]
+    if algorithm.train_terminated:
+        stops, answers = stop_advantages(group), answer_advantages(group)
+        sequences += [_stopped(r, s, a) for r, s, a in zip(terminated, stops, answers, strict=True)]
+    return sequences
+
+
+def _prefix_group(
+    continued: list[tuple[Rollout, dict[int, float]]], terminated: list[Rollout], algorithm: Mrt
+) -> PrefixGroup:
+    stopped = np.array([r.reward for r in terminated])
+    reached = None
+    if Bonus(algorithm.bonus) is Bonus.NEXT_EPISODE:
+        # Boundary 1 ends the first new episode; a rollout that closed the thought at once has none, and stays where it
+        # was.
+        reached = np.array([values.get(1, float(stopped.mean())) for _, values in continued])
+    return PrefixGroup(np.array([r.reward for r, _ in continued]), stopped, reached)
+
+
+def _stopped(rollout: Rollout, stop: float, answer: float) -> TrainingSequence:
+    """A rollout that was forced to answer: the choice to stop and the answer are learnt, the text between is context.
+
+    The forced text begins with the closing tag (``check`` demands it), whose first token is the choice. That was
+    written with probability one, so its behaviour log-probability is 0, and the trainer's importance weight is the
+    policy's own probability of stopping.
+    """
+    forced = rollout.prompt_ids[len(rollout.prompt_ids) - rollout.forced :]
+    sampled = len(rollout.token_ids)
+    advantages = np.concatenate([np.full(rollout.forced, stop), np.full(sampled, answer)])
+    mask = np.ones(rollout.forced + sampled, dtype=bool)
+    mask[1 : rollout.forced] = False
+    return TrainingSequence(
+        prompt_ids=rollout.prompt_ids[: len(rollout.prompt_ids) - rollout.forced],
+        token_ids=[*forced, *rollout.token_ids],
+        advantages=advantages.astype(np.float32),
+        behaviour_logprobs=np.asarray([*[0.0] * rollout.forced, *rollout.logprobs], dtype=np.float32),
+        mask=mask,
+        group=rollout.problem_id,
+    )

@@ -1,0 +1,80 @@
+"""MRT by likelihood: right traces whose episodes make progress."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from mrt_hpc.algorithms.base import SupervisedAlgorithm, check_keep
+from mrt_hpc.algorithms.samples import is_whole, trace_name, values_of
+from mrt_hpc.mrt.mrt_star import select_progressing
+from mrt_hpc.mrt.sft import MaskedTokens, mask_suffix
+from mrt_hpc.recipe.algorithm import Refreshed
+from mrt_hpc.recipe.base import Positive, misfit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mrt_hpc.algorithms.samples import SampleSource
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.groups import Group
+    from mrt_hpc.run.records import Branch, Rollout
+
+
+class MrtStar(SupervisedAlgorithm, Refreshed):
+    """As star, but only traces whose episodes make progress, cut after the episode that first reaches the highest
+    value.
+
+    Source: paper, Section 6 (MRT with STaR).
+    """
+
+    needs_prover: ClassVar[bool] = True
+    type: Literal["mrt_star"] = "mrt_star"
+    keep: Positive | None = None
+    """The maximum number of traces a problem, those of greatest total positive progress; null keeps all."""
+    threshold: Annotated[float, Field(ge=-1, le=1)] = -0.25
+    """A trace with an episode whose progress lies below this is dropped."""
+
+    def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
+        """The progressing traces of every problem."""
+        return (masked for group in source.collected() for masked in self._selected(group, source))
+
+    def _selected(self, group: Group, source: SampleSource) -> list[MaskedTokens]:
+        values = [values_of(group, r) for r in group.rollouts]
+        rewards = [float(is_whole(r)) for r in group.rollouts]
+        ranked = select_progressing(rewards, values, keep=None, threshold=self.threshold)
+        found = (_cut(group, group.rollouts[s.index], s.boundary, source) for s in ranked)
+        # A trace that no branch can close makes room for the next.
+        return list(islice((masked for masked in found if masked is not None), self.keep))
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a prover that samples no answers, and to keep more traces than are sampled."""
+        prover = recipe.prover
+        if prover is not None and (prover.thinks_on or not prover.samples_answers):
+            raise misfit(
+                "prover.type",
+                f"one that samples answers, not {prover.type}: a trace that is cut ends with a right answer sampled "
+                "there",
+            )
+        check_keep(self.keep, recipe)
+
+
+def _cut(group: Group, rollout: Rollout, boundary: int, source: SampleSource) -> MaskedTokens | None:
+    """The first episodes of a trace, closed and answered as a right branch did from there; the trace as it is where
+    nothing is cut off; None where no branch from there was right.
+    """
+    if boundary == len(rollout.boundaries) - 1:
+        return source.trace(rollout)
+    branch = next((b for b in _branches(group, rollout) if b.boundary == boundary and is_whole(b)), None)
+    if branch is None:
+        return None
+    # The words before the closing tag are the prover's own, and mu may be a model with other tokens.
+    closing = source.prompter.ids(source.recipe.prompt.thought_end + branch.text)
+    prefix = rollout.prefix(boundary)
+    return mask_suffix(trace_name(rollout), rollout.prompt_ids, [], [*prefix, *source.ended(closing)])
+
+
+def _branches(group: Group, rollout: Rollout) -> list[Branch]:
+    return [b for b in group.branches if b.sample == rollout.sample]

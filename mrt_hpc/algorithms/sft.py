@@ -1,0 +1,36 @@
+"""Learning given samples: whole conversations, or suffixes of a prefix that another model wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from mrt_hpc.algorithms.base import SupervisedAlgorithm
+from mrt_hpc.training.supervised import read_conversations, read_suffixes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mrt_hpc.algorithms.samples import SampleSource
+    from mrt_hpc.mrt.sft import MaskedTokens
+
+
+class SftConversations(SupervisedAlgorithm):
+    """Learn every turn of the assistant in given conversations, see ``data``."""
+
+    data_form: ClassVar[str] = "conversations"
+    type: Literal["sft_conversations"] = "sft_conversations"
+
+    def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
+        """All conversations."""
+        return map(source.conversation, read_conversations(source.train_data))
+
+
+class SftSuffix(SupervisedAlgorithm):
+    """Learn a suffix, given the problem and a prefix that another model wrote, see ``data``."""
+
+    data_form: ClassVar[str] = "suffixes"
+    type: Literal["sft_suffix"] = "sft_suffix"
+
+    def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
+        """All suffixes."""
+        return map(source.suffix, read_suffixes(source.train_data))

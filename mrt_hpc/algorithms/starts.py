@@ -1,0 +1,72 @@
+"""Where the rollouts of a group start: at the prompt, unless an algorithm says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from mrt_hpc.inference.protocol import SamplingSettings
+from mrt_hpc.inference.traces import PromptedGroup, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.inference.prompting import Prompter
+    from mrt_hpc.inference.tokens import TokenBytes
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.records import Problem, Rollout
+
+
+@dataclass(frozen=True)
+class StartContext:
+    """What the starts of one iteration are made from."""
+
+    recipe: Recipe
+    iteration: int
+    prompter: Prompter
+    tokens: TokenBytes
+    """Of the policy's tokenizer."""
+    stale_trace: Callable[[Problem], Rollout]
+    """The trace that a weights version has collected for a problem; raises UserError where it is damaged."""
+
+
+class Starts(Protocol):
+    """Makes groups of problems."""
+
+    @property
+    def group_size(self) -> int:
+        """n, rollouts of a group."""
+
+    def group(self, problem: Problem) -> PromptedGroup:
+        """The group of a problem.
+
+        Raises:
+            UserError: its prompt is too long.
+        """
+
+
+@dataclass(frozen=True)
+class WholeTraces:
+    """Every rollout is sampled from the prompt on."""
+
+    prompter: Prompter
+    group_size: int
+    settings: SamplingSettings
+    max_prompt_tokens: int
+
+    def group(self, problem: Problem) -> PromptedGroup:
+        """n traces of one problem."""
+        ids = self.prompter.prompt_ids(problem, self.max_prompt_tokens)
+        return PromptedGroup(problem, ids, (Start(ids, self.group_size, self.settings),))
+
+
+def whole_traces(context: StartContext, group_size: int) -> WholeTraces:
+    """n traces of each problem, within the iteration's limit."""
+    settings = trace_settings(context.recipe, context.prompter, context.iteration)
+    return WholeTraces(context.prompter, group_size, settings, context.recipe.sampling.max_prompt_tokens)
+
+
+def trace_settings(recipe: Recipe, prompter: Prompter, iteration: int) -> SamplingSettings:
+    """How traces of an iteration are sampled; the length curriculum sets the limit."""
+    limit = recipe.schedule.max_tokens(iteration, recipe.sampling.max_tokens)
+    return SamplingSettings(limit, recipe.sampling.temperature, stop_token_ids=prompter.stop_token_ids)

@@ -1,0 +1,44 @@
+"""Expected tokens of traces and branches, from what a recipe states or limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.layout import is_collection
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.prover import ProverSettings
+    from mrt_hpc.recipe.schema import Recipe
+
+PROMPT_TOKENS = 200
+"""Of a problem with its instruction."""
+ANSWER_TOKENS = 64
+"""Of a branch that is forced to answer, unless its limit is lower."""
+
+
+def trace_tokens(recipe: Recipe, iteration: int) -> float:
+    """Mean tokens of a trace: as stated, else half of the limit."""
+    limit = recipe.sampling.max_tokens
+    limit = limit if is_collection(iteration) else recipe.schedule.max_tokens(iteration, limit)
+    return min(limit, recipe.expected.trace_tokens or limit / 2)
+
+
+def sequence_tokens(recipe: Recipe, iteration: int) -> float:
+    """Mean tokens of a trace with its prompt."""
+    return PROMPT_TOKENS + trace_tokens(recipe, iteration)
+
+
+def boundaries_per_trace(recipe: Recipe) -> int:
+    """k + 1 of a trace that has as many episodes as the recipe allows."""
+    return recipe.episodes.max_episodes + 1
+
+
+def tokens_per_value(prover: ProverSettings | None, recipe: Recipe) -> float:
+    """Tokens that one boundary's value takes: those of its branches; 0 without a prover."""
+    return 0.0 if prover is None else prover.branches_per_boundary * branch_tokens(prover, recipe)
+
+
+def branch_tokens(prover: ProverSettings, recipe: Recipe) -> float:
+    """Mean tokens of a branch: as stated, else half of the limit where it continues to think, few where it answers."""
+    usual = prover.max_tokens / 2 if prover.thinks_on else ANSWER_TOKENS
+    return min(prover.max_tokens, recipe.expected.branch_tokens or usual)

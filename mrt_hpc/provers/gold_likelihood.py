@@ -1,0 +1,62 @@
+r"""The probability of the gold answer after the forced ``\boxed{``, without sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from mrt_hpc.inference.traces import BoundaryPlan
+from mrt_hpc.mrt.values import Estimate, KnownAnswer, likelihood
+from mrt_hpc.provers.base import Prover, with_box
+from mrt_hpc.provers.scoring import Scorer
+from mrt_hpc.recipe.base import Positive
+from mrt_hpc.recipe.prompts import BOX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.inference.traces import SampledTrace, Valuation
+    from mrt_hpc.provers.base import GradedBoundary, ProverTools
+    from mrt_hpc.provers.box_tokens import Writing
+
+
+class GoldLikelihood(Prover):
+    r"""No sampling: the probability of the gold answer's tokens after the forced ``\boxed{``.
+
+    Source: not in the paper.
+    """
+
+    samples_answers: ClassVar[bool] = False
+    type: Literal["gold_likelihood"] = "gold_likelihood"
+    box: str = BOX
+    """The text that is written after forced_text, unless forced_text ends with it."""
+    max_tokens: Positive = 64
+    """The maximum number of tokens of the gold answer; the value of prefixes counts as 0 where it is longer."""
+
+    @property
+    def question(self) -> str:
+        """What is written after a prefix, in all."""
+        return with_box(self.forced_text, self.box)
+
+    def estimator(self, tools: ProverTools) -> GoldLikelihoodScore:
+        """Looks up probabilities."""
+        return GoldLikelihoodScore(Scorer(tools.fork), tools.writings)
+
+
+@dataclass(frozen=True)
+class GoldLikelihoodScore:
+    """V as the probability of the gold answer, in whatever tokens it is written and its box is closed."""
+
+    votes: ClassVar[bool] = False
+    scorer: Scorer
+    writings: Callable[[SampledTrace], list[Writing]]
+
+    async def value(self, trace: SampledTrace) -> Valuation:
+        """No branches."""
+        boundaries = self.scorer.fork.boundaries(trace)
+        scored = await self.scorer.score(trace, boundaries, self.writings(trace)[:1])
+        return replace(scored.valuation, plans=[BoundaryPlan(j, 0, 0.0) for j in boundaries])
+
+    def estimate(self, graded: GradedBoundary) -> Estimate:
+        """Its probability, where the verifier finds it right, as it judges every answer."""
+        return likelihood(KnownAnswer(a.probability, a.reward) for a in graded.answers)

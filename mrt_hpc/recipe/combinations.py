@@ -1,0 +1,124 @@
+"""Which choices of a recipe go together: every refusal names the field to change first, and the reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.base import misfit
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Recipe
+
+
+def prover_fits(recipe: Recipe) -> None:
+    """Refuse a prover that the algorithm does not use, or the lack of one."""
+    algorithm, prover = recipe.algorithm, recipe.prover
+    if prover is not None and not algorithm.needs_prover:
+        raise misfit(
+            "prover",
+            f"algorithm {algorithm.type} makes no use of a prover, whose branches would cost tokens: remove `prover`",
+        )
+    if prover is None and algorithm.needs_prover:
+        wanted = algorithm.usual_prover
+        raise misfit("prover", f"algorithm {algorithm.type} needs a prover: add `prover: {{type: {wanted}}}`")
+    if prover is not None:
+        prover.check(recipe)
+
+
+def prompt_fits(recipe: Recipe) -> None:
+    """Refuse a thought that is opened and never closed, and what needs a closing tag where there is none."""
+    if recipe.prompt.thought_end:
+        return
+    if recipe.prompt.thought_start:
+        raise misfit(
+            "prompt.thought_start",
+            'an empty text ("") where prompt.thought_end is empty: a model that writes no closing tag gets no opening '
+            "one",
+        )
+
+
+def data_fit(recipe: Recipe) -> None:
+    """Refuse problems where samples are learnt, samples where problems are sampled from, and one form for the other."""
+    wanted = recipe.algorithm.data_form
+    if (given := recipe.data.form) != wanted:
+        raise misfit("data.type", f"one of {wanted}, as algorithm {recipe.algorithm.type} wants; these are {given}")
+
+
+def evaluation_fits(recipe: Recipe) -> None:
+    """Refuse what an evaluation cannot do."""
+    evaluation, prover = recipe.evaluation, recipe.evaluation.prover
+    if prover is None:
+        return
+    if prover.model is not None:
+        raise misfit("evaluation.prover.model", "null: regret is measured with the evaluated policy as its own prover")
+    if not prover.values_stopping:
+        raise misfit(
+            "evaluation.prover.type",
+            f"one that estimates how often stopping at once answers right, not {prover.type}: regret is made of that",
+        )
+    if evaluation.regret_tokens == "all" and not prover.samples_answers:
+        raise misfit(
+            "evaluation.regret_tokens", f"sampled with prover {prover.type}, which samples no answers to be counted"
+        )
+    if max(evaluation.regret_budgets, default=0) > evaluation.max_tokens:
+        raise misfit(
+            "evaluation.regret_budgets", "no more than evaluation.max_tokens: nothing is known of longer traces"
+        )
+
+
+def grading_fits(recipe: Recipe) -> None:
+    """Refuse verdicts under which no answer of the model could be right."""
+    if getattr(recipe.model, "answer_forms", 1) > 1 and recipe.grading.strict:
+        raise misfit(
+            "grading.strict", "false where model.answer_forms is above 1: its answers, as 8-1, are left to be evaluated"
+        )
+
+
+def training_fits(recipe: Recipe) -> None:
+    """Refuse what the trainer cannot do."""
+    if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
+        raise misfit("training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload")
+
+
+def sampling_fits(recipe: Recipe) -> None:
+    """Refuse numbers that the algorithm has no use for, or not enough of."""
+    sampling, algorithm, schedule = recipe.sampling, recipe.algorithm, recipe.schedule
+    if not algorithm.samples_rollouts:
+        _nothing_is_sampled(recipe)
+        return
+    if sampling.problems_per_iteration is None:
+        raise misfit("sampling.problems_per_iteration", f"required by algorithm {algorithm.type}")
+    if sampling.rollouts_per_problem < 2:
+        raise misfit(
+            "sampling.rollouts_per_problem", "at least 2: the outcome advantage compares the rollouts of a group"
+        )
+    if sampling.problems_per_iteration < recipe.resources.inference.tasks:
+        raise misfit(
+            "resources.inference.tasks",
+            "no more than sampling.problems_per_iteration: some tasks would have nothing to do",
+        )
+    starts = [stage.first_iteration for stage in schedule.length_curriculum]
+    limits = [stage.max_tokens for stage in schedule.length_curriculum]
+    if starts and starts[0] != 0:
+        raise misfit(
+            "schedule.length_curriculum", "a first stage at iteration 0: before it the longest limit would hold"
+        )
+    if sorted(set(starts)) != starts or sorted(limits) != limits:
+        raise misfit("schedule.length_curriculum", "stages in ascending order of first_iteration and of max_tokens")
+    if limits and limits[-1] > sampling.max_tokens:
+        raise misfit("schedule.length_curriculum", "limits up to sampling.max_tokens, which the servers are made for")
+    if starts and starts[-1] >= schedule.iterations:
+        raise misfit("schedule.length_curriculum", "stages that begin within schedule.iterations")
+
+
+def _nothing_is_sampled(recipe: Recipe) -> None:
+    name, schedule, training = recipe.algorithm.type, recipe.schedule, recipe.training
+    useless = {
+        "sampling.problems_per_iteration": recipe.sampling.problems_per_iteration is not None,
+        "schedule.length_curriculum": bool(schedule.length_curriculum),
+        "schedule.max_staleness": schedule.max_staleness > 0,
+        "training.kl_coefficient": training.kl_coefficient > 0,
+    }
+    for field, is_set in useless.items():
+        if is_set:
+            raise misfit(field, f"not set: algorithm {name} learns given sequences, and samples none while it trains")

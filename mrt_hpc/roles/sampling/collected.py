@@ -1,0 +1,105 @@
+"""What a weights version has collected for training to start from: read, and asked for again where it is damaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mrt_hpc.algorithms.starts import StartContext
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
+from mrt_hpc.run.archive import read_sampled
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.layout import collection_of
+from mrt_hpc.run.manifest import DamagedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mrt_hpc.inference.prompting import Prompter
+    from mrt_hpc.inference.tokens import TokenBytes
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.groups import Group
+    from mrt_hpc.run.records import Problem, Rollout
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The groups that one weights version has collected."""
+
+    task: Task
+    version: int
+
+    def groups(self) -> Iterator[Group]:
+        """All of them, one at a time, by the problems' positions.
+
+        Raises:
+            UserError: some are missing or damaged; the job that collects has to run again.
+        """
+        layout = self.task.layout
+        problems = read_problems(layout.train_data)
+        missing = set(range(len(problems))) - positions_there(self.task, collection_of(self.version))
+        if missing:
+            self._reopen(f"{len(missing)} of its groups are not there")
+            raise UserError(
+                f"{len(missing)} of {len(problems)} collected groups are missing",
+                where=layout.groups(collection_of(self.version)),
+                advice="the same submit command again: they are sampled again",
+                exit_code=ExitCode.RETRYABLE,
+            )
+        return map(self.group, range(len(problems)))
+
+    def group(self, position: int) -> Group:
+        """The group of a problem. A damaged one is set aside, and the job that collects runs again.
+
+        Raises:
+            DamagedError: it was damaged.
+        """
+        collection = collection_of(self.version)
+        read = partial(read_sampled, self.task.layout, collection, position)
+        try:
+            return self.task.retrying(read, f"reading group {position} of the collection of version {self.version}")
+        except DamagedError as damage:
+            self._reopen(f"its group {position} was found damaged: {damage.what}")
+            set_group_aside(self.task, collection, position, damage)
+            raise
+
+    def stale_trace(self, position: int) -> Rollout:
+        """The one trace of a problem, to start from.
+
+        Raises:
+            UserError: it was damaged.
+        """
+        try:
+            return self.group(position).rollouts[0]
+        except DamagedError as damage:
+            raise UserError(
+                f"a stale trace was damaged: {damage.what}",
+                where=damage.where,
+                advice="the same submit command again: the trace is sampled again",
+                exit_code=ExitCode.RETRYABLE,
+            ) from damage
+
+    def _reopen(self, why: str) -> None:
+        """The collection is not whole any more: the job that collects has to run again."""
+        jobs = [job for job in self.task.plan.jobs if collection_of(self.version) in job.iterations]
+        self.task.reopen([(job.name, index) for job in jobs for index in range(job.tasks)], why)
+
+
+def start_context(
+    task: Task, prompter: Prompter, tokens: TokenBytes, problems: Sequence[Problem], iteration: int
+) -> StartContext:
+    """What the starts of an iteration are made from.
+
+    Args:
+        task: which samples.
+        prompter: of the policy.
+        tokens: of its tokenizer.
+        problems: all training problems, by position.
+        iteration: which, or a collection.
+    """
+    positions = {problem.id: position for position, problem in enumerate(problems)}
+    version = 0 if iteration < 0 else task.recipe.algorithm.traces_version(iteration)
+    collection = Collection(task, version)
+    return StartContext(task.recipe, iteration, prompter, tokens, lambda p: collection.stale_trace(positions[p.id]))
