@@ -51,13 +51,11 @@ class RolloutAlgorithm(Algorithm):
     samples_rollouts: ClassVar[bool] = True
 
     @abstractmethod
-    def learnt(self, batch: Batch, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> Learnt:
+    def learnt(self, batch: Batch) -> Learnt:
         """The sequences of an iteration, with the advantage of each token.
 
         Args:
             batch: all rollouts of the iteration, with their branches and values.
-            recipe: the run's.
-            question_ids: what the prover writes after a prefix, in the policy's tokens; computed when it is called.
 
         Raises:
             UserError: the batch cannot be learnt from.

@@ -13,7 +13,7 @@ from mrt_hpc.mrt.mrt_online import ScoredTrace
 from mrt_hpc.training.sequence import TrainingSequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +35,8 @@ class Batch:
     """Of all progress values; NaN where branches do not tell of it."""
     branches: list[Branch]
     """Of all boundaries, in no particular order."""
+    question_ids: Callable[[], Sequence[int]] = list
+    """What the prover wrote before each branch, in the policy's tokens; computed when it is called."""
 
     @property
     def reward_mean(self) -> float:
@@ -74,8 +76,13 @@ class Learnt:
     """Branches that should be learnt from as well, and cannot."""
 
 
-def batch_of(groups: Sequence[Group]) -> Batch:
-    """Join the groups of an iteration, in an order that does not depend on which task sampled what."""
+def batch_of(groups: Sequence[Group], question_ids: Callable[[], Sequence[int]] = list) -> Batch:
+    """Join the groups of an iteration, in an order that does not depend on which task sampled what.
+
+    Args:
+        groups: all groups of the iteration.
+        question_ids: see :class:`Batch`.
+    """
     rollouts = sorted((r for g in groups for r in g.rollouts), key=lambda r: (r.problem_id, r.sample))
     values: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     for value in (v for g in groups for v in g.values):
@@ -83,7 +90,8 @@ def batch_of(groups: Sequence[Group]) -> Batch:
     ours = [values[r.problem_id, r.sample] for r in rollouts]
     noise = np.array([v.progress_variance for g in groups for v in g.values if v.boundary > 0])
     digest = batch_digest(g.digest for g in groups)
-    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise, [b for g in groups for b in g.branches])
+    branches = [b for g in groups for b in g.branches]
+    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise, branches, question_ids)
 
 
 def batch_digest(digests: Iterable[str]) -> str:

@@ -9,10 +9,7 @@ from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
 from mrt_hpc.mrt.mrt_online import outcome_token_advantages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mrt_hpc.algorithms.batch import Batch
-    from mrt_hpc.recipe.schema import Recipe
 
 
 class Grpo(RolloutAlgorithm):
@@ -25,7 +22,7 @@ class Grpo(RolloutAlgorithm):
     divide_by_std: bool = True
     """Divide by the group's standard deviation; false is Dr. GRPO's form."""
 
-    def learnt(self, batch: Batch, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> Learnt:  # noqa: ARG002
+    def learnt(self, batch: Batch) -> Learnt:
         """Every rollout with the advantage of its outcome."""
         advantages = outcome_token_advantages(batch.scored(), divide_by_std=self.divide_by_std)
         return Learnt(rollout_sequences(batch, advantages))

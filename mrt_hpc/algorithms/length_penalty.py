@@ -13,10 +13,7 @@ from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.mrt_online import outcome_token_advantages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mrt_hpc.algorithms.batch import Batch
-    from mrt_hpc.recipe.schema import Recipe
 
 
 class LengthPenalty(RolloutAlgorithm):
@@ -34,7 +31,7 @@ class LengthPenalty(RolloutAlgorithm):
     small one shortens answers as much as a large one.
     """
 
-    def learnt(self, batch: Batch, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> Learnt:  # noqa: ARG002
+    def learnt(self, batch: Batch) -> Learnt:
         """Every rollout with the advantage of its penalised outcome."""
         rewards = penalised_rewards(
             np.array([r.reward for r in batch.rollouts]),

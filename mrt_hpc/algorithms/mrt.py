@@ -78,7 +78,7 @@ class Mrt(RolloutAlgorithm, Refreshed):
         """The end of the first new episode, where the bonus is made of its value."""
         return first_new_boundary if self.bonus == "next_episode" and not is_collection(iteration) else None
 
-    def learnt(self, batch: Batch, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> Learnt:  # noqa: ARG002
+    def learnt(self, batch: Batch) -> Learnt:
         """Of each group the rollouts that went on; and those that were forced to answer, where these are trained."""
         by_problem: dict[str, list[tuple[Rollout, dict[int, float]]]] = defaultdict(list)
         for rollout, values in zip(batch.rollouts, batch.values, strict=True):

@@ -16,7 +16,7 @@ from mrt_hpc.plan.tokens import boundaries_per_trace, sequence_tokens
 from mrt_hpc.recipe.base import misfit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mrt_hpc.algorithms.batch import Batch
     from mrt_hpc.recipe.schema import Recipe
@@ -46,7 +46,7 @@ class MrtOnline(RolloutAlgorithm):
     Nothing more is sampled; the trainer computes each as a sequence of its own, prefix included.
     """
 
-    def learnt(self, batch: Batch, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> Learnt:  # noqa: ARG002
+    def learnt(self, batch: Batch) -> Learnt:
         """Every rollout with outcome and progress, and the branches where they are learnt."""
         advantages = token_advantages(
             batch.scored(),
@@ -57,7 +57,7 @@ class MrtOnline(RolloutAlgorithm):
         sequences = rollout_sequences(batch, advantages)
         if not self.train_branches:
             return Learnt(sequences)
-        return Learnt(sequences, *branch_sequences(batch, question_ids()))
+        return Learnt(sequences, *branch_sequences(batch, batch.question_ids()))
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a prover whose branches cannot be learnt, where they are to be."""

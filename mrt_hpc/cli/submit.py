@@ -28,6 +28,7 @@ from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.site import LocalSite, SlurmSite, unknown_options
+from mrt_hpc.recipe.user_code import changed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, forget_failures
 
@@ -70,6 +71,10 @@ def kept_recipe(layout: RunLayout, recipe: Recipe) -> Recipe:
     if not layout.recipe_lock.is_file():
         return recipe
     locked = read_recipe_lock(layout.recipe_lock)
+    for file in changed(recipe, layout.code):
+        click.echo(
+            f"the run keeps its own copy of {file.name}, as it began: {layout.code}; another run takes the new one"
+        )
     kept = with_warmup_begun(layout, locked, as_begun(locked, recipe))
     for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
         click.echo(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")

@@ -29,6 +29,7 @@ from mrt_hpc.recipe.schema import (
     SmallWorldSamples,
     Suffixes,
 )
+from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
 from mrt_hpc.run.data import read_problems, write_problems
@@ -223,6 +224,7 @@ def longest_sequence(recipe: Recipe) -> int:
 
 def _fill(layout: RunLayout, recipe: Recipe, plan: Plan, data: RunData) -> None:
     data.write(layout)
+    keep(recipe, layout.code)
     write_json(layout.plan, plan.as_json())
     layout.secrets.mkdir(mode=0o700)
     key = layout.secrets / "server_key"

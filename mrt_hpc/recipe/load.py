@@ -20,6 +20,7 @@ from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import LocalSite, Site, SiteFile
+from mrt_hpc.recipe.user_code import import_from
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +93,7 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     Raises:
         UserError: the first thing wrong, and how many more there are.
     """
+    import_from(path.parent)
     source = read_source(path, overrides, advice=f"mrt-hpc plan {path}")
     return with_absolute_paths(validate(source, Recipe, with_open_forced_texts(source.data)), path.parent.absolute())
 

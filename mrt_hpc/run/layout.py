@@ -68,6 +68,11 @@ class RunLayout:
 
     # -- data
     @property
+    def code(self) -> Path:
+        """The user's own classes that the recipe names, as they were when the run was made."""
+        return self.root / "code"
+
+    @property
     def train_data(self) -> Path:
         """The training problems of this run."""
         return self.root / "data" / "train.jsonl"

@@ -116,9 +116,8 @@ class RolloutIntake:
                 advice="the same submit command again, once all nodes see the same files",
                 exit_code=ExitCode.RETRYABLE,
             )
-        batch = batch_of([self._groups[position] for position in sorted(self._groups)])
-        recipe = self.task.recipe
-        learnt = rollout_algorithm(recipe).learnt(batch, recipe, self.question_ids)
+        batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
+        learnt = rollout_algorithm(self.task.recipe).learnt(batch)
         if learnt.dropped_branches:
             log.warning(
                 "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",

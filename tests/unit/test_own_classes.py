@@ -1,0 +1,128 @@
+"""An algorithm and a prover that the package does not know: one file beside the recipe, named there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from mrt_hpc.algorithms.base import rollout_algorithm
+from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.traces import BoundaryPlan
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.provers.base import GradedBoundary
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import lock_text
+from mrt_hpc.recipe.registry import ALGORITHMS
+from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.recipe.user_code import changed, own_code
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import FinishReason, Rollout
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "tests" / "examples" / "my_method.py"
+BASE = ROOT / "recipes" / "small_world" / "mrt_online.yaml"
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    """A recipe with the example beside it, under a module name of its own: modules are imported once."""
+    name = f"method_{tmp_path.name}"
+    shutil.copy(EXAMPLE, tmp_path / f"{name}.py")
+    yaml = YAML(typ="safe", pure=True)
+    recipe = yaml.load(BASE)
+    recipe["algorithm"] = {"type": f"{name}:LastEpisode", "weight": 0.5}
+    recipe["prover"] = {"type": f"{name}:Cautious", "branches": 2}
+    path = tmp_path / "mine.yaml"
+    yaml.default_flow_style = False
+    yaml.dump(recipe, path)
+    return path
+
+
+def test_a_recipe_names_an_algorithm_and_a_prover_beside_it(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    assert (type(recipe.algorithm).__name__, type(recipe.prover).__name__) == ("LastEpisode", "Cautious")
+    assert recipe.algorithm.type.endswith(":LastEpisode")
+    plan = compile_plan(recipe, LocalSite())
+    assert [job.name for job in plan.jobs][:3] == ["prepare", "segment-000.inference", "segment-000.trainer"]
+    assert recipe.algorithm.sampled_tokens(recipe, 0) > 0
+
+
+def test_its_method_is_what_the_trainer_learns(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    rollout = Rollout(
+        iteration=0, problem_id="p", sample=0, seed=0, weights_version=0, prompt_ids=[1], forced=0, token_ids=[2, 3, 4],
+        logprobs=[-1.0] * 3, finish_reason=FinishReason.STOP, text="", answer="7", reward=1.0, boundaries=[0, 1, 2],
+        started=0.0, seconds=0.0,
+    )  # fmt: skip
+    batch = Batch([rollout], [{0: 0.0, 1: 0.4, 2: 1.0}], [], "", np.zeros(0), [])
+    (sequence,) = rollout_algorithm(recipe).learnt(batch).sequences
+    assert sequence.advantages == pytest.approx([0.8] * 3), "the reward less half of the value before the last episode"
+
+
+def test_its_estimate_is_the_value_of_a_boundary(recipe_file: Path) -> None:
+    prover = load_recipe(recipe_file).prover
+    estimator = sys.modules[type(prover).__module__].CautiousMean(branches=None, count=2)  # nothing is asked
+    assert estimator.estimate(GradedBoundary(BoundaryPlan(0, 0, 0.0), [], [])).value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("algorithm.weight=-1", "algorithm.weight"),
+        ("algorithm.wieght=1", "algorithm.wieght"),
+        ("episodes.max_episodes=1", "episodes.max_episodes"),
+        ("algorithm.type=method_nowhere:Mine", "module:Class"),
+        ("algorithm.type=pathlib:Path", "a class of kind algorithm"),
+    ],
+)
+def test_its_fields_are_checked_as_those_of_the_package_are(recipe_file: Path, option: str, expected: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        load_recipe(recipe_file, (option,))
+    assert expected in str(refusal.value)
+    assert option in str(refusal.value)
+
+
+def test_a_fault_names_the_line(recipe_file: Path) -> None:
+    recipe_file.write_text(recipe_file.read_text().replace("weight: 0.5", "weight: much"))
+    line = next(n for n, text in enumerate(recipe_file.read_text().splitlines(), 1) if "much" in text)
+    with pytest.raises(UserError, match=rf"algorithm\.weight(.|\n)*line {line}"):
+        load_recipe(recipe_file)
+
+
+def test_a_run_keeps_the_code_and_its_tasks_use_the_copy(recipe_file: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(recipe_file)
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    (original,) = own_code(recipe)
+    assert changed(recipe, layout.code) == []
+    original.write_text(original.read_text() + "\n# another day\n")
+    assert changed(recipe, layout.code) == [original]
+    original.unlink()
+    read = subprocess.run(
+        [sys.executable, "-c", READ, str(layout.recipe_lock)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert read.returncode == 0, read.stderr
+    assert read.stdout.split() == [str(layout.code / original.name), "0.5"]
+    assert lock_text(recipe) == RunLayout(layout.root).recipe_lock.read_text()
+
+
+READ = """
+import sys
+from pathlib import Path
+from mrt_hpc.recipe.lock import read_recipe_lock
+recipe = read_recipe_lock(Path(sys.argv[1]))
+print(sys.modules[type(recipe.algorithm).__module__].__file__, recipe.algorithm.weight)
+"""
+
+
+def test_the_package_names_none_of_them() -> None:
+    assert not any("method" in where for where in ALGORITHMS.built_in.values())
