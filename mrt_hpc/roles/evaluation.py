@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -24,15 +23,16 @@ from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
+from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.mrt.regret import TraceCurve, regret_by_problem, tokens_to_answer
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.session import ProverFactory, ProverModel
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
-from mrt_hpc.roles.sampling.grading import GroupGatherer, TraceGrader, graded_in_order, sampled_group
+from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.parts import Parts, merged
 from mrt_hpc.roles.sampling.serving import client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.evaluation_settings import has_samples, passed_over, settings_of
@@ -237,19 +237,10 @@ class UnitEvaluation:
         finisher: _PartFinisher,
     ) -> None:
         async with client_of(self.task, server) as client:
-            asking = None if maker is None else maker.session(client)
-            grader = TraceGrader(pool, self.task.recipe.prompt.thought_end, asking)
+            prover = None if maker is None else maker.session(client)
             concurrency = self.task.recipe.serving.max_concurrent_sequences
-            valuer = None if asking is None else asking.estimator
-            sampler = RolloutSampler(client, policy.tokens, self._plan, valuer, concurrency)
-            gatherer = GroupGatherer(grader, self.benchmark.samples)
-            try:
-                async with aclosing(sampler.sample(groups)) as traces, asyncio.TaskGroup() as committing:
-                    async for trace in traces:
-                        if group := gatherer.add(trace):
-                            committing.create_task(finisher.commit(group))
-            except ExceptionGroup as failures:
-                raise failures.exceptions[0] from failures  # the first failure cancelled all else
+            session = SamplingSession(client, policy.tokens, pool, self._plan, prover, concurrency)
+            await session.sample(groups, finisher.commit)
 
     @property
     def _plan(self) -> RolloutPlan:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.base import algorithm_of
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
+from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.session import ProverFactory, ProverModel
 from mrt_hpc.roles.sampling.collected import start_context
-from mrt_hpc.roles.sampling.grading import GroupGatherer, TraceGrader, graded_in_order, sampled_group
+from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.serving import client_of, collecting_weights, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there
 from mrt_hpc.roles.task.shutdown import run_until_told
@@ -319,27 +320,14 @@ class Worker:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(client_of(task, equipment.server))
             mu = client if equipment.mu is None else await stack.enter_async_context(client_of(task, equipment.mu))
-            asking = self._asking(mu, work.iteration)
-            grader = TraceGrader(equipment.pool, recipe.prompt.thought_end, asking)
-            gatherer = GroupGatherer(grader, starts.group_size)
-            finish = GroupFinisher(task, work, self.weights, clock)
             plan = rollout_plan(recipe, work.iteration, starts.group_size)
-            valuer = None if asking is None else asking.estimator
-            concurrency = recipe.serving.max_concurrent_sequences
-            sampler = RolloutSampler(client, self.policy.tokens, plan, valuer, concurrency)
-            try:
-                async with (
-                    aclosing(sampler.sample(self._claimed(work, starts, finish))) as traces,
-                    asyncio.TaskGroup() as finishing,
-                ):
-                    async for trace in traces:
-                        if group := gatherer.add(trace):
-                            finishing.create_task(finish.commit(group))
-            except ExceptionGroup as failures:
-                raise failures.exceptions[0] from failures  # the first failure cancelled all else
+            prover, concurrency = self._prover_session(mu, work.iteration), recipe.serving.max_concurrent_sequences
+            session = SamplingSession(client, self.policy.tokens, equipment.pool, plan, prover, concurrency)
+            finish = GroupFinisher(task, work, self.weights, clock)
+            await session.sample(self._claimed(work, starts, finish), finish.commit)
         return len(finish.positions)
 
-    def _asking(self, mu: GenerationClient, iteration: int) -> ProverSession | None:
+    def _prover_session(self, mu: GenerationClient, iteration: int) -> ProverSession | None:
         """Who asks about the prefixes of an iteration's traces."""
         boundaries = algorithm_of(self.task.recipe).boundaries(iteration)
         if self.prover_maker is None or boundaries is None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_progress_variance import RECIPE, RESULTS, ROOT, SMALL_WORLD, THOUGHT_END, contenders
+from bench_progress_variance import RECIPE, RESULTS, ROOT, SMALL_WORLD, contenders
 
 from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
@@ -28,12 +28,13 @@ from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
+from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.provers.session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import rollout_plan
-from mrt_hpc.roles.sampling.grading import TraceGrader, sampled_group
+from mrt_hpc.roles.sampling.grading import sampled_group
+from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import RunLayout
 
@@ -79,31 +80,28 @@ class Bench:
     async def hot(self, asking: ProverSession | None) -> tuple[float, list[GradedTrace]]:
         """Seconds, and graded traces whose prover was asked as soon as they were finished; or no prover at all."""
         await asyncio.to_thread(self.server.reset_prefix_cache)
-        plan, valuer = (
-            rollout_plan(load_recipe(RECIPE), 0, self.group_size),
-            None if asking is None else asking.estimator,
-        )
-        grader = TraceGrader(self.pool, THOUGHT_END, asking)
+        session = self.session(asking)
         started = time.perf_counter()
-        sampler = RolloutSampler(self.client, self.mu.tokens, plan, valuer)
-        grading = [grader.start(valued) async for valued in sampler.sample(self.groups)]
-        graded = await asyncio.gather(*grading)
+        graded = await asyncio.gather(*[trace async for _, trace in session.traces(self.groups)])
         return time.perf_counter() - started, graded
 
     async def cold(self, asking: ProverSession) -> tuple[float, list[GradedTrace]]:
         """The same, when all traces were sampled before and every prefix has been forgotten."""
-        sampler = RolloutSampler(self.client, self.mu.tokens, rollout_plan(load_recipe(RECIPE), 0, self.group_size))
-        grader = TraceGrader(self.pool, THOUGHT_END, asking)
+        session = self.session(asking)
+        sampler = RolloutSampler(self.client, self.mu.tokens, session.plan)
         await asyncio.to_thread(self.server.reset_prefix_cache)
         started = time.perf_counter()
         traces = [valued.trace async for valued in sampler.sample(self.groups)]
         sampled = time.perf_counter() - started
         await asyncio.to_thread(self.server.reset_prefix_cache)
         started = time.perf_counter()
-        valuations = await asyncio.gather(*(asking.estimator.value(trace) for trace in traces))
-        graded = [grader.start(ValuedTrace(t, v)) for t, v in zip(traces, valuations, strict=True)]
-        found = await asyncio.gather(*graded)
+        found = await asyncio.gather(*map(session.value, traces))
         return sampled + time.perf_counter() - started, found
+
+    def session(self, prover: ProverSession | None) -> SamplingSession:
+        """Samples with a prover, or without one."""
+        plan = rollout_plan(load_recipe(RECIPE), 0, self.group_size)
+        return SamplingSession(self.client, self.mu.tokens, self.pool, plan, prover)
 
     def asking(self, wanted: str) -> ProverSession:
         """By the recipe's section."""

@@ -35,12 +35,13 @@ from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings
-from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
+from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.provers.session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import rollout_plan
-from mrt_hpc.roles.sampling.grading import TraceGrader, sampled_group
+from mrt_hpc.roles.sampling.grading import sampled_group
+from mrt_hpc.roles.sampling.session import SamplingSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +55,6 @@ RECIPE = ROOT / "recipes" / "small_world" / "mrt_online.yaml"
 REFERENCE = "forced_answer, G = 4"
 TRUTH_SEED = 1_000_000
 """Not among the seeds of the repeats."""
-THOUGHT_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -152,16 +152,16 @@ class Bench:
 
     async def _problem(self, asking: ProverSession, traces: Sequence[SampledTrace]) -> list[Valued]:
         """One trace after the other: what the first ones answered, the prover knows of the last ones."""
-        grader = TraceGrader(self.pool, THOUGHT_END, asking)
+        plan = rollout_plan(load_recipe(RECIPE, self.setting.changes), 0, len(traces))
+        session = SamplingSession(self.client, self.mu.tokens, self.pool, plan, asking)
         async with self.concurrency:
-            return [await self._one(asking, grader, trace) for trace in traces]
+            return [await self._one(session, trace) for trace in traces]
 
-    async def _one(self, asking: ProverSession, grader: TraceGrader, trace: SampledTrace) -> Valued:
+    async def _one(self, session: SamplingSession, trace: SampledTrace) -> Valued:
         whole = Request(trace.context(len(trace.boundaries) - 1), [0], SamplingSettings(max_tokens=1))
         async for _ in self.client.stream([whole]):
             pass
-        valuation = await asking.estimator.value(trace)
-        graded = await grader.grade(ValuedTrace(trace, valuation))
+        graded = await session.value(trace)
         cost = sampled_group([graded], {}).statistics
         return Valued(
             trace.group.problem.id,

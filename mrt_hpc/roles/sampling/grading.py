@@ -156,10 +156,6 @@ class TraceGrader:
             before = estimate
         return values
 
-    def start(self, valued: ValuedTrace) -> asyncio.Task[GradedTrace]:
-        """Grade in the background, while others are sampled."""
-        return asyncio.create_task(self.grade(valued))
-
 
 def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:
     found: dict[int, set[str]] = defaultdict(set)
@@ -191,17 +187,16 @@ def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, s
 
 @dataclass
 class GroupGatherer:
-    """Grades traces as they come, and gathers them by group."""
+    """Gathers traces by group as they come."""
 
-    grader: TraceGrader
     group_size: int
     _waiting: dict[str, list[asyncio.Task[GradedTrace]]] = field(default_factory=dict, init=False)
 
-    def add(self, valued: ValuedTrace) -> list[asyncio.Task[GradedTrace]] | None:
-        """Begin to grade a trace; the whole group when this was its last."""
-        group = self._waiting.setdefault(valued.trace.group.problem.id, [])
-        group.append(self.grader.start(valued))
-        return self._waiting.pop(valued.trace.group.problem.id) if len(group) == self.group_size else None
+    def add(self, problem_id: str, trace: asyncio.Task[GradedTrace]) -> list[asyncio.Task[GradedTrace]] | None:
+        """Add a trace of a problem; the whole group when this was its last."""
+        group = self._waiting.setdefault(problem_id, [])
+        group.append(trace)
+        return self._waiting.pop(problem_id) if len(group) == self.group_size else None
 
 
 async def graded_in_order(group: Sequence[asyncio.Task[GradedTrace]]) -> list[GradedTrace]:

@@ -1,0 +1,89 @@
+"""One way of sampling for inference, evaluation and benchmarks: traces, what the prover says of them, and their grades,
+all side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
+from mrt_hpc.inference.traces import Valuation
+from mrt_hpc.roles.sampling.grading import GroupGatherer, TraceGrader
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+
+    from mrt_hpc.domains.pool import GraderPool
+    from mrt_hpc.inference.sampler import Generator, RolloutPlan
+    from mrt_hpc.inference.tokens import TokenBytes
+    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
+    from mrt_hpc.provers.session import ProverSession
+    from mrt_hpc.roles.sampling.grading import GradedTrace
+
+GradedGroup = list[asyncio.Task["GradedTrace"]]
+"""The traces of a group, each graded in the background."""
+
+
+@dataclass(frozen=True)
+class SamplingSession:
+    """Samples groups through one server, asks the prover about each trace at once, and grades in the background."""
+
+    generator: Generator
+    """Serves the policy."""
+    tokens: TokenBytes
+    """Of the policy's tokenizer."""
+    pool: GraderPool
+    plan: RolloutPlan
+    """How traces are seeded and cut, and how many a group has."""
+    prover: ProverSession | None = None
+    """None asks for no values."""
+    concurrency: int = 256
+    """Traces being sampled at once."""
+
+    async def traces(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[tuple[str, asyncio.Task[GradedTrace]]]:
+        """Every trace as soon as it is sampled, with the id of its problem; its grading goes on in the background.
+
+        Args:
+            groups: asked for the next one only when there is room for a trace of it.
+
+        Raises:
+            UserError: the server refused a request, or stayed unreachable.
+        """
+        valuer = None if self.prover is None else self.prover.estimator
+        sampler = RolloutSampler(self.generator, self.tokens, self.plan, valuer, self.concurrency)
+        async with aclosing(sampler.sample(groups)) as sampled:
+            async for valued in sampled:
+                yield valued.trace.group.problem.id, asyncio.create_task(self._grader.grade(valued))
+
+    async def sample(
+        self, groups: Iterable[PromptedGroup], finish: Callable[[GradedGroup], Coroutine[None, None, None]]
+    ) -> None:
+        """Sample all groups; each is handed to ``finish`` when its last trace is sampled, while others go on.
+
+        Raises:
+            UserError: see ``traces``; or whatever ``finish`` raises. The first failure cancels all else.
+        """
+        gatherer = GroupGatherer(self.plan.group_size)
+        try:
+            async with aclosing(self.traces(groups)) as traces, asyncio.TaskGroup() as finishing:
+                async for problem_id, trace in traces:
+                    if group := gatherer.add(problem_id, trace):
+                        finishing.create_task(finish(group))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+
+    async def value(self, trace: SampledTrace) -> GradedTrace:
+        """Ask the prover about a trace that was sampled before, and grade it.
+
+        Raises:
+            UserError: the server refused a request, or stayed unreachable.
+        """
+        valuation = Valuation() if self.prover is None else await self.prover.estimator.value(trace)
+        return await self._grader.grade(ValuedTrace(trace, valuation))
+
+    @property
+    def _grader(self) -> TraceGrader:
+        return TraceGrader(self.pool, self.plan.thought_end.decode(), self.prover)
