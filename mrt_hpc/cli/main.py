@@ -115,6 +115,41 @@ def plan(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path |
         print_plan(recipe, site, overrides, run)
 
 
+@main.command(short_help="Start a vLLM server that runs may attach to.")
+@options.recipe
+@options.overrides
+@click.option(
+    "--model", type=click.Path(path_type=Path, file_okay=False), help="Directory of the weights to begin with."
+)
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("runs/server.key"),
+    show_default=True,
+    help="Where the server's key goes; only you can read it.",
+)
+@click.option("--listen", help="http://HOST:PORT for tasks on other nodes; without it a Unix socket on this node.")
+@click.option(
+    "--log", type=click.Path(path_type=Path, dir_okay=False), default=Path("runs/server.log"), show_default=True
+)
+def serve(
+    recipe: Path, overrides: tuple[str, ...], model: Path | None, key_file: Path, listen: str | None, log: Path
+) -> None:
+    """Serve the policy of RECIPE until you interrupt it, for inference tasks that name it in `serving.attach`.
+
+    A run that attaches loads its own weights into the server, and checks that they have arrived.
+
+    \b
+    Examples:
+      mrt-hpc serve recipes/mrt_online.yaml
+      mrt-hpc serve recipes/quickstart.yaml --model runs/quickstart/weights/v000000
+    """
+    from mrt_hpc.cli.serve import serve as serve_recipe
+    from mrt_hpc.recipe.load import load_recipe
+
+    serve_recipe(load_recipe(recipe, overrides), model, key_file, listen, log)
+
+
 @main.command(short_help="Run a recipe, here or on Slurm.")
 @options.recipe
 @options.site

@@ -21,9 +21,10 @@ from mrt_hpc.run.records import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from pathlib import Path
 
     from tenacity import RetryCallState
+
+    from mrt_hpc.inference.server_control import Address
 
 __all__ = ["Completion", "GenerationClient", "Request", "SamplingSettings", "connect"]
 
@@ -162,12 +163,13 @@ class GenerationClient:
 
 @asynccontextmanager
 async def connect(
-    socket: Path, key: str, *, revive: Callable[[], Awaitable[object]] | None = None, attempts: int = ATTEMPTS
+    address: Address, key: str, *, revive: Callable[[], Awaitable[object]] | None = None, attempts: int = ATTEMPTS
 ) -> AsyncIterator[GenerationClient]:
-    """A client of the server that listens on ``socket``, for the length of the block."""
+    """A client of the server that listens at ``address``, for the length of the block."""
+    socket = address.socket
     async with aiohttp.ClientSession(
-        "http://vllm",
-        connector=aiohttp.UnixConnector(str(socket), limit=0),
+        address.url,
+        connector=aiohttp.TCPConnector(limit=0) if socket is None else aiohttp.UnixConnector(str(socket), limit=0),
         headers={"Authorization": f"Bearer {key}"},
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
     ) as http:

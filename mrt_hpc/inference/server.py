@@ -23,14 +23,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import httpx
 import torch
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
+from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, Address, ServerControl, refuse_no_weights
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
-from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ KILLED_DEADLINE_S = 20.0
 """For the kernel to end processes that were killed: it frees their memory first."""
 RECOVERY_DEADLINE_S = 60.0
 """A server that runs but does not answer is given up after this."""
-CONTROL_TIMEOUT_S = 60.0
-"""For control routes that have nothing to wait for."""
 _LOOK_EVERY_S = 0.2
 _LONGEST_SOCKET_PATH = 100
 _DEEPEST_SOCKET = "/mrt-hpc-12345678/pymp-12345678/listener-12345678"
@@ -86,6 +85,8 @@ class ServerSettings:
     noise_by_request: bool = False
     """Whether the random numbers of a sample are those of its seed from its first token on, wherever in the sequence
     that stands. The newer of vLLM's GPU runners draws them by absolute position."""
+    listen: Address | None = None
+    """Where it listens; None for a Unix socket of its own that only this user may enter."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's API server."""
 
@@ -142,6 +143,11 @@ class VllmServer:
         return self._directory / "vllm.sock"
 
     @property
+    def control(self) -> ServerControl:
+        """Its control routes."""
+        return ServerControl(self.settings.listen or Address.of_socket(self.socket), self.key, self.log, READ_LOG)
+
+    @property
     def pid(self) -> int | None:
         """Process id of the API server while there is one."""
         return self._process.pid if self._process else None
@@ -195,11 +201,12 @@ class VllmServer:
             check=look,
             longest_pause_s=_LOOK_EVERY_S,
         )
-        refuse_stranger(self.socket, self._process.pid)
+        if self.settings.listen is None:
+            refuse_stranger(self.socket, self._process.pid)
 
     def healthy(self) -> bool:
         """Whether it answers and its engine is alive."""
-        return self._health() == httpx.codes.OK
+        return self.control.status() == httpx.codes.OK
 
     def restart_if_dead(self) -> bool:
         """Start it again, with the weights loaded last, if it died or no longer answers; True when it was restarted.
@@ -221,11 +228,7 @@ class VllmServer:
 
     def tokens_done(self) -> int | None:
         """Tokens read and generated since it started, by its own counters; None when it does not answer."""
-        try:
-            totals = self._totals(self._call("GET", "/metrics", timeout=10.0).text)
-        except (httpx.TransportError, ValueError, IndexError):  # the latter: a page that is none
-            return None
-        return int(sum(totals.get(f"vllm:{kind}_tokens_total", 0.0) for kind in ("prompt", "generation")))
+        return self.control.tokens_done()
 
     def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
         """Put new weights into the running model, and forget the cached prefixes of the old ones.
@@ -240,11 +243,15 @@ class VllmServer:
             UserError: the directory holds no weights, and the old ones are still served; or the reload failed half-way,
                 and the server was ended: `restart_if_dead` starts it with the weights it had.
         """
-        if not (directory / "config.json").is_file() or not list_directory(directory, "*.safetensors"):
-            expected = "config.json and *.safetensors"
-            raise UserError("no weights to load", where=directory, expected=expected, exit_code=ExitCode.RETRYABLE)
+        refuse_no_weights(directory)
+        settings = self.settings
         try:
-            report = self._reload(directory, version)
+            report = self.control.load(
+                directory,
+                version,
+                pause_deadline_s=settings.pause_deadline_s,
+                read_deadline_s=settings.start_deadline_s,  # it reads a whole model, as at its start
+            )
         except BaseException:
             self._end_process()  # nobody may sample from half a model
             raise
@@ -253,52 +260,26 @@ class VllmServer:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
-        self._control("/reset_prefix_cache")
+        self.control.reset_prefix_cache()
 
     def metrics(self) -> dict[str, float]:
         """vLLM's counters and gauges, summed over their labels."""
-        return self._totals(self._control("/metrics", method="GET").text)
-
-    @staticmethod
-    def _totals(text: str) -> dict[str, float]:
-        totals: dict[str, float] = {}
-        for line in text.splitlines():
-            if line and not line.startswith("#"):
-                name, value = line.split("{")[0].split(" ")[0], line.rsplit(" ", 1)[1]
-                totals[name] = totals.get(name, 0.0) + float(value)
-        return totals
+        return self.control.metrics()
 
     def close(self) -> None:
-        """End the process and all its list_directory, and remove the socket; no thread starts it again."""
+        """End the process and all its children, and remove the socket; no thread starts it again."""
         self._closed.set()
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _reload(self, directory: Path, version: int) -> dict[str, Any]:
-        self._control("/pause", timeout=self.settings.pause_deadline_s, params={"mode": "wait"})
-        arguments = {"method": "reload_and_verify", "args": [str(directory)]}
-        timeout = self.settings.start_deadline_s  # it reads a whole model, as at its start
-        report = self._control("/collective_rpc", timeout=timeout, json=arguments).json()["results"][0]
-        self._control("/reset_prefix_cache")
-        self._control("/update_weight_version", json={"new_version": str(version)})
-        self._control("/resume")
-        return dict(report)
 
     def _recovers(self) -> bool:
         """Whether it is well after all: it may only be busy."""
         end = time.monotonic() + RECOVERY_DEADLINE_S
         while self._running() and not self._closed.is_set() and time.monotonic() < end:
-            if (status := self._health()) is not None:
+            if (status := self.control.status()) is not None:
                 return status == httpx.codes.OK
             time.sleep(_LOOK_EVERY_S)
         return False
-
-    def _health(self) -> int | None:
-        """Status of its health route, which is an error once the engine has died; None when it does not answer."""
-        try:
-            return self._call("GET", "/health", timeout=10.0).status_code
-        except httpx.TransportError:
-            return None
 
     def _running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -323,7 +304,7 @@ class VllmServer:
             return log.read().decode(errors="replace")
 
     def _end_process(self, patience_s: float = STOP_DEADLINE_S) -> None:
-        """Ask, then force, and wait until the memory of its list_directory is free again."""
+        """Ask, then force, and wait until the memory of its children is free again."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -333,35 +314,6 @@ class VllmServer:
             os.killpg(process.pid, signal.SIGKILL)  # its number is still its own, since nobody has reaped it
             process.wait()
         _wait_at_most(KILLED_DEADLINE_S, lambda: _group_is_empty(process.pid))
-
-    def _control(
-        self, path: str, *, method: str = "POST", timeout: float = CONTROL_TIMEOUT_S, **arguments: Any
-    ) -> httpx.Response:
-        try:
-            response = self._call(method, path, timeout=timeout, **arguments)
-        except httpx.TransportError as error:
-            raise UserError(
-                f"the vLLM server does not answer: {error!r}",
-                value=path,
-                where=self.log,
-                advice=READ_LOG,
-                exit_code=ExitCode.RETRYABLE,
-            ) from error
-        if response.is_error:
-            raise UserError(
-                f"the vLLM server refused: {response.text.strip()}",
-                value=path,
-                where=self.log,
-                advice=READ_LOG,
-                exit_code=ExitCode.RETRYABLE,
-            )
-        return response
-
-    def _call(self, method: str, path: str, *, timeout: float, **arguments: Any) -> httpx.Response:
-        transport = httpx.HTTPTransport(uds=str(self.socket), verify=False)  # no TLS on it: no certificates are read
-        with httpx.Client(transport=transport, timeout=timeout, trust_env=False) as http:
-            headers = {"Authorization": f"Bearer {self.key}"}
-            return http.request(method, f"http://vllm{path}", headers=headers, **arguments)
 
     def _environment(self) -> dict[str, str]:
         package_parent = str(Path(__file__).resolve().parents[2])
@@ -384,11 +336,19 @@ class VllmServer:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})
 
+    @property
+    def _place(self) -> dict[str, object]:
+        """The arguments that say where it listens."""
+        if self.settings.listen is None:
+            return {"uds": self.socket}
+        place = urlsplit(self.settings.listen.url)
+        return {"host": place.hostname, "port": place.port}
+
     def _arguments(self) -> list[str]:
         settings = self.settings
         options: dict[str, object] = {
             "model": self._model_dir,
-            "uds": self.socket,
+            **self._place,
             "dtype": settings.dtype,
             "max-model-len": settings.max_model_len,
             "max-num-seqs": settings.max_num_seqs,

@@ -122,3 +122,14 @@ def _nothing_is_sampled(recipe: Recipe) -> None:
     for field, is_set in useless.items():
         if is_set:
             raise misfit(field, f"not set: algorithm {name} learns given sequences, and samples none while it trains")
+
+
+def serving_fits(recipe: Recipe) -> None:
+    """Refuse several inference tasks at one server, which holds one weights version at a time."""
+    attach, tasks = recipe.serving.attach, recipe.resources.inference.tasks
+    if attach is None:
+        return
+    if tasks > 1:
+        raise misfit("resources.inference.tasks", "1 with serving.attach: a server holds one weights version at a time")
+    if not attach.address.startswith(("unix:", "http://", "https://")):
+        raise misfit("serving.attach.address", "http://HOST:PORT or unix:PATH")

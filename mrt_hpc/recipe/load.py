@@ -362,6 +362,9 @@ def with_absolute_paths(recipe: Recipe, base: Path) -> Recipe:
     if recipe.prompt.chat_template is not None:
         template = _under(base, recipe.prompt.chat_template)
         updates["prompt"] = recipe.prompt.model_copy(update={"chat_template": template})
+    if (attach := recipe.serving.attach) is not None:
+        attach = attach.model_copy(update={"key_file": _under(base, attach.key_file)})
+        updates["serving"] = recipe.serving.model_copy(update={"attach": attach})
     benchmarks = tuple(
         b.model_copy(update={"problems": _absolute(b.problems, base)}) for b in recipe.evaluation.benchmarks
     )

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
-from mrt_hpc.recipe.base import Count, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
+from mrt_hpc.recipe.base import Count, Line, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
 from mrt_hpc.recipe.combinations import (
     data_fit,
     evaluation_fits,
@@ -21,6 +21,7 @@ from mrt_hpc.recipe.combinations import (
     prompt_fits,
     prover_fits,
     sampling_fits,
+    serving_fits,
     training_fits,
 )
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
@@ -189,6 +190,15 @@ class Sampling(Section):
     """
 
 
+class AttachedServer(Section):
+    """A vLLM server that `mrt-hpc serve` has started, for one inference task at a time."""
+
+    address: Line
+    """Where it listens: ``http://HOST:PORT``, or ``unix:PATH`` of a socket on the node of the task."""
+    key_file: str
+    """The file that holds its key; `mrt-hpc serve` writes it. Relative paths start at the recipe's folder."""
+
+
 class Serving(Section):
     """The vLLM servers of inference and evaluation tasks."""
 
@@ -202,6 +212,10 @@ class Serving(Section):
     """Sequences in one batch of the server."""
     enforce_eager: bool = False
     """Skip compilation and CUDA graphs: slower on GPU, faster to start."""
+    attach: AttachedServer | None = None
+    """A vLLM server that runs already and that the inference task uses in place of one of its own; null starts one.
+    Servers of evaluations, and of a prover with a model of its own, are started in any case.
+    """
     start_limit_s: PositiveFloat = 900.0
     """Seconds for a server to become healthy."""
     stall_limit_s: PositiveFloat = 300.0
@@ -467,6 +481,7 @@ class Recipe(Section):
         self.algorithm.check(self)
         grading_fits(self)
         sampling_fits(self)
+        serving_fits(self)
         training_fits(self)
         check_refresh(self)
         return self

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mrt_hpc.domains.pool import GraderPool
-    from mrt_hpc.inference.server import VllmServer
+    from mrt_hpc.inference.server_control import Server
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.plan.jobs import EvaluationUnit
     from mrt_hpc.recipe.schema import Benchmark
@@ -230,7 +230,7 @@ class UnitEvaluation:
     async def _sample(
         self,
         groups: list[PromptedGroup],
-        server: VllmServer,
+        server: Server,
         pool: GraderPool,
         policy: ProverModel,
         maker: ProverFactory | None,

@@ -25,7 +25,14 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.session import ProverFactory, ProverModel
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
-from mrt_hpc.roles.sampling.serving import client_of, collecting_weights, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.sampling.serving import (
+    client_of,
+    collecting_weights,
+    grader_pool,
+    policy_server,
+    running_server,
+    verified_weights,
+)
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there
@@ -44,7 +51,7 @@ if TYPE_CHECKING:
     from mrt_hpc.algorithms.starts import Starts
     from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.inference.client import GenerationClient
-    from mrt_hpc.inference.server import VllmServer
+    from mrt_hpc.inference.server_control import Server
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.provers.session import ProverSession
     from mrt_hpc.recipe.schema import Recipe
@@ -87,9 +94,9 @@ def run(task: Task) -> None:
 class Equipment:
     """What a task samples and grades with."""
 
-    server: VllmServer
+    server: Server
     """Of the policy."""
-    mu: VllmServer | None
+    mu: Server | None
     """Of the prover, where that is another model."""
     pool: GraderPool
 
@@ -106,19 +113,21 @@ def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch)
         NotNeededError: the segment was over before.
     """
     prover = task.recipe.prover
-    start = partial(
-        running_server, task, common_seeds=prover is not None and prover.shares_seeds, while_starting=watch.look
-    )
+    common = prover is not None and prover.shares_seeds
+    policy = partial(policy_server, task, common_seeds=common, while_starting=watch.look)
     with ExitStack() as stack:
         pool = stack.enter_context(grader_pool(task))
         if prover is None or prover.model is None:
-            server = stack.enter_context(start(weights, max_model_len))
+            server = stack.enter_context(policy(weights, max_model_len))
             yield Equipment(server, None, pool)
             return
         share, fixed = prover.memory_share, Weights(0, "", Path(prover.model))
-        server = stack.enter_context(start(weights, max_model_len, share=1.0 - share))
+        server = stack.enter_context(policy(weights, max_model_len, share=1.0 - share))
         length = prover.model_max_tokens or max_model_len
-        mu = stack.enter_context(start(fixed, length, name="vllm-mu", share=share))
+        own = running_server(
+            task, fixed, length, name="vllm-mu", share=share, common_seeds=common, while_starting=watch.look
+        )
+        mu = stack.enter_context(own)
         yield Equipment(server, mu, pool)
 
 
@@ -279,7 +288,7 @@ class Worker:
         question = 0 if maker is None else maker.longest_question
         return sampling.max_prompt_tokens + sampling.max_tokens + question
 
-    def has_weights(self, work: Round, server: VllmServer) -> bool:
+    def has_weights(self, work: Round, server: Server) -> bool:
         """See to it that the server holds a round's weights; False when they turned out damaged, or gone."""
         started = time.monotonic()
         try:
@@ -301,7 +310,7 @@ class Worker:
             return False
         return (version, digest) == (self.weights.version, self.weights.digest)
 
-    def _load(self, weights: Weights, server: VllmServer) -> None:
+    def _load(self, weights: Weights, server: Server) -> None:
         server.load_weights(weights.directory, weights.version)
         self.weights = weights
         self.task.events.emit(EventKind.WEIGHTS_LOADED, version=weights.version, digest=weights.digest)

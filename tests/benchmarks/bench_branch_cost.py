@@ -30,6 +30,7 @@ from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server_control import Address
 from mrt_hpc.provers.session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import rollout_plan
@@ -124,7 +125,7 @@ async def measured(server: VllmServer, model: Path, caching: bool, arguments: ar
     starts = WholeTraces(prompter, size, trace_settings(recipe, prompter, 0), recipe.sampling.max_prompt_tokens)
     sections = {c.name: c.prover for c in contenders(SMALL_WORLD)}
     lines = []
-    async with connect(server.socket, server.key) as client:
+    async with connect(Address.of_socket(server.socket), server.key) as client:
         groups = [starts.group(p) for p in problems(Split.TRAIN, arguments.problems)]
         with GraderPool(1) as pool:
             bench = Bench(server, client, pool, ProverModel.of(prompter), groups, size)

@@ -37,6 +37,7 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server_control import Address
 from mrt_hpc.provers.session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import rollout_plan
@@ -178,7 +179,7 @@ async def run(
 ) -> tuple[str, list[Row]]:
     """Sample the traces, find the truth, compare."""
     mu = ProverModel.of(Prompter.of(model, load_recipe(RECIPE, setting.changes).prompt))
-    async with connect(server.socket, server.key) as client:
+    async with connect(Address.of_socket(server.socket), server.key) as client:
         traces = await sampled_traces(client, mu, setting, arguments)
         with GraderPool(1) as pool:
             room = asyncio.Semaphore(arguments.concurrency)

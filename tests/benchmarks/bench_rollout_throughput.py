@@ -196,7 +196,7 @@ class Pipeline:
             for i in range(load.prompts)
         ]
         tokens = TokenBytes(build_tokenizer())
-        async with connect(self.server.socket, self.server.key) as client:
+        async with connect(self.server.control.address, self.server.key) as client:
             sampler = RolloutSampler(client, tokens, plan, concurrency=2 * load.max_num_seqs)
             start = time.perf_counter()
             generated = sum([len(valued.trace.completion.token_ids) async for valued in sampler.sample(groups)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -27,10 +28,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.attached_server import AttachedServer
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, SamplingSettings, connect
 from mrt_hpc.inference.protocol import GENERATE_PATH
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace
 from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server_control import Address
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.mrt.episodes import EpisodeRule
@@ -91,7 +94,7 @@ class Reached:
         """The answer to ``question``, asked through a connection of its own."""
 
         async def connected() -> T:
-            async with connect(self.socket, self.key, **options) as client:
+            async with connect(Address.of_socket(self.socket), self.key, **options) as client:
                 return await question(client)
 
         return asyncio.run(connected())
@@ -351,6 +354,43 @@ def test_weights_that_are_not_there_leave_the_old_ones_in_place(
     with pytest.raises(UserError, match="no weights to load"):
         vllm.load_weights(tmp_path, 2)
     assert_sampled_from(models["tied1"], tied.sample(), 1.0)
+
+
+def attached(vllm: VllmServer, model: Path, **changes: Any) -> AttachedServer:
+    """The running server, as a task attaches to it that has not started it."""
+    given = {"control": vllm.control, "max_model_len": 512, "read_deadline_s": 60, "pause_deadline_s": 60}
+    return AttachedServer(**{**given, "model_dir": model, "weights_version": 7, **changes})
+
+
+def test_an_attached_server_holds_the_wanted_weights_before_it_is_used_and_goes_on_running(
+    vllm: VllmServer, tied: Reached, models: dict[str, Path]
+) -> None:
+    with attached(vllm, models["tied0"]) as server:
+        assert_sampled_from(models["tied0"], tied.sample(), 1.0)
+        assert {c.weights_version for c in tied.sample()} == {7}
+        server.load_weights(models["tied1"], 8)
+        assert not server.restart_if_dead()
+    assert_sampled_from(models["tied1"], tied.sample(), 1.0)
+    assert vllm.healthy()
+
+
+def test_an_attached_server_that_does_not_fit_is_refused(vllm: VllmServer, models: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="too short sequences"), attached(vllm, models["tied0"], max_model_len=513):
+        pass
+    stranger = dataclasses.replace(vllm.control, key="another")
+    with (
+        pytest.raises(UserError, match="key of the run is missing or wrong"),
+        attached(vllm, models["tied0"], control=stranger),
+    ):
+        pass
+    nowhere = dataclasses.replace(vllm.control, address=Address("http://127.0.0.1:9"))
+    with (
+        pytest.raises(UserError, match="vLLM server at http://127"),
+        attached(vllm, models["tied0"], control=nowhere, read_deadline_s=0.5),
+    ):
+        pass
+    with pytest.raises(UserError, match="does not answer"):
+        attached(vllm, models["tied0"], control=nowhere).restart_if_dead()
 
 
 def test_nothing_outlives_an_owner_that_was_killed(owner: subprocess.Popen[str], untied: Reached) -> None:

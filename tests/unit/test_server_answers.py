@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.protocol import GENERATE_PATH, RequestBatch, Sample, read_sample_line, sample_line
+from mrt_hpc.inference.server_control import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ async def asked(damage: Callable[[bytes], bytes], times: int) -> list[Completion
         socket = Path(folder) / "s"
         await web.UnixSite(runner, str(socket)).start()
         try:
-            async with connect(socket, "key", attempts=2) as client:
+            async with connect(Address.of_socket(socket), "key", attempts=2) as client:
                 return [c async for c in client.stream(REQUESTS)]
         finally:
             await runner.cleanup()

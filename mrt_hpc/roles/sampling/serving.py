@@ -7,12 +7,15 @@ import logging
 import os
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference.attached_server import AGAIN, AttachedServer
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server_control import Address, ServerControl
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import DamagedError, verify
@@ -20,9 +23,9 @@ from mrt_hpc.run.weights import Weights, published_versions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
 
     from mrt_hpc.inference.client import GenerationClient
+    from mrt_hpc.inference.server_control import Server
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.roles.task.context import Task
 
@@ -113,7 +116,7 @@ def running_server(
     share: float = 1.0,
     common_seeds: bool = False,
     while_starting: Callable[[], None] | None = None,
-) -> Iterator[VllmServer]:
+) -> Iterator[Server]:
     """This task's own vLLM server, with the key of the run.
 
     Args:
@@ -131,6 +134,60 @@ def running_server(
     with VllmServer(settings, log_file, weights_version=version, key=key, while_starting=while_starting) as server:
         task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
         yield server
+
+
+@contextmanager
+def policy_server(
+    task: Task, weights: Weights, max_model_len: int, *, while_starting: Callable[[], None], **own: Any
+) -> Iterator[Server]:
+    """The server of the inference role: the one that the recipe names, or this task's own.
+
+    Args:
+        task: whose.
+        weights: what it has to hold first.
+        max_model_len: tokens of the longest sequence.
+        while_starting: see :func:`running_server`.
+        own: further arguments of :func:`running_server`.
+
+    Raises:
+        UserError: the server that the recipe names does not answer, or has no room for the sequences.
+    """
+    serving = task.recipe.serving
+    if serving.attach is None:
+        with running_server(task, weights, max_model_len, while_starting=while_starting, **own) as server:
+            yield server
+        return
+    address, key = Address(serving.attach.address), read_key(Path(serving.attach.key_file))
+    control = ServerControl(address, key, serving.attach.address, AGAIN)
+    attached = AttachedServer(
+        control=control,
+        model_dir=weights.directory,
+        weights_version=weights.version,
+        max_model_len=max_model_len,
+        read_deadline_s=serving.start_limit_s,
+        pause_deadline_s=serving.stall_limit_s,
+        while_starting=while_starting,
+    )
+    with attached as server:
+        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=None)
+        yield server
+
+
+def read_key(path: Path) -> str:
+    """The key of a server that runs already.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise UserError(
+            f"the key of the attached vLLM server cannot be read: {error}",
+            where="serving.attach.key_file",
+            expected="the file that mrt-hpc serve has written",
+            advice=AGAIN,
+        ) from error
 
 
 def server_settings(
@@ -162,7 +219,7 @@ def _threads(task: Task) -> int:
 
 
 @asynccontextmanager
-async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationClient]:
+async def client_of(task: Task, server: Server) -> AsyncIterator[GenerationClient]:
     """A client of the server, which is started again when it dies or hangs, for the length of the block."""
 
     def started_again() -> None:
@@ -177,7 +234,7 @@ async def client_of(task: Task, server: VllmServer) -> AsyncIterator[GenerationC
         await asyncio.to_thread(server.restart)
         started_again()
 
-    async with connect(server.socket, server.key, revive=revive) as client:
+    async with connect(server.control.address, server.control.key, revive=revive) as client:
         watch = asyncio.create_task(restart_when_hung(server, client, task.recipe.serving.stall_limit_s, restart))
         try:
             yield client
@@ -196,7 +253,7 @@ async def _ended(watch: asyncio.Task[None]) -> None:
 
 
 async def restart_when_hung(
-    server: VllmServer, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
+    server: Server, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
 ) -> None:
     """Look at a server's counters for ever; restart it when they have stood still while it had work to do. A restart
     that fails is tried again, and told to whoever waits for samples by the client.
