@@ -1,23 +1,30 @@
-"""Takes each mechanism out of a copy of the project, and sees that a test notices.
+"""Takes each mechanism out of a copy of the project, and checks that a test notices.
 
     python tests/chaos/mechanisms.py                 all
     python tests/chaos/mechanisms.py lease heart     those whose name holds one of the words
 
-Ends with 1 when a mechanism is missed by nobody.
+A mechanism is an expression or some statements of one function, or a part of a shell script. Python code is compared as
+a syntax tree, so that comments and layout do not matter. The command ends with 1 when no test notices a mechanism.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ruamel.yaml import YAML
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".yaml")
@@ -32,13 +39,103 @@ class Mechanism:
     """What it is for, how it is taken out, and which tests must notice."""
 
     row: str
-    """Of the behaviour that is promised."""
+    """The behaviour that is promised."""
     name: str
-    file: str
+    where: str
+    """``module:function``, ``module:Class.method``, ``module:`` for what stands in none, or the path of a script."""
     code: str
-    """Stands there once."""
+    """What stands there once."""
     instead: str
     tests: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        """The path of its file."""
+        module, colon, _ = self.where.partition(":")
+        return f"{module.replace('.', '/')}.py" if colon else self.where
+
+    def taken_out(self, source: str) -> str:
+        """The text of its file without it.
+
+        Raises:
+            ValueError: its code does not stand there exactly once.
+        """
+        _, colon, function = self.where.partition(":")
+        found = places(source, function, self.code) if colon else text_places(source, self.code)
+        if len(found) != 1:
+            raise ValueError(f"{self.name}: {self.code!r} stands {len(found)} times in {self.where}")
+        return found[0].replaced(source, self.instead)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a file, in bytes."""
+
+    start: int
+    end: int
+    indent: int
+    """Columns before the first line of code that takes its place."""
+
+    def replaced(self, source: str, text: str) -> str:
+        """The file with other code there."""
+        data = source.encode()
+        lines = textwrap.indent(text.rstrip("\n"), " " * self.indent).lstrip(" ") if self.indent else text
+        return (data[: self.start] + lines.encode() + data[self.end :]).decode()
+
+
+def text_places(source: str, code: str) -> list[Place]:
+    """Where a text stands in a script."""
+    starts = [n for n in range(len(source)) if source.startswith(code, n)]
+    return [Place(len(source[:n].encode()), len(source[: n + len(code)].encode()), 0) for n in starts]
+
+
+def places(source: str, function: str, code: str) -> list[Place]:
+    """Where an expression, or some statements, stand in a function.
+
+    Args:
+        source: of the module.
+        function: its name, behind those of the classes and functions that it stands in, with dots between.
+        code: what is looked for.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    body: ast.AST = ast.parse(source)
+    for name in filter(None, function.split(".")):
+        named = [n for n in ast.walk(body) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+        body = next((n for n in named if n.name == name), ast.Pass())
+    if isinstance(body, ast.Pass):
+        raise ValueError(f"no function {function}")
+    wanted = ast.parse(code).body
+    offsets = [0]
+    for line in source.encode().splitlines(keepends=True):
+        offsets.append(offsets[-1] + len(line))
+    return [_place(first, last, offsets) for first, last in _matches(body, wanted)]
+
+
+def _matches(body: ast.AST, wanted: list[ast.stmt]) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """The first and the last node of each match."""
+    if len(wanted) == 1 and isinstance(wanted[0], ast.Expr):
+        expression = ast.dump(wanted[0].value)
+        statements = [n for n in ast.walk(body) if isinstance(n, ast.Expr)]
+        yield from ((n, n) for n in statements if ast.dump(n.value) == expression)
+        inner = {id(n.value) for n in statements}
+        others = (n for n in ast.walk(body) if isinstance(n, ast.expr) and id(n) not in inner)
+        yield from ((n, n) for n in others if ast.dump(n) == expression)
+        return
+    dumps = [ast.dump(statement) for statement in wanted]
+    for node in ast.walk(body):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None) or []
+            for n in range(len(block) - len(dumps) + 1) if isinstance(block, list) else ():
+                if [ast.dump(statement) for statement in block[n : n + len(dumps)]] == dumps:
+                    yield block[n], block[n + len(dumps) - 1]
+
+
+def _place(first: ast.AST, last: ast.AST, offsets: list[int]) -> Place:
+    start = offsets[first.lineno - 1] + first.col_offset  # type: ignore[attr-defined]
+    end = offsets[last.end_lineno - 1] + last.end_col_offset  # type: ignore[attr-defined]
+    return Place(start, end, first.col_offset if isinstance(first, ast.stmt) else 0)
 
 
 def mechanisms() -> list[Mechanism]:
@@ -55,9 +152,7 @@ def noticed(mechanism: Mechanism, copy: Path) -> bool:
     """
     file = copy / mechanism.file
     before = file.read_text()
-    if before.count(mechanism.code) != 1:
-        raise ValueError(f"{mechanism.name}: {mechanism.code!r} stands {before.count(mechanism.code)} times in {file}")
-    file.write_text(before.replace(mechanism.code, mechanism.instead))
+    file.write_text(mechanism.taken_out(before))
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=300", *mechanism.tests],
