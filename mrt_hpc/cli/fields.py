@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.explain import documented_fields
+from mrt_hpc.recipe.explain import DocumentedField, documented_fields
+from mrt_hpc.recipe.extends import EXTENDS
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SlurmSite
 
@@ -18,9 +19,20 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from mrt_hpc.recipe.explain import DocumentedField
 
 KINDS: dict[str, type[BaseModel]] = {"recipe": Recipe, "site": SlurmSite}
+OUTSIDE_THE_MODEL = {
+    "recipe": [
+        DocumentedField(
+            EXTENDS,
+            "text",
+            "null",
+            "The path or the name of another recipe, of which this one says only what differs: sections are merged "
+            "field by field, lists and single values replace, and a section of another type replaces the whole section.",
+        )
+    ]
+}
+"""Fields that are resolved before a file is checked."""
 INDENT = "    "
 WIDEST = 110
 """Columns of a line, at most: longer ones are hard to read."""
@@ -36,7 +48,7 @@ def print_fields(words: tuple[str, ...]) -> None:
         UserError: there is no such field.
     """
     kind, *asked = words if words[:1] and words[0] in KINDS else ("recipe", *words)
-    fields = documented_fields(KINDS[kind])
+    fields = [*OUTSIDE_THE_MODEL.get(kind, ()), *documented_fields(KINDS[kind])]
     for name in asked:
         fields = _within(kind, fields, name)
     width = min(shutil.get_terminal_size().columns, WIDEST)

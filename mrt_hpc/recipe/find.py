@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SUFFIXES = (".yaml", ".yml")
+BASES = "bases"
+"""The folder of files that recipes extend and that are no recipes by themselves."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def find(kind: Kind, name: str) -> Path:
         return path
     within = path.relative_to(kind.checkout) if path.is_relative_to(kind.checkout) else path
     for folder in folders(kind):
-        for candidate in _spellings(folder / within):
+        for candidate in spellings(folder / within):
             if candidate.is_file():
                 return candidate
     raise _not_found(kind, name, path, within)
@@ -98,7 +100,8 @@ def _schemes() -> list[str]:
     return [sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")]
 
 
-def _spellings(path: Path) -> list[Path]:
+def spellings(path: Path) -> list[Path]:
+    """The files that a path without its suffix may mean."""
     if path.suffix in SUFFIXES or not path.name:
         return [path]
     return [path.with_name(path.name + suffix) for suffix in SUFFIXES]
@@ -132,8 +135,9 @@ def _told(place: Path, names: list[str]) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    """The names of the files in a folder and below it."""
-    return [str(file.relative_to(folder).with_suffix("")) for file in _files(folder.rglob("*"))]
+    """The names of the files in a folder and below it; those that others are made from have no name of their own."""
+    files = (file.relative_to(folder) for file in _files(folder.rglob("*")))
+    return [str(file.with_suffix("")) for file in files if BASES not in file.parts]
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:

@@ -12,10 +12,11 @@ from ruamel.yaml import YAML
 
 import mrt_hpc
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.load import read_source, validate
 from mrt_hpc.recipe.registry import ALGORITHMS
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.source import read_source
 from mrt_hpc.recipe.user_code import import_from
+from mrt_hpc.recipe.validate import validate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ def read_recipe_lock(path: Path) -> Recipe:
         UserError: the lock was damaged, or written by another version of the schema.
     """
     import_from(path.parent / CODE)
-    source = read_source(path, (), advice=f"mrt-hpc status {path.parent}")
+    source = read_source(path, advice=f"mrt-hpc status {path.parent}")
     if not isinstance(source.data.get("recipe"), dict):
         raise UserError(
             "the lock holds no recipe",

@@ -12,9 +12,9 @@ from mrt_hpc.analysis.render import write_report as write_summary
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions, role_resources
 from mrt_hpc.plan.jobs import JobResources, Plan, Role, read_plan
-from mrt_hpc.recipe.load import read_source
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.source import read_source
 from mrt_hpc.roles.tracking import log_evaluations
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
@@ -75,7 +75,7 @@ def measurements(layout: RunLayout, recipe: Recipe) -> Measurements:
 def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measurements) -> RunSummary:
     """All that the report tells."""
     waiting = upload(layout)
-    packages = read_source(layout.recipe_lock, (), advice=f"mrt-hpc status {layout.root}").data
+    packages = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.root}").data
     return RunSummary(
         recipe=recipe.name,
         algorithm=recipe.algorithm.type,

@@ -13,9 +13,11 @@ from click.testing import CliRunner, Result
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.explain import documented_fields, models_of
-from mrt_hpc.recipe.load import Source, load_recipe, load_site, validate
+from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SiteFile, SlurmSite
+from mrt_hpc.recipe.source import Source
+from mrt_hpc.recipe.validate import validate
 from mrt_hpc.recipe.words import tag_of
 
 if TYPE_CHECKING:
@@ -144,7 +146,7 @@ def test_no_wrong_value_of_any_field_is_refused_in_words_of_the_library(model: t
             without = {key: value for key, value in filled(section).items() if key != name}
             for data in map(lay, [without, *({**without, name: value} for value in wrong_values(field))]):
                 try:
-                    validate(Source(Path("file.yaml"), data, {}, {}), model, data)  # type: ignore[arg-type]
+                    validate(Source(Path("file.yaml"), data, {}), model, data)  # type: ignore[arg-type]
                 except UserError as error:
                     refused += 1
                     assert not JARGON.search(f"{error.what} {error.expected}"), f"{name}: {error.message()}"

@@ -1,0 +1,40 @@
+"""The paths in a recipe: relative ones start at the folder of the file that names them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.recipe.find import expanded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EACH = "*"
+"""Stands for every item of a list."""
+PATHS = (
+    ("data", "path"),
+    ("model", "path"),
+    ("prompt", "chat_template"),
+    ("prover", "model"),
+    ("serving", "attach", "key_file"),
+    ("evaluation", "benchmarks", EACH, "problems", "path"),
+)
+"""Where a recipe holds paths."""
+
+
+def with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A recipe as it was read, with its relative paths resolved against its folder; wrong values stay as they are."""
+    for path in PATHS:
+        data = _changed(data, path, folder)
+    return data
+
+
+def _changed(value: Any, path: tuple[str, ...], folder: Path) -> Any:
+    if not path:
+        return str(folder / expanded(value)) if isinstance(value, str) else value
+    step, *rest = path
+    if step == EACH:
+        return [_changed(item, tuple(rest), folder) for item in value] if isinstance(value, list) else value
+    if not isinstance(value, dict) or step not in value:
+        return value
+    return {**value, step: _changed(value[step], tuple(rest), folder)}

@@ -1,0 +1,141 @@
+"""YAML files with the place of each field, so that an error can name file and line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Location = tuple[int | str, ...]
+
+MAX_BYTES = 1_000_000
+"""Of a YAML file: a recipe has some kilobytes, and the parser is slow on far larger files."""
+
+UNREADABLE = (YAMLError, ValueError, TypeError, AttributeError, RecursionError)
+"""What the parser raises for text that is no YAML, or YAML of a kind that nobody writes (an alias within itself)."""
+
+
+class Place(NamedTuple):
+    """Where a field stands. Places are ordered as a reader meets them: a recipe before the one that it extends."""
+
+    depth: int
+    """0 in the file that was named, 1 in the one that it extends, and so on."""
+    line: int
+    """From 1."""
+    path: Path
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed YAML file: its data, and where each field stands."""
+
+    path: Path
+    data: dict[str, Any]
+    places: dict[Location, Place]
+    """Where fields and list items stand."""
+    overrides: dict[Location, str] = field(default_factory=dict)
+    """Fields set on the command line, with the text they came from."""
+    mend: str = ""
+    """What to do about a fault in it; empty is to edit the file."""
+    below: Location = ()
+    """Where in the file stands what is checked."""
+
+    def where(self, location: Location) -> str:
+        """Where a field stands, for an error: file and line, or the command-line option."""
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.overrides:
+                return f"--set {self.overrides[location[:length]]}"
+            if (place := self.place(location[:length])) is not None:
+                return f"{place.path}, line {place.line}"
+        return str(self.path)
+
+    def place(self, location: Location) -> Place | None:
+        """Where a field stands; None for one that no file holds."""
+        return self.places.get((*self.below, *location))
+
+    def nearest_place(self, location: Location) -> Place | None:
+        """Where a field stands, or the section that it would stand in."""
+        places = (self.place(location[:length]) for length in range(len(location), 0, -1))
+        return next((place for place in places if place is not None), None)
+
+    def advice(self, location: Location) -> str:
+        """What to do about a fault in a field: about the option that has set it, the file, or both."""
+        place = self.nearest_place(location)
+        edit = self.mend or f"edit {self.path if place is None else place.path}"
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.overrides:
+                return change(self.overrides[location[:length]])
+        options = " ".join(f"--set {text}" for text in self.overrides.values())
+        return f"{edit}, or change the options {options}" if options else edit
+
+
+def change(override: str) -> str:
+    """The advice on an option of the command line."""
+    return f"change the option --set {override}"
+
+
+def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
+    """Parse a YAML file (1.2).
+
+    Args:
+        path: the file.
+        advice: what to type once it is mended.
+        depth: how many other files extend it on the way from the one that was named.
+
+    Raises:
+        UserError: it is not there, or holds no YAML with fields.
+    """
+    if not path.is_file():
+        raise UserError("no such file", value=str(path), expected="a YAML file", advice=advice)
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise UserError(
+            "the file is too large for a recipe or a site profile",
+            value=f"{size / 1e6:.1f} MB",
+            where=path,
+            expected=f"{MAX_BYTES / 1e6:g} MB or less; problems belong into a file that data.path names",
+            advice=advice,
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        yaml = YAML(typ="safe", pure=True)
+        node = yaml.compose(text)
+        data = yaml.constructor.construct_document(node) if node is not None else None
+        lines = {} if node is None else dict(_lines(node, ()))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise UserError(f"not YAML: {error.problem or error.context}", where=where, advice=advice) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text: {error}", where=path, advice=advice) from error
+    except UNREADABLE as error:
+        raise UserError(f"not YAML that can be read: {error}", where=path, advice=advice) from error
+    if not isinstance(data, dict):
+        raise UserError(
+            "the file holds no fields",
+            value=data,
+            where=path,
+            expected="lines such as `name: quickstart`",
+            advice=advice,
+        )
+    return Source(path, data, {location: Place(depth, line, path) for location, line in lines.items()})
+
+
+def _lines(node: Node, at: Location) -> list[tuple[Location, int]]:
+    found: list[tuple[Location, int]] = []
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            found.append(((*at, key.value), key.start_mark.line + 1))
+            found += _lines(value, (*at, key.value))
+    elif isinstance(node, SequenceNode):
+        for index, item in enumerate(node.value):
+            found.append(((*at, index), item.start_mark.line + 1))
+            found += _lines(item, (*at, index))
+    return found

@@ -1,0 +1,152 @@
+"""Checking what a file holds against a model; a refusal names file, line, field, value, what was expected and the
+nearest name.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core.core_schema import ErrorType
+
+from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.explain import field_names_at, meaning_at, values_at
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.source import Location, Source
+
+Model = TypeVar("Model", bound=BaseModel)
+
+REFUSED = {
+    "sampling.top_p": "top-p would make the log-probabilities those of another distribution: it is refused in training",
+    "sampling.top_k": "top-k would make the log-probabilities those of another distribution: it is refused in training",
+}
+"""Fields that users look for, and why they are not there."""
+
+
+OF_THE_LIBRARY = set(get_args(ErrorType)) - {"value_error", "assertion_error"}
+"""Kinds of faults whose message is pydantic's, not the package's own."""
+
+
+def validate(source: Source, model: type[Model], data: dict[str, Any], prefix: Location = ()) -> Model:
+    """Check ``data`` strictly against ``model``; JSON is the way in, so that lists may fill tuples and texts enums."""
+    _refuse_other_names(source, data, ())
+    try:
+        return model.model_validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        raise _explain(error, source, model, prefix) from None
+
+
+def _refuse_other_names(source: Source, data: Any, location: Location) -> None:
+    """Refuse a section whose fields have lists or sections for names, which YAML allows."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for step, value in items:
+        if not isinstance(step, str | int | float | None):
+            raise UserError(
+                f"{'.'.join(map(str, location)) or 'the file as a whole'}: the name of a field is no text",
+                value=step,
+                where=source.where(location),
+                expected="names of fields, each a text",
+                advice=source.advice(location),
+            )
+        _refuse_other_names(source, value, (*location, step if isinstance(step, int) else str(step)))
+
+
+def _explain(error: ValidationError, source: Source, model: type[BaseModel], prefix: Location) -> UserError:
+    problems = error.errors(include_url=False)
+    first = min(problems, key=lambda p: _order(source, _file_location(p["loc"], source.data, prefix)))
+    at, kind = first["loc"], first["type"]
+    if kind == "missing" and isinstance(at[-1], int):  # a list that is too short: it is the value that is wrong
+        at, kind = at[:-1], "too_short"
+    location = _file_location(at, source.data, prefix)
+    value, expected = first["input"], first["msg"]
+    match kind:
+        case "extra_forbidden":
+            value, expected = str(location[-1]), _expected_name(location, at, model)
+        case "missing":
+            value, expected = None, _expected_value(kind, at, model)
+        case "too_short":
+            expected = _expected_value(kind, at, model)
+        case "misfit":
+            location = (*location, *first["ctx"]["field"].split("."))
+            value = _value_at(source.data, location)
+        case "union_tag_invalid" | "union_tag_not_found":
+            location = (*location, "type")
+            value, expected = _value_at(source.data, location), _expected_tag(first["ctx"], at, model)
+        case _ if kind in OF_THE_LIBRARY:
+            expected = _expected_value(kind, at, model)
+    dotted = ".".join(map(str, location)) or "the file as a whole"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return UserError(
+        f"{dotted}: {_kind(kind)}{more}",
+        value=value,
+        where=source.where(location),
+        expected=expected,
+        advice=source.advice(location),
+    )
+
+
+def _kind(error_type: str) -> str:
+    names = {
+        "extra_forbidden": "no such field",
+        "missing": "field is missing",
+        "misfit": "does not fit the other fields",
+    }
+    return names.get(error_type, "wrong value")
+
+
+def _expected_value(kind: str, location: Location, model: type[BaseModel]) -> str:
+    """What a field takes, and what it means; of a kind of fault that pydantic finds."""
+    values, meaning = values_at(model, location) or "fields with values", meaning_at(model, location)
+    if kind == "finite_number":
+        values = values.replace("a number", "a finite number", 1)
+    return f"{values}: {meaning}" if meaning else values
+
+
+def _expected_tag(context: dict[str, Any], location: Location, model: type[BaseModel]) -> str:
+    if "expected_tags" not in context:
+        return _expected_value("union_tag_not_found", location, model)
+    tags = [t.strip(" '") for t in context["expected_tags"].split(",")]
+    guess = nearest(str(context.get("tag", "")), tags)
+    listing = "one of " + ", ".join(tags)
+    return f"{guess} is the nearest; {listing}" if guess else listing
+
+
+def _expected_name(in_file: Location, location: Location, model: type[BaseModel]) -> str:
+    if (dotted := ".".join(map(str, in_file))) in REFUSED:
+        return REFUSED[dotted]
+    valid = field_names_at(model, location[:-1])
+    guess = nearest(str(location[-1]), valid)
+    listing = "one of " + ", ".join(sorted(valid))
+    return f"{guess} is the nearest; {listing}" if guess else listing
+
+
+def _file_location(location: Location, data: Any, prefix: Location) -> Location:
+    """Drop from pydantic's location what is not in the file: the prefix and the tags of unions."""
+    steps: list[int | str] = []
+    for step in location[len(prefix) :]:
+        if isinstance(data, dict) and step not in data and data.get("type") == step:
+            continue
+        steps.append(step)
+        data = _child(data, step)
+    return tuple(steps)
+
+
+def _value_at(data: Any, location: Location) -> Any:
+    for step in location:
+        data = _child(data, step)
+    return data
+
+
+def _child(data: Any, step: int | str) -> Any:
+    try:
+        return data[step]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _order(source: Source, location: Location) -> tuple[int, int]:
+    """Which of several faults is told: the first that a reader meets."""
+    place = source.nearest_place(location)
+    return (0, 0) if place is None else (place.depth, place.line)
