@@ -21,17 +21,9 @@ if TYPE_CHECKING:
 
 
 KINDS: dict[str, type[BaseModel]] = {"recipe": Recipe, "site": SlurmSite}
-OUTSIDE_THE_MODEL = {
-    "recipe": [
-        DocumentedField(
-            EXTENDS,
-            "text",
-            "null",
-            "The path or the name of another recipe, of which this one says only what differs: sections are merged "
-            "field by field, lists and single values replace, and a section of another type replaces the whole section.",
-        )
-    ]
-}
+EXTENDS_MEANS = """The path or the name of another recipe, of which this one says only what differs. Sections are merged
+field by field, lists and single values replace, and a section of another type replaces the whole section."""
+OUTSIDE_THE_MODEL = {"recipe": [DocumentedField(EXTENDS, "text", "null", EXTENDS_MEANS.replace("\n", " "))]}
 """Fields that are resolved before a file is checked."""
 INDENT = "    "
 WIDEST = 110

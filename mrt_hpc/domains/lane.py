@@ -20,7 +20,7 @@ from mrt_hpc.domains import worker
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from mrt_hpc.domains.math.equivalence import Judgement
+    from mrt_hpc.domains.base import Judgement, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ comes to an end as well, and a busy machine ends nothing that computes.
 class Lane:
     """Grader processes, started when they are first needed, and again when they break."""
 
+    verifier: Verifier
     processes: int
     memory_limit_bytes: int
     """Of one process, beyond its libraries."""
@@ -89,7 +90,7 @@ class Lane:
     ) -> ProcessFuture[tuple[Judgement, float]]:
         try:
             wall_s = max(WALL_FACTOR * limit_s, LEAST_WALL_S)
-            future = pool.schedule(worker.judge_timed, args=(answer, gold, limit_s), timeout=wall_s)
+            future = pool.schedule(worker.judge_timed, args=(self.verifier, answer, gold, limit_s), timeout=wall_s)
         except RuntimeError as error:  # how pebble refuses tasks for a pool that has broken
             raise BrokenProcessPool(str(error)) from error
         self.underway.add(future)
@@ -98,7 +99,7 @@ class Lane:
 
     def _new(self) -> ProcessPool:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(worker.PRELOAD)
+        context.set_forkserver_preload(["__main__", worker.__name__, *self.verifier.preload])
         pool = ProcessPool(
             max_workers=self.processes,
             max_tasks=TASKS_PER_PROCESS,

@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Self
 from pebble import ProcessExpired
 
 from mrt_hpc.domains.lane import Lane
-from mrt_hpc.domains.math.equivalence import certain_verdict
-from mrt_hpc.domains.math.slow_forms import may_take_long
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mrt_hpc.domains.math.equivalence import Judgement
+    from mrt_hpc.domains.base import Judgement, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ class VerdictStatus(StrEnum):
     """How a verdict came about."""
 
     GRADED = "graded"
-    """math-verify compared the answer with the gold answer."""
+    """The verifier compared the answer with the gold answer."""
     NO_ANSWER = "no_answer"
     """There was no answer to grade."""
     TIMED_OUT = "timed_out"
@@ -74,27 +72,27 @@ class GraderPool:
     """Grader processes, to be used as a context manager; one event loop or one thread at a time.
 
     Args:
+        verifier: says what is right.
         processes: how many answers are graded at a time; slow ones have one process more.
         time_limit_s: processor seconds for one answer; a slower one is killed and scores 0.
         memory_limit_gib: what one process may allocate beyond its libraries, GiB.
         cache_size: verdicts remembered; the oldest are forgotten first.
-        strict: whether an answer to a gold number must be evaluated (``equivalence.certain_verdict``).
     """
 
     def __init__(
         self,
+        verifier: Verifier,
         processes: int = 1,
         time_limit_s: float = 2.0,
         *,
         memory_limit_gib: float = 2.0,
         cache_size: int = 65536,
-        strict: bool = False,
     ) -> None:
-        self.strict = strict
+        self.verifier = verifier
         self.time_limit_s = time_limit_s
         memory_limit_bytes = int(memory_limit_gib * 2**30)
-        self.fast = Lane(processes, memory_limit_bytes)
-        self.slow = Lane(SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
+        self.fast = Lane(verifier, processes, memory_limit_bytes)
+        self.slow = Lane(verifier, SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._cache_size = cache_size
 
@@ -129,7 +127,7 @@ class GraderPool:
         return [verdicts[pair] for pair in pairs]
 
     def readable_all(self, golds: Sequence[str]) -> list[bool]:
-        """Whether math-verify reads each gold answer as an expression, within the limits on an answer."""
+        """Whether the verifier reads each gold answer, within the limits on an answer."""
         return asyncio.run(self._readable_all(golds))
 
     async def _readable_all(self, golds: Sequence[str]) -> list[bool]:
@@ -142,7 +140,7 @@ class GraderPool:
     async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
         if answer is None or not answer.strip():
             return NO_ANSWER
-        if (certain := certain_verdict(answer, gold, strict=self.strict)) is not None:
+        if (certain := self.verifier.certain(answer, gold)) is not None:
             return Verdict(float(certain), VerdictStatus.GRADED, 0.0)
         if (cached := self._cache.get((answer, gold))) is not None:
             return cached
@@ -183,7 +181,7 @@ class GraderPool:
         """Where an answer is graded, one attempt after the other, and for how many processor seconds."""
         second = (self.slow, self.time_limit_s)
         first_limit_s = min(FIRST_LIMIT_S, self.time_limit_s)
-        return (second if may_take_long(answer) else (self.fast, first_limit_s)), second
+        return (second if self.verifier.may_take_long(answer) else (self.fast, first_limit_s)), second
 
     def _remember(self, answer: str, gold: str, verdict: Verdict) -> None:
         self._cache[answer, gold] = verdict

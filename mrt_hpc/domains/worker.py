@@ -1,6 +1,7 @@
 """What runs inside a grader process: its limits, its death with its parent, and the judgement of one pair.
 
-The fork server imports ``PRELOAD`` once, so that a worker that replaces a killed one is there within milliseconds.
+The fork server imports what the verifier wants once, so that a worker that replaces a killed one is there within
+milliseconds.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import signal
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.math.equivalence import Judgement, judge
+from mrt_hpc.domains.base import Judgement
 
-PRELOAD = ["__main__", "math_verify", __name__, "mrt_hpc.domains.math.preload"]
+if TYPE_CHECKING:
+    from mrt_hpc.domains.base import Verifier
 
 
 def initialise(memory_limit_bytes: int, niceness: int) -> None:
@@ -53,8 +56,8 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def judge_timed(answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
-    """The judgement of one pair and the processor seconds it took; what math-verify raises makes it unreadable.
+def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+    """The judgement of one pair and the processor seconds it took; what the verifier raises makes it unreadable.
 
     Processor time does not pass while others have the core, so that a busy machine makes no right answer wrong. Past
     ``limit_s`` the kernel ends the process by SIGPROF, which has no handler: one in Python would have to wait for the
@@ -63,7 +66,7 @@ def judge_timed(answer: str, gold: str, limit_s: float) -> tuple[Judgement, floa
     started = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
-        judgement = judge(answer, gold)
+        judgement = verifier.judge(answer, gold)
     except Exception:  # whatever a hostile answer provokes, MemoryError and RecursionError too: it scores 0, we go on
         judgement = Judgement(correct=False, readable=False)
     finally:

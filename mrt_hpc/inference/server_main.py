@@ -9,29 +9,20 @@ kernel is asked to send the signal. The server itself watches its parent instead
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
 import threading
 import time
 
+from mrt_hpc.run.parent_death import die_with_parent
+
 OWNER_VARIABLE = "MRT_HPC_SERVER_OWNER"
 """Process id of the owner; the server ends when this is no longer its parent."""
 DIRECTORY_VARIABLE = "MRT_HPC_SERVER_DIRECTORY"
 """The private directory of its sockets."""
 
-_PR_SET_PDEATHSIG = 1
 _LOOK_EVERY_S = 0.5
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() == 1:  # it died before the request reached the kernel
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_with_owner(owner: int, directory: str) -> None:

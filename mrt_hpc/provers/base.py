@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from mrt_hpc.recipe.base import Count, Positive
 from mrt_hpc.recipe.prompts import BOX
@@ -112,6 +112,7 @@ class SamplingProver(Prover):
 class BoxedProver(SamplingProver):
     r"""A prover whose branches begin inside ``\boxed{``."""
 
+    opens_box: ClassVar[bool] = True
     max_tokens: Positive = 64
     """The maximum number of tokens of a branch."""
     box: str = BOX

@@ -27,6 +27,7 @@ class GoldLikelihood(Prover):
     """
 
     samples_answers: ClassVar[bool] = False
+    opens_box: ClassVar[bool] = True
     type: Literal["gold_likelihood"] = "gold_likelihood"
     box: str = BOX
     """The text that is written after forced_text, unless forced_text ends with it."""

@@ -37,6 +37,21 @@ def prompt_fits(recipe: Recipe) -> None:
         )
 
 
+def verifiers_fit(recipe: Recipe) -> None:
+    """Refuse a prover that opens a box where the verifier of the problems reads none."""
+    sections = {"prover": (recipe.prover, [recipe.data])}
+    sections["evaluation.prover"] = (recipe.evaluation.prover, [b.problems for b in recipe.evaluation.benchmarks])
+    for field, (prover, problems) in sections.items():
+        verifiers = [v for source in problems if (v := getattr(source, "verifier", None)) is not None]
+        unboxed = [v.type for v in verifiers if not v.reads_boxes]
+        if prover is not None and prover.opens_box and unboxed:
+            raise misfit(
+                f"{field}.type",
+                f"one that opens no box, such as forced_answer with a text of your own: verifier {unboxed[0]} "
+                "looks for no box",
+            )
+
+
 def data_fit(recipe: Recipe) -> None:
     """Refuse problems where samples are learnt, samples where problems are sampled from, and one form for the other."""
     wanted = recipe.algorithm.data_form

@@ -27,6 +27,9 @@ class ProverSettings(Section):
     values_stopping: ClassVar[bool] = True
     """Whether V is the probability that stopping at the boundary answers right, which regret is made of."""
 
+    opens_box: ClassVar[bool] = False
+    """Whether the answer is made to begin inside a box."""
+
     if TYPE_CHECKING:
         type: str
         max_tokens: int

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.recipe.algorithm import AlgorithmSettings
     from mrt_hpc.recipe.prover import ProverSettings
+    from mrt_hpc.recipe.verifier import VerifierSettings
 
 
 S = TypeVar("S", bound=Section)
@@ -143,5 +144,14 @@ PROVERS: Registry[ProverSettings] = Registry(
         "rao_blackwell": "mrt_hpc.provers.rao_blackwell:RaoBlackwell",
         "majority": "mrt_hpc.provers.majority:Majority",
         "continuation": "mrt_hpc.provers.continuation:Continuation",
+    },
+)
+VERIFIERS: Registry[VerifierSettings] = Registry(
+    "verifier",
+    {
+        "math": "mrt_hpc.domains.math.verifier:MathVerifier",
+        "exact": "mrt_hpc.domains.exact:ExactVerifier",
+        "choice": "mrt_hpc.domains.choice:ChoiceVerifier",
+        "python": "mrt_hpc.domains.python:PythonVerifier",
     },
 )

@@ -23,11 +23,13 @@ from mrt_hpc.recipe.combinations import (
     sampling_fits,
     serving_fits,
     training_fits,
+    verifiers_fit,
 )
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.prover import ProverSettings
-from mrt_hpc.recipe.registry import ALGORITHMS, PROVERS
+from mrt_hpc.recipe.registry import ALGORITHMS, PROVERS, VERIFIERS
 from mrt_hpc.recipe.resources import Resources
+from mrt_hpc.recipe.verifier import VerifierSettings
 
 # -- model ------------------------------------------------------------------------------------------------------------
 
@@ -60,10 +62,17 @@ Model = Annotated[HuggingFaceModel | SmallWorldModel, Field(discriminator="type"
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-class JsonlProblems(Section):
-    """Problems from a file of JSON lines, each with "id", "problem" and "answer"."""
+class ProblemSource(Section):
+    """Problems with gold answers."""
 
     form: ClassVar[str] = "problems"
+    verifier: Annotated[VerifierSettings, VERIFIERS] | None = None
+    """What decides whether an answer is right; null is ``{type: math}``."""
+
+
+class JsonlProblems(ProblemSource):
+    """Problems from a file of JSON lines, each with "id", "problem" and "answer"."""
+
     type: Literal["jsonl"] = "jsonl"
     path: str
     """The file; relative paths start at the recipe's folder."""
@@ -71,10 +80,9 @@ class JsonlProblems(Section):
     """Use only the first so many problems; null uses all."""
 
 
-class SmallWorldProblems(Section):
+class SmallWorldProblems(ProblemSource):
     """Problems of the embedded small world."""
 
-    form: ClassVar[str] = "problems"
     type: Literal["small_world"] = "small_world"
     split: Literal["train", "held_out"] = "train"
     """The two splits share no problem."""
@@ -472,11 +480,23 @@ class Recipe(Section):
     expected: Expected = Expected()
     """What `mrt-hpc plan` reckons with."""
 
+    @property
+    def problems(self) -> ProblemSource:
+        """The training problems.
+
+        Raises:
+            TypeError: the training data are samples.
+        """
+        if not isinstance(self.data, ProblemSource):
+            raise TypeError(f"algorithm {self.algorithm.type} learns samples, and has no problems")
+        return self.data
+
     @model_validator(mode="after")
     def _method_fits(self) -> Recipe:
         data_fit(self)
         prompt_fits(self)
         prover_fits(self)
+        verifiers_fit(self)
         evaluation_fits(self)
         self.algorithm.check(self)
         grading_fits(self)

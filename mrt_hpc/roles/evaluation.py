@@ -219,7 +219,11 @@ class UnitEvaluation:
             length += maker.longest_question
         prover = recipe.evaluation.prover
         common = prover is not None and prover.shares_seeds
-        with grader_pool(self.task) as pool, running_server(self.task, weights, length, common_seeds=common) as server:
+        problems_of = self.benchmark.problems
+        with (
+            grader_pool(self.task, problems_of) as pool,
+            running_server(self.task, weights, length, common_seeds=common) as server,
+        ):
             finisher = _PartFinisher(parts, self.unit, positions)
             run_until_told(self.task.notice, self._sample(groups, server, pool, policy, maker, finisher))
 

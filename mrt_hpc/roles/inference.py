@@ -116,7 +116,7 @@ def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch)
     common = prover is not None and prover.shares_seeds
     policy = partial(policy_server, task, common_seeds=common, while_starting=watch.look)
     with ExitStack() as stack:
-        pool = stack.enter_context(grader_pool(task))
+        pool = stack.enter_context(grader_pool(task, task.recipe.problems))
         if prover is None or prover.model is None:
             server = stack.enter_context(policy(weights, max_model_len))
             yield Equipment(server, None, pool)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.base import Section
-    from mrt_hpc.recipe.schema import Benchmark, Recipe
+    from mrt_hpc.recipe.schema import Benchmark, ProblemSource, Recipe
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -81,10 +81,19 @@ def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Record
             "problem_shards": how.problem_shards,
             "prover": None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
             "episodes": _named(how.episodes or recipe.episodes),
+            **_verifier(benchmark.problems),
         }
     )
     summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
     return RecordedSettings(sampled, _digest(summary))
+
+
+def _verifier(problems: ProblemSource) -> dict[str, Any]:
+    """What decides which answers are right; the default says nothing, as before there was a choice."""
+    if problems.verifier is None:
+        return {}
+    named = {"type": problems.verifier.type, **_named(problems.verifier)}
+    return {} if named == {"type": "math"} else {"verifier": named}
 
 
 def _named(section: Section) -> dict[str, Any]:

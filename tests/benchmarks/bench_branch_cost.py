@@ -23,6 +23,7 @@ from bench_progress_variance import RECIPE, RESULTS, ROOT, SMALL_WORLD, contende
 
 from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
@@ -127,7 +128,7 @@ async def measured(server: VllmServer, model: Path, caching: bool, arguments: ar
     lines = []
     async with connect(Address.of_socket(server.socket), server.key) as client:
         groups = [starts.group(p) for p in problems(Split.TRAIN, arguments.problems)]
-        with GraderPool(1) as pool:
+        with GraderPool(MathVerifier(), 1) as pool:
             bench = Bench(server, client, pool, ProverModel.of(prompter), groups, size)
             await bench.hot(None)  # the first requests find a server that is not warm yet
             for name in PROVERS:

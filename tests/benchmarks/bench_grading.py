@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.math.equivalence import certain_verdict
+from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ async def graded(pool: GraderPool, pairs: Sequence[tuple[str, str, bool]], at_on
 
 def measured(pairs: Sequence[tuple[str, str, bool]], processes: int, strict: bool, at_once: int) -> Measured:
     """One pass with new processes and an empty cache."""
-    with GraderPool(processes, strict=strict) as pool:
+    with GraderPool(MathVerifier(strict=strict), processes) as pool:
         return asyncio.run(graded(pool, pairs, at_once))
 
 

@@ -29,6 +29,7 @@ from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import TRUTH, Measured, Row, Valued, measure, table, write, write_truth
 
 from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
+from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Habits, Split, problems
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
@@ -181,7 +182,7 @@ async def run(
     mu = ProverModel.of(Prompter.of(model, load_recipe(RECIPE, setting.changes).prompt))
     async with connect(Address.of_socket(server.socket), server.key) as client:
         traces = await sampled_traces(client, mu, setting, arguments)
-        with GraderPool(1) as pool:
+        with GraderPool(MathVerifier(), 1) as pool:
             room = asyncio.Semaphore(arguments.concurrency)
             return await rows_of(Bench(client, server, mu, setting, pool, traces, room), arguments)
 

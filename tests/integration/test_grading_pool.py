@@ -17,6 +17,7 @@ import pytest
 
 from mrt_hpc.domains import worker
 from mrt_hpc.domains.math.slow_forms import may_take_long
+from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import FIRST_LIMIT_S, GraderPool, Pair, Verdict, VerdictStatus
 from mrt_hpc.run.waiting import wait_until
 
@@ -33,7 +34,7 @@ HANGS = ["10^{10^{10}}", "(10^9)!", "\\sum_{n=1}^{10^{9}} \\frac{1}{n^2}"]
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
-    with GraderPool(processes=1) as started:
+    with GraderPool(MathVerifier(), processes=1) as started:
         yield started
 
 
@@ -59,7 +60,7 @@ def test_right_and_wrong_answers(pool: GraderPool) -> None:
 
 
 def test_a_strict_pool_wants_the_value_and_not_the_way_to_it() -> None:
-    with GraderPool(processes=1, strict=True) as strict:
+    with GraderPool(MathVerifier(strict=True), processes=1) as strict:
         pairs: list[Pair] = [("10!", "3628800"), ("3628800", "3628800"), ("\\frac{2}{4}", "\\frac{1}{2}")]
         assert [verdict.reward for verdict in strict.grade_all(pairs)] == [0.0, 1.0, 1.0]
 
@@ -90,7 +91,7 @@ def test_a_busy_machine_makes_no_right_answer_wrong() -> None:
         _signal_children(signal.SIGCONT)
         return (await grading)[0].correct
 
-    with GraderPool(processes=1) as pool:
+    with GraderPool(MathVerifier(), processes=1) as pool:
         assert asyncio.run(grade_without_a_core(pool))
 
 
@@ -149,7 +150,7 @@ def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
 
 
 def test_equal_pairs_are_graded_once_and_remembered_within_bounds() -> None:
-    with GraderPool(processes=1, cache_size=2) as small:
+    with GraderPool(MathVerifier(), processes=1, cache_size=2) as small:
         small.grade_all([("1/2", "0.5")] * 3 + [("1/4", "0.25"), ("1/5", "0.2")])
         assert list(small._cache) == [("1/4", "0.25"), ("1/5", "0.2")]
         assert small.grade_all([("1/2", "0.5")])[0].reward == 1.0
@@ -176,7 +177,7 @@ def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> 
 
 
 def test_memory_is_limited_and_the_process_goes_on() -> None:
-    with GraderPool(processes=1, memory_limit_gib=0.05) as tight:
+    with GraderPool(MathVerifier(), processes=1, memory_limit_gib=0.05) as tight:
         assert tight.fast.pool is not None
         with pytest.raises(MemoryError):
             tight.fast.pool.schedule(bytearray, args=(200 * 2**20,)).result()
@@ -185,14 +186,14 @@ def test_memory_is_limited_and_the_process_goes_on() -> None:
 
 def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrt_hpc.domains.lane.TASKS_PER_PROCESS", 5)
-    with GraderPool(processes=1) as pool:
+    with GraderPool(MathVerifier(), processes=1) as pool:
         pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
         assert all(verdict.reward == 1.0 for verdict in pool.grade_all(pairs))
 
 
 def test_leaving_the_pool_ends_its_processes() -> None:
     before = {child.pid for child in multiprocessing.active_children()}
-    with GraderPool(processes=2) as pool:
+    with GraderPool(MathVerifier(), processes=2) as pool:
         pool.grade_all([("1/2", "0.5")])
         assert {child.pid for child in multiprocessing.active_children()} - before
     assert not {child.pid for child in multiprocessing.active_children()} - before
@@ -200,10 +201,11 @@ def test_leaving_the_pool_ends_its_processes() -> None:
 
 PARENT = """
 import sys
+from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool
 
 if __name__ == "__main__":
-    with GraderPool(processes=2, time_limit_s=300) as pool:
+    with GraderPool(MathVerifier(), processes=2, time_limit_s=300) as pool:
         print("started", flush=True)
         pool.grade_all([(sys.argv[1], "7")])
 """

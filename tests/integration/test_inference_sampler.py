@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.domains.math.answers import extract_answer
+from mrt_hpc.domains.boxed import extract_answer
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion

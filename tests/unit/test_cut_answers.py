@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.sampler import ValuedTrace
@@ -43,7 +44,7 @@ def graded(valued: ValuedTrace, thought_end: str, *, branches_think: bool = True
     """By a pool without processes: whole numbers need none."""
     prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
     asking = ProverSession(prover, AnswerHistory(8), branches_think)
-    return asyncio.run(TraceGrader(GraderPool(), thought_end, asking).grade(valued))
+    return asyncio.run(TraceGrader(GraderPool(MathVerifier()), thought_end, asking).grade(valued))
 
 
 @pytest.mark.parametrize("cut", [False, True])

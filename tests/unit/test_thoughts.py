@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.domains.math.answers import extract_answer
+from mrt_hpc.domains.boxed import extract_answer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.thoughts import answer_start, last_box, thought_and_answer
 from mrt_hpc.recipe.load import load_recipe

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from mrt_hpc.domains.math.answers import extract_answer
+from mrt_hpc.domains.boxed import extract_answer
 from mrt_hpc.domains.small_world.equations import (
     END_THINK,
     FORCED_TEXT,

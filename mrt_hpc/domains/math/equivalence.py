@@ -8,14 +8,14 @@ only, and turns a hang into a silent False.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
+from mrt_hpc.domains.base import Judgement
+from mrt_hpc.domains.boxed import braces_balance
 from mrt_hpc.domains.math import two_stages, values_differ
-from mrt_hpc.domains.math.answers import braces_balance
 from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS, clean
 from mrt_hpc.domains.math.numbers import power_as_latex
 from mrt_hpc.domains.math.quantities import evaluated, is_fraction, quantities_agree, read_quantity
@@ -38,15 +38,6 @@ two_stages.install()
 values_differ.install()
 for _module in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_module).setLevel(logging.ERROR)  # they warn that their time-out is off, which is meant
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What math-verify makes of one answer."""
-
-    correct: bool
-    readable: bool
-    """False where the answer is no expression that math-verify can read."""
 
 
 def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from mrt_hpc.domains.math.answers import braces_balance
+from mrt_hpc.domains.boxed import braces_balance
 from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS
 from mrt_hpc.domains.math.numbers import Number, leading_number, numbers_agree
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.math.quantities import read_quantity
+from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.roles.preparation.prompt_lengths import problem_files
 from mrt_hpc.roles.sampling.serving import grader_pool
 from mrt_hpc.run.data import read_problems
 
 if TYPE_CHECKING:
+    from mrt_hpc.roles.preparation.prompt_lengths import ProblemFile
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
 
@@ -21,16 +22,16 @@ log = logging.getLogger(__name__)
 
 
 def name_unreadable(task: Task) -> None:
-    """Warn of every file of problems with gold answers that are no expression to the grader.
+    """Warn of every file of problems with gold answers that its verifier cannot read.
 
-    Numbers need no look, so that a run whose gold answers are numbers starts no grader process here.
+    A run whose gold answers can all be read at once, as numbers can, starts no grader process here.
 
     Raises:
         UserError: the grader processes cannot be started.
     """
     for source in problem_files(task):
         problems = read_problems(source.path)
-        if unreadable := _unreadable(task, [p for p in problems if read_quantity(p.answer) is None]):
+        if unreadable := _unreadable(task, source, problems):
             names = ", ".join(p.id for p in unreadable[:NAMED]) + (" ..." if len(unreadable) > NAMED else "")
             log.warning(
                 "%s: the grader cannot read %d of %d gold answers of %s, so an answer in another spelling scores 0; "
@@ -39,9 +40,12 @@ def name_unreadable(task: Task) -> None:
             )  # fmt: skip
 
 
-def _unreadable(task: Task, problems: list[Problem]) -> list[Problem]:
-    if not problems:
-        return []
-    with grader_pool(task) as pool:
-        readable = pool.readable_all([problem.answer for problem in problems])
-    return [problem for problem, is_readable in zip(problems, readable, strict=True) if not is_readable]
+def _unreadable(task: Task, source: ProblemFile, problems: list[Problem]) -> list[Problem]:
+    verifier = verifier_of(source.section, task.recipe.grading)
+    known = {problem.id: verifier.reads(problem.answer) for problem in problems}
+    unknown = [problem for problem in problems if known[problem.id] is None]
+    if unknown:
+        with grader_pool(task, source.section) as pool:
+            readable = pool.readable_all([problem.answer for problem in unknown])
+        known |= {problem.id: found for problem, found in zip(unknown, readable, strict=True)}
+    return [problem for problem in problems if not known[problem.id]]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.inference.prompting import Prompter
+    from mrt_hpc.recipe.schema import ProblemSource
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
 
@@ -58,6 +59,8 @@ class ProblemFile:
 
     field: str
     """Of the recipe, which names where they come from."""
+    section: ProblemSource
+    """What that field holds."""
     path: Path
     least: int
     """How many there must be."""
@@ -68,13 +71,16 @@ def problem_files(task: Task) -> list[ProblemFile]:
     recipe, layout = task.recipe, task.layout
     training = []
     if recipe.algorithm.samples_rollouts or recipe.algorithm.collects:
-        training = [ProblemFile("data", layout.train_data, recipe.sampling.problems_per_iteration or 1)]
+        training = [
+            ProblemFile("data", recipe.problems, layout.train_data, recipe.sampling.problems_per_iteration or 1)
+        ]
     return [*training, *(benchmark_file(task, benchmark.name) for benchmark in recipe.evaluation.benchmarks)]
 
 
 def benchmark_file(task: Task, name: str) -> ProblemFile:
     """The file of a benchmark's problems."""
-    return ProblemFile(f"benchmark {name}", task.layout.benchmark_data(name), 1)
+    section = next(b.problems for b in task.recipe.evaluation.benchmarks if b.name == name)
+    return ProblemFile(f"benchmark {name}", section, task.layout.benchmark_data(name), 1)
 
 
 def long_prompts(prompter: Prompter, problems: list[Problem], limit: int) -> dict[str, int]:

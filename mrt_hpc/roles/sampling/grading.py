@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.math.answers import extract_answer
 from mrt_hpc.domains.pool import GraderPool, Verdict, VerdictStatus
 from mrt_hpc.mrt.values import variance_of_progress
 from mrt_hpc.provers.base import GradedBoundary
@@ -85,13 +84,13 @@ class TraceGrader:
         cut = trace.completion.finish_reason is not FinishReason.STOP
         if self.thought_end or trace.start.forced == 0:
             return self._after_thought(trace.text if self.thought_end else trace.answer_text, cut)
-        return extract_answer(trace.answer_text, cut=cut)
+        return self.pool.verifier.extract(trace.answer_text, cut=cut)
 
     def _after_thought(self, text: str, cut: bool) -> str | None:
         """The answer behind a thought; without tags the last box ends the thought, and a cut text may have had more."""
         if self.thought_end:
-            return extract_answer(text, thinking=True, thought_end=self.thought_end, cut=cut)
-        return None if cut else extract_answer(text)
+            return self.pool.verifier.extract(text, thinking=True, thought_end=self.thought_end, cut=cut)
+        return None if cut else self.pool.verifier.extract(text)
 
     async def _rewards(self, answers: set[str], gold: str) -> dict[str, float]:
         """Of answers that nobody gave: half-written ones are no trouble worth telling."""
@@ -113,7 +112,7 @@ class TraceGrader:
         """What a branch answers; one that thinks is read as a trace is."""
         cut = branch.finish_reason is not FinishReason.STOP
         if self.asking is None or not self.asking.branches_think:
-            return extract_answer(branch.text, cut=cut)
+            return self.pool.verifier.extract(branch.text, cut=cut)
         return self._after_thought(branch.text, cut)
 
     def _learn(self, problem_id: str, answer: str | None, branches: list[Branch]) -> None:

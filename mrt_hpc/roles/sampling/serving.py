@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.attached_server import AGAIN, AttachedServer
 from mrt_hpc.inference.client import connect
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.server_control import Server
     from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.recipe.schema import ProblemSource
     from mrt_hpc.roles.task.context import Task
 
 log = logging.getLogger(__name__)
@@ -277,13 +279,18 @@ async def restart_when_hung(
 
 
 @contextmanager
-def grader_pool(task: Task) -> Iterator[GraderPool]:
-    """The grader processes of this task."""
+def grader_pool(task: Task, problems: ProblemSource) -> Iterator[GraderPool]:
+    """The grader processes of this task.
+
+    Args:
+        task: whose.
+        problems: the section of the recipe that the problems are from: it names their verifier.
+    """
     grading = task.recipe.grading
     with GraderPool(
+        verifier_of(problems, grading),
         grading.processes,
         grading.time_limit_s,
         memory_limit_gib=grading.memory_limit_gib,
-        strict=grading.strict,
     ) as pool:
         yield pool

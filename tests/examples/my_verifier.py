@@ -1,0 +1,38 @@
+"""A verifier of a user's own, as it lies beside a recipe: multiple choice whose answer stands in the last line.
+
+CONTRIBUTING explains it; tests/unit/test_verifiers.py runs it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mrt_hpc.domains.base import Judgement, Verifier, after_thought
+from mrt_hpc.domains.boxed import THOUGHT_END
+
+LAST_LINE = re.compile(r"answer:\s*\(?([A-Z])\)?\.?\s*\Z", re.IGNORECASE)
+
+
+class LastLineChoice(Verifier):
+    """The letter after `Answer:` in the last line of the completion."""
+
+    reads_boxes = False
+    type: str
+    choices: int = 4
+    """The number of choices: 4 are A to D."""
+
+    def extract(
+        self, text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
+    ) -> str | None:
+        """The letter in the last line after the thought; None for a text that was cut, which has none."""
+        said = after_thought(text, thinking=thinking, thought_end=thought_end)
+        found = LAST_LINE.search(said) if said is not None and not cut else None
+        return found[1].upper() if found else None
+
+    def certain(self, answer: str, gold: str) -> bool | None:  # noqa: ARG002
+        """A letter beyond the choices is wrong; whether others are right is decided in a process of its own."""
+        return False if ord(answer) - ord("A") >= self.choices else None
+
+    def judge(self, answer: str, gold: str) -> Judgement:
+        """Whether the letters are equal."""
+        return Judgement(correct=answer == gold.strip().upper(), readable=True)

@@ -1,0 +1,185 @@
+"""Verifiers: what each takes for an answer, which of them are right, and one that the package does not know."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from ruamel.yaml import YAML
+
+from mrt_hpc.domains.choice import ChoiceVerifier
+from mrt_hpc.domains.exact import ExactVerifier
+from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.domains.pool import GraderPool, VerdictStatus
+from mrt_hpc.domains.python import PythonVerifier
+from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Grading, JsonlProblems
+from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.run.evaluation_settings import settings_of
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from mrt_hpc.domains.base import Verifier
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "tests" / "examples" / "my_verifier.py"
+RECIPE = ROOT / "recipes" / "small_world" / "grpo.yaml"
+PROGRAM = "def double(x):\n    return 2 * x"
+ASSERTIONS = "assert double(3) == 6\nassert double(0) == 0"
+
+
+@pytest.mark.parametrize("answer", ["B", " b ", "(B)", "(B) Paris", "[B]", "B.", "B. Paris", "\\text{B}", "B: Paris"])
+def test_letters_of_a_choice(answer: str) -> None:
+    assert ChoiceVerifier().certain(answer, "B")
+    assert not ChoiceVerifier().certain(answer, "C")
+    assert ChoiceVerifier().judge(answer, "(C)").readable
+
+
+@pytest.mark.parametrize("answer", ["E", "Paris", "", "BC", "7", "A and B"])
+def test_what_is_no_letter_of_a_choice_is_wrong(answer: str) -> None:
+    assert not ChoiceVerifier().certain(answer, "B")
+    assert not ChoiceVerifier().judge(answer, "B").readable
+    assert ChoiceVerifier(choices=5).letter("E") == "E"
+
+
+def test_exact_text() -> None:
+    assert ExactVerifier().certain(" Paris\n", "Paris")
+    assert not ExactVerifier().certain("paris", "Paris")
+    assert ExactVerifier(ignore_case=True).certain("paris", "Paris")
+
+
+def test_a_program_is_the_last_whole_block_after_the_thought() -> None:
+    verifier = PythonVerifier()
+    text = f"```python\nfirst\n```</think>Here:\n```python\n{PROGRAM}\n```\nDone."
+    assert verifier.extract(text, thinking=True) == PROGRAM
+    assert verifier.extract("```python\nx = 1\n```", thinking=True) is None, "the thought has not ended"
+    assert verifier.extract(f"{text}\n```python\ncut of", thinking=True, cut=True) is None
+    assert verifier.extract("</think>no code", thinking=True) is None
+
+
+@pytest.mark.parametrize(
+    ("program", "correct", "readable"),
+    [
+        (PROGRAM, True, True),
+        ("def double(x):\n    return x", False, True),
+        ("def double(x:\n    return x", False, False),
+        ("while True:\n    pass", False, True),
+        ("x = 'a' * 10**10\ndef double(x):\n    return 2 * x", False, True),
+        ("open('big', 'wb').write(bytes(20 * 2**20))\n" + PROGRAM, False, True),
+        ("import os\nassert os.listdir() == [] and 'WANDB_API_KEY' not in os.environ\n" + PROGRAM, True, True),
+    ],
+)
+def test_a_program_is_right_where_it_passes_its_assertions_within_its_limits(
+    monkeypatch: pytest.MonkeyPatch, program: str, correct: bool, readable: bool
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    judged = PythonVerifier(time_limit_s=1.0, memory_limit_gib=0.5).judge(program, ASSERTIONS)
+    assert (judged.correct, judged.readable) == (correct, readable)
+
+
+def test_what_a_program_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    waiting = f"import time; time.sleep(2); open({str(late)!r}, 'w')"
+    child = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {waiting!r}])"
+    assert PythonVerifier().judge(f"{child}\n{PROGRAM}", ASSERTIONS).correct
+    with pytest.raises(UserError):
+        wait_until(late.exists, reason="a file that must never come", deadline_s=3)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "pairs", "expected"),
+    [
+        (ChoiceVerifier(), [("(B)", "B"), ("A", "B"), ("all", "B")], [1.0, 0.0, 0.0]),
+        (ExactVerifier(), [("a", "a"), ("b", "a")], [1.0, 0.0]),
+        (
+            PythonVerifier(),
+            [(PROGRAM, ASSERTIONS), ("def double(x): return 0", ASSERTIONS), ("(", ASSERTIONS)],
+            [1.0, 0.0, 0.0],
+        ),
+        (MathVerifier(), [("\\frac{2}{4}", "\\frac{1}{2}")], [1.0]),
+    ],
+    ids=lambda value: getattr(value, "type", ""),
+)
+def test_the_pool_grades_by_its_verifier(
+    verifier: Verifier, pairs: list[tuple[str | None, str]], expected: list[float]
+) -> None:
+    with GraderPool(verifier, processes=1) as pool:
+        verdicts = pool.grade_all(pairs)
+    assert [verdict.reward for verdict in verdicts] == expected
+
+
+def test_math_takes_over_how_strict_grading_is() -> None:
+    problems = JsonlProblems(path="p")
+    assert verifier_of(problems, Grading()) == MathVerifier(strict=True)
+    assert verifier_of(problems, Grading(strict=False)) == MathVerifier(strict=False)
+    lenient = JsonlProblems(path="p", verifier=MathVerifier(strict=False))
+    assert verifier_of(lenient, Grading()) == MathVerifier(strict=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("data.verifier={type: chioce}", "choice is the nearest"),
+        ("data.verifier={type: choice, choices: 1}", "data.verifier.choices"),
+        ("data.verifier={type: exact, strict: true}", "data.verifier.strict"),
+    ],
+)
+def test_fields_of_a_verifier_are_checked(option: str, words: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        load_recipe(RECIPE, (option,))
+    assert words in str(refusal.value)
+
+
+def test_a_prover_that_opens_a_box_is_refused_where_no_box_is_read() -> None:
+    online = RECIPE.with_name("mrt_online.yaml")
+    changes = ("prover={type: boxed_answer, temperature: 1.0}", "data.verifier={type: python}")
+    with pytest.raises(UserError, match="one that opens no box"):
+        load_recipe(online, changes)
+
+
+# -- one that the package does not know
+
+
+@pytest.fixture
+def own_recipe(tmp_path: Path) -> Path:
+    name = f"verifier_{tmp_path.name}"
+    shutil.copy(EXAMPLE, tmp_path / f"{name}.py")
+    yaml = YAML(typ="safe", pure=True)
+    own = {
+        "extends": str(RECIPE),
+        "name": "mine",
+        "data": {"verifier": {"type": f"{name}:LastLineChoice", "choices": 3}},
+    }
+    yaml.dump(own, tmp_path / "mine.yaml")
+    return tmp_path / "mine.yaml"
+
+
+def test_a_verifier_beside_the_recipe_grades_in_the_pool(own_recipe: Path) -> None:
+    recipe = load_recipe(own_recipe)
+    verifier = verifier_of(recipe.problems, recipe.grading)
+    assert verifier.extract("<think>B?</think>So it is\nAnswer: (c).", thinking=True) == "C"
+    assert verifier.extract("<think>Answer: B", thinking=True) is None
+    with GraderPool(verifier, processes=1) as pool:
+        right, wrong, beyond, none = pool.grade_all([("C", "c"), ("A", "C"), ("D", "C"), (None, "C")])
+    assert (right.reward, wrong.reward, beyond.reward) == (1.0, 0.0, 0.0)
+    assert none.status is VerdictStatus.NO_ANSWER
+
+
+def test_evaluations_by_another_verifier_are_other_evaluations(tmp_path: Path) -> None:
+    """And those of runs that name none keep their digest."""
+
+    def digest(verifier: str | None) -> str:
+        named = "" if verifier is None else f", verifier: {{type: {verifier}}}"
+        problems = f"{{type: small_world, split: held_out, problems: 4{named}}}"
+        recipe = load_recipe(RECIPE, (f"evaluation.benchmarks=[{{name: b, samples: 2, problems: {problems}}}]",))
+        layout = create_or_open(tmp_path / f"run-{verifier}", recipe, compile_plan(recipe, LocalSite()))
+        return settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).now.sampled
+
+    assert digest(None) == digest("math")
+    assert len({digest("math"), digest("exact"), digest("choice")}) == 3
