@@ -15,7 +15,7 @@ _CHOICE = re.compile(
     r"(?:[(\[]\s*([A-Za-z])\s*[)\]]\s*\}?(?:\W.*)?|([A-Za-z])\s*\}?\s*(?:[.:,)].*)?)",
     re.DOTALL,
 )
-"""A letter in brackets, whatever follows; or alone, or before a full stop, a colon, a comma or a bracket and the choice;
+"""A letter in brackets, whatever follows; or alone, or before a full stop, a colon, a comma or a bracket and a choice;
 each may stand in a LaTeX text command.
 """
 
