@@ -1,0 +1,64 @@
+"""What CONTRIBUTING tells to add can be added as it says: every block of it is run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mrt_hpc.cli.main import main
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.site import LocalSite
+from mrt_hpc.run.data import read_problems
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+
+
+def blocks(heading: str) -> dict[str, str]:
+    """The blocks of one section, by their language."""
+    section = TEXT.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return dict(BLOCK.findall(section))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a user writes a recipe; the examples lie beside it under their own names."""
+    for example in ("my_method.py", "my_verifier.py"):
+        shutil.copy(ROOT / "tests" / "examples" / example, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("heading", ["Add an algorithm", "Add a prover", "Add a verifier", "Add a benchmark"])
+def test_what_is_added_to_a_recipe_makes_a_run(folder: Path, heading: str) -> None:
+    found = blocks(heading)
+    (folder / "my_recipe.yaml").write_text(found["yaml"])
+    (folder / "sums.jsonl").write_text(found.get("json", ""))
+    recipe = load_recipe(folder / "my_recipe.yaml")
+    layout = create_or_open(folder / "run", recipe, compile_plan(recipe, LocalSite()))
+    kept = {path.name for path in layout.code.glob("*.py")}
+    assert kept == {f"{module}.py" for module in re.findall(r'"(my_\w+):', found["yaml"])}
+    if "json" in found:
+        assert [p.answer for p in read_problems(layout.benchmark_data("sums"))] == ["4", "7"]
+
+
+def test_a_site_is_a_file(folder: Path) -> None:
+    (folder / "mycluster.yaml").write_text(blocks("Add a site")["yaml"])
+    command = ["plan", "mrt_online", "--site", str(folder / "mycluster.yaml"), "--sbatch"]
+    printed = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert printed.exit_code == 0
+    assert "#SBATCH --account=my-project" in printed.output
+    assert "module load python" in printed.output
+
+
+@pytest.mark.parametrize(
+    "path", re.findall(r"\]\(((?:tests|mrt_hpc)/[^)]+)\)|`((?:mrt_hpc|tests|slurm)/[\w/.]+\.\w+)`", TEXT)
+)
+def test_every_file_that_it_names_is_there(path: tuple[str, str]) -> None:
+    assert (ROOT / (path[0] or path[1])).exists()
