@@ -25,6 +25,7 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.session import ProverFactory, ProverModel
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
+from mrt_hpc.roles.sampling.prefetch import Prefetch
 from mrt_hpc.roles.sampling.serving import (
     client_of,
     collecting_weights,
@@ -272,6 +273,8 @@ class Worker:
     """What the server holds."""
     loading_s: float = 0.0
     """What it took to load them for the round under way."""
+    prefetch: Prefetch | None = None
+    """What was verified while the last round was sampled."""
 
     @staticmethod
     def of(task: Task, problems: list[Problem], weights: Weights) -> Worker:
@@ -293,14 +296,24 @@ class Worker:
         started = time.monotonic()
         try:
             if not self._is_loaded(work.version):
-                verified = collecting_weights if is_collection(work.iteration) else verified_weights
-                self._load(verified(self.task, work.version), server)
+                self._load(self._verified(work), server)
         except DamagedError as damage:
             log.warning("the trainer has to publish weights version %d again: %s", work.version, damage)
             return False
         finally:
             self.loading_s = time.monotonic() - started
         return True
+
+    def _verified(self, work: Round) -> Weights:
+        """A round's weights: as they were verified while the last round was sampled, else verified now.
+
+        Raises:
+            DamagedError: they are damaged.
+        """
+        if self.prefetch is not None and (ready := self.prefetch.weights(work.version)) is not None:
+            return ready
+        verified = collecting_weights if is_collection(work.iteration) else verified_weights
+        return verified(self.task, work.version)
 
     def _is_loaded(self, version: int) -> bool:
         """Whether the published version is the one that the server holds, by its number and digest."""
@@ -318,8 +331,18 @@ class Worker:
     def sample(self, work: Round, equipment: Equipment) -> None:
         """Claim, sample, grade and commit."""
         clock = _Clock(waiting=work.waited_s, loading=self.loading_s)
-        count = run_until_told(self.task.notice, self._sample(work, equipment, clock))
+        self.prefetch = Prefetch(self.task.layout, self.weights.version, self._last_version(work))
+        with self.prefetch.running():
+            count = run_until_told(self.task.notice, self._sample(work, equipment, clock))
         log.info("iteration %d: %d groups in %.1f s", work.iteration, count, clock.now)
+
+    def _last_version(self, work: Round) -> int:
+        """The newest weights version that may be published while a round is sampled, and sampled with afterwards. A
+        policy that may not lag behind is trained only when all is sampled.
+        """
+        if is_collection(work.iteration) or not self.task.recipe.schedule.max_staleness:
+            return work.version
+        return self.task.job.end_iteration - 1
 
     async def _sample(self, work: Round, equipment: Equipment, clock: _Clock) -> int:
         """Sample, grade and commit; what is finished is graded and committed while the rest is sampled."""

@@ -20,7 +20,7 @@ from mrt_hpc.run.atomic import checksums, commit_directory, temporary_sibling, t
 from mrt_hpc.run.retries import error_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 MANIFEST = "MANIFEST.json"
@@ -159,8 +159,12 @@ def _inside(name: str) -> str:
     return name
 
 
-def verify(directory: Path) -> Manifest:
+def verify(directory: Path, read: Callable[[Sequence[Path]], Iterable[str]] = checksums) -> Manifest:
     """Compare every file with the manifest.
+
+    Args:
+        directory: what is verified.
+        read: gives the SHA-256 of each file, in their order.
 
     Raises:
         DamagedError: naming the first file that is missing, cut short or changed.
@@ -170,7 +174,7 @@ def verify(directory: Path) -> Manifest:
     for file, (size, digest) in zip(files, manifest.files.values(), strict=True):
         if not file.is_file() or file.stat().st_size != size:
             raise _differs(file, size, digest)
-    for file, (size, digest), found in zip(files, manifest.files.values(), checksums(files), strict=True):
+    for file, (size, digest), found in zip(files, manifest.files.values(), read(files), strict=True):
         if found != digest:
             raise _differs(file, size, digest)
     return manifest

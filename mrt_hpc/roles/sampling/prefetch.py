@@ -1,0 +1,120 @@
+"""The next weights version, verified while the server still samples with the one before.
+
+The switch to it then costs the loading alone, which reads from the page cache of the machine what was verified.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.run.atomic import checksum, tree
+from mrt_hpc.run.manifest import verify
+from mrt_hpc.run.weights import Weights, published_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.run.layout import RunLayout
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Between two looks for a newer version."""
+
+FileStamp = tuple[str, int, int, int, int]
+"""Path of a file, its inode, bytes, and the times (ns) of the last change of its content and of its inode."""
+
+
+class _OverError(Exception):
+    """The round is over before all files were read."""
+
+
+@dataclass
+class Prefetch:
+    """Verifies newer weights versions in a thread, for the length of one round of sampling.
+
+    It decides nothing: a version that it finds damaged, or has not read to the end when the round is over, is verified
+    at the switch, as any other.
+    """
+
+    layout: RunLayout
+    newest: int
+    """The newest version that is known: at first the one that the server holds."""
+    last: int
+    """The newest version that the task will sample with; where that is ``newest``, nothing is looked for."""
+    _over: Event = field(default_factory=Event, init=False)
+    _verified: tuple[Weights, list[FileStamp]] | None = field(default=None, init=False)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Look for newer versions within the block. Leaving it waits for nothing: the thread ends after the file that
+        it is reading.
+        """
+        if self.newest < self.last:
+            Thread(target=self._watch, name="prefetch", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._over.set()
+
+    def weights(self, version: int) -> Weights | None:
+        """A version, if it was verified and no file of it has changed since."""
+        if self._verified is None or self._verified[0].version != version:
+            return None
+        weights, stamps = self._verified
+        try:
+            return weights if _stamps(weights.directory) == stamps else None
+        except OSError as error:
+            log.warning("weights version %d is verified again, as its files cannot be opened: %r", version, error)
+            return None
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(LOOK_S):
+                self._look()
+        except _OverError:
+            log.info("weights version %d was not verified to its end while sampling went on", self.newest)
+        except (UserError, OSError) as error:
+            log.warning("weights version %d is verified again before it is loaded: %s", self.newest, error)
+
+    def _look(self) -> None:
+        """Verify the newest version, if there is a newer one than before."""
+        newest = max((v for v in published_versions(self.layout) if v <= self.last), default=self.newest)
+        if newest > self.newest:
+            self.newest = newest
+            directory = self.layout.weights_version(newest)
+            stamps = _stamps(directory)  # before the reading: what changes meanwhile is verified again
+            digest = verify(directory, self._in_turn).digest
+            self._verified = Weights(newest, digest, directory), stamps
+
+    def _in_turn(self, files: Sequence[Path]) -> Iterator[str]:
+        """[files] SHA-256 of each, one file after the other: the cores are the server's and the graders'.
+
+        Raises:
+            _OverError: the round is over.
+        """
+        for file in files:
+            if self._over.is_set():
+                raise _OverError
+            yield checksum(file)
+
+
+def _stamps(directory: Path) -> list[FileStamp]:
+    return sorted(_stamp(file) for file in tree(directory)[1])
+
+
+def _stamp(file: Path) -> FileStamp:
+    """By an open file: a network filesystem asks its server then, where it may remember what it was told before."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return str(file), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
