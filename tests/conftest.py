@@ -12,6 +12,25 @@ settings.register_profile("mrt-hpc", deadline=None)
 settings.load_profile("mrt-hpc")
 
 ROOT = Path(__file__).parents[1]
+FIRST = ("slurm", "chaos", "integration", "install")
+"""Folders in the order in which their tests begin where several processes share the work: the longest first, and unit
+tests last, as they fill what is left.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, those of one file stay together, as they share servers and runs; those
+    on Slurm stay together, as they share a cluster. Unit tests are shared out one by one.
+    """
+    items.sort(key=lambda item: FIRST.index(_folder(item)) if _folder(item) in FIRST else len(FIRST))
+    for item in items:
+        if _folder(item) in FIRST:
+            together = "slurm" if _folder(item) == "slurm" else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(together))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT / "tests").parts[0]
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -31,10 +32,15 @@ def submit(recipe: Path, run: Path, *options: str) -> str:
 
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    """A finished run of the quickstart."""
-    run = tmp_path_factory.mktemp("quickstart") / "run"
-    assert str(run / "report.md") in submit(ROOT / "recipes/quickstart.yaml", run)
-    return RunLayout(run)
+    """A finished run of the quickstart: one for all processes that share the tests."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    layout = RunLayout(shared / "quickstart" / "run")
+    with (shared / "quickstart.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first process makes it, the others wait for that
+        if not layout.report.is_file():
+            assert str(layout.report) in submit(ROOT / "recipes/quickstart.yaml", layout.root)
+    return layout
 
 
 @pytest.fixture(scope="session")
