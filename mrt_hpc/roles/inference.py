@@ -1,6 +1,6 @@
-"""The inference role: rollouts and branches of a segment's iterations, group by group.
+"""The inference role: it samples the rollouts and branches of a segment's iterations, group by group.
 
-The task owns a vLLM server for as long as the segment lasts. It takes leases on groups that nobody samples yet, of the
+The task owns a vLLM server for as long as the segment lasts. It takes leases on groups without a lease, of the
 oldest iteration that is incomplete and for which the weights are fresh enough; samples them, forks branches while the
 prefixes are in the server's cache, grades, and commits each group when its last trace is finished. Tasks may come and
 go at any time: the groups of one that is lost are taken over, and one that comes back finds what is left.
@@ -64,13 +64,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN = 400
-"""Characters of a trace that the log shows, of its beginning and of its end."""
+"""The number of characters that the log shows of the beginning of a trace, and of its end."""
 LOOK_WHILE_STARTING_S = 5.0
-"""Between two looks at whether a starting server is needed."""
+"""Seconds between two checks whether a server that is starting is still needed."""
 
 
 def run(task: Task) -> None:
-    """Sample what is missing of the segment, until its last weights version is published.
+    """Sample the groups that the segment lacks, until its last weights version is published.
 
     Raises:
         UserError: the trainer failed; it does not run, and the nodes are given back; or something in the recipe does
@@ -84,7 +84,9 @@ def run(task: Task) -> None:
     worker = Worker.of(task, problems, weights)
     try:
         with equipped(task, weights, worker.max_model_len, NeedWatch(Rounds(task, len(problems)))) as equipment:
-            while (work := Rounds(task, len(problems)).awaited()) is not None:  # others went on while it started
+            while (
+                work := Rounds(task, len(problems)).awaited()
+            ) is not None:  # # other tasks continued while it started
                 if worker.has_weights(work, equipment.server):
                     worker.sample(work, equipment)
     except NotNeededError:
@@ -103,12 +105,12 @@ class Equipment:
 
 
 class NotNeededError(Exception):
-    """The segment was over before the server had started."""
+    """The segment ended before the server had started."""
 
 
 @contextmanager
 def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch) -> Iterator[Equipment]:
-    """Servers and graders of a task, for the length of the block.
+    """Start the servers and graders of a task for the length of the block.
 
     Raises:
         NotNeededError: the segment was over before.
@@ -139,7 +141,7 @@ class Round:
     iteration: int
     version: int
     positions: list[int]
-    """Free when last looked at; each is claimed when there is room for it."""
+    """The groups that had no lease at the last look; the task claims each when there is room for it."""
     leases: Leases
     waited_s: float
 
@@ -150,7 +152,7 @@ class Rounds:
 
     task: Task
     problems: int
-    """All training problems."""
+    """The number of all training problems."""
     _began: float = field(default_factory=time.monotonic, init=False)
 
     def awaited(self) -> Round | None:
@@ -161,14 +163,14 @@ class Rounds:
         """
         producers = self.task.peers(Role.INFERENCE if self._collects else Role.TRAINER)
         vigil = self.task.vigil("weights or groups to work on", producers)
-        vigil.check()  # what nobody will train on need not be sampled
+        vigil.check()  # groups that will not be trained on need not be sampled
         found = self.task.keep(vigil, self._look)
         return found[0]
 
     @property
     def _collects(self) -> bool:
-        """Whether this task samples what training starts or goes on from: with a version of its own, whatever has been
-        published since.
+        """Whether this task collects the traces that training starts from: with one weights version, even where later
+        ones have been published.
         """
         return is_collection(self.task.iterations[0])
 
@@ -178,15 +180,15 @@ class Rounds:
 
     @property
     def _newest(self) -> int:
-        """The weights version to sample with; -1 where there is none. Version v says that iterations 0 to v - 1 have
-        been trained on.
+        """The weights version to sample with, or -1 without one. Version v means that iterations 0 to v - 1 have been
+        trained on.
         """
         if self._collects:
             return collecting_version(self.task.iterations[0])
         return max(published_versions(self.task.layout), default=-1)
 
     def _look(self) -> tuple[Round | None] | None:
-        """A round, or (None,) when there will be none; None to go on waiting."""
+        """The next round, (None,) if there will be none, or None to continue waiting."""
         newest = self._newest
         missing = self._missing(newest)
         work = self._free_work(newest, missing)
@@ -195,7 +197,7 @@ class Rounds:
         return (None,) if self._over(newest, missing) else None
 
     def _missing(self, newest: int) -> dict[int, list[int]]:
-        """Positions of the groups that are not there, by iteration, of those that are not trained on yet."""
+        """The positions of the groups that are missing, by iteration, of the iterations that are not trained on yet."""
         wanted = [i for i in self.task.iterations if self._collects or i >= newest]
         every = set(range(groups_of(self.task.recipe, wanted[0], self.problems) if wanted else 0))
         missing = {i: sorted(every - positions_there(self.task, i)) for i in wanted}
@@ -210,7 +212,7 @@ class Rounds:
         return None
 
     def _over(self, newest: int, missing: dict[int, list[int]]) -> bool:
-        """Whether the trainer is through with the segment, or can go on by itself and is not at work just now.
+        """Whether the trainer has finished the segment, or is not running and has all groups that it needs.
 
         A trainer at work may still find a group damaged and want it sampled again.
         """
@@ -223,7 +225,9 @@ class Rounds:
         return Leases(task.layout, iteration, Holder(task.job.name, task.index, task.attempt), task.observer)
 
     def _share(self, free: list[int]) -> list[int]:
-        """An equal part of what is free among the tasks at work. Who is through first takes of what is left then."""
+        """An equal part of the free groups for each task at work. The task that finishes first takes from those that
+        are left.
+        """
         lives = self.task.peers(Role.INFERENCE).lives()
         me = (self.task.job.name, self.task.index)
         at_work = sorted({me, *(peer for peer, life in lives.items() if life is PeerStatus.RUNNING)})
@@ -232,13 +236,13 @@ class Rounds:
 
 @dataclass
 class NeedWatch:
-    """Looks now and then whether a server that is starting is needed at all: a start may hang for long."""
+    """Checks at intervals whether a server that is starting is still needed: a start may hang for a long time."""
 
     rounds: Rounds
     _next: float = field(default=0.0, init=False)
 
     def look(self) -> None:
-        """Look, unless the last look was a moment ago.
+        """Check, unless the last check was less than ``LOOK_WHILE_STARTING_S`` ago.
 
         Raises:
             NotNeededError: the segment is over.
@@ -251,7 +255,7 @@ class NeedWatch:
 
 
 def groups_of(recipe: Recipe, iteration: int, problems: int) -> int:
-    """How many groups an iteration has; a collection has one of every problem.
+    """The number of groups of an iteration; a collection has one group for each problem.
 
     Args:
         recipe: the run's.
@@ -263,18 +267,18 @@ def groups_of(recipe: Recipe, iteration: int, problems: int) -> int:
 
 @dataclass
 class Worker:
-    """Samples round after round through one server."""
+    """Samples one round after the other through one server."""
 
     task: Task
     policy: ProverModel
     prover_maker: ProverFactory | None
     problems: list[Problem]
     weights: Weights
-    """What the server holds."""
+    """The weights version that the server holds."""
     loading_s: float = 0.0
-    """What it took to load them for the round under way."""
+    """Seconds that the loading of the weights took for the current round."""
     prefetch: Prefetch | None = None
-    """What was verified while the last round was sampled."""
+    """The weights version that was verified while the last round was sampled."""
 
     @staticmethod
     def of(task: Task, problems: list[Problem], weights: Weights) -> Worker:
@@ -292,7 +296,7 @@ class Worker:
         return sampling.max_prompt_tokens + sampling.max_tokens + question
 
     def has_weights(self, work: Round, server: Server) -> bool:
-        """See to it that the server holds a round's weights; False when they turned out damaged, or gone."""
+        """Make the server hold the weights of a round; False when they were found damaged or missing."""
         started = time.monotonic()
         try:
             if not self._is_loaded(work.version):
@@ -305,7 +309,7 @@ class Worker:
         return True
 
     def _verified(self, work: Round) -> Weights:
-        """A round's weights: as they were verified while the last round was sampled, else verified now.
+        """The weights of a round: as they were verified while the last round was sampled, else verified now.
 
         Raises:
             DamagedError: they are damaged.
@@ -337,15 +341,17 @@ class Worker:
         log.info("iteration %d: %d groups in %.1f s", work.iteration, count, clock.now)
 
     def _last_version(self, work: Round) -> int:
-        """The newest weights version that may be published while a round is sampled, and sampled with afterwards. A
-        policy that may not lag behind is trained only when all is sampled.
+        """The newest weights version that may be published during a round and used after it. With max_staleness 0 the
+        trainer starts only when all groups are sampled.
         """
         if is_collection(work.iteration) or not self.task.recipe.schedule.max_staleness:
             return work.version
         return self.task.job.end_iteration - 1
 
     async def _sample(self, work: Round, equipment: Equipment, clock: _Clock) -> int:
-        """Sample, grade and commit; what is finished is graded and committed while the rest is sampled."""
+        """Sample, grade and commit the groups of a round; finished groups are graded and committed while others are
+        sampled.
+        """
         task, recipe = self.task, self.task.recipe
         context = start_context(task, self.policy.prompter, self.policy.tokens, self.problems, work.iteration)
         starts = algorithm_of(recipe).starts(context)
@@ -360,14 +366,14 @@ class Worker:
         return len(finish.positions)
 
     def _prover_session(self, mu: GenerationClient, iteration: int) -> ProverSession | None:
-        """Who asks about the prefixes of an iteration's traces."""
+        """What asks the prover about the traces of an iteration; None where no boundary is asked about."""
         boundaries = algorithm_of(self.task.recipe).boundaries(iteration)
         if self.prover_maker is None or boundaries is None:
             return None
         return self.prover_maker.session(mu, boundaries)
 
     def _claimed(self, work: Round, starts: Starts, finish: GroupFinisher) -> Iterator[PromptedGroup]:
-        """The round's groups, each claimed in the moment when the sampler has room for it."""
+        """The groups of the round; the task claims each at the moment when the sampler has room for it."""
         drawn = self._drawn(work.iteration)
         for position in work.positions:
             if self.task.retrying(partial(work.leases.claim, position), "a lease"):
@@ -391,10 +397,10 @@ class GroupFinisher:
     weights: Weights
     clock: _Clock
     positions: dict[str, int] = field(default_factory=dict)
-    """Of the problems claimed, by id."""
+    """Position of each claimed problem, by its id."""
 
     async def commit(self, group: list[asyncio.Task[GradedTrace]]) -> None:
-        """Commit a group once it is graded, unless another task was faster."""
+        """Commit a group when it is graded, unless another task has committed it before."""
         generated = self.clock.now
         traces = await graded_in_order(group)
         seconds = {**self.clock.before, "generation": generated, "grading": self.clock.now - generated}
@@ -404,7 +410,7 @@ class GroupFinisher:
 
     def _commit(self, position: int, traces: list[GradedTrace], seconds: dict[str, float]) -> bool:
         if self.task.layout.group_archive(self.work.iteration).exists():
-            return False  # training has passed the iteration: this task was taken for lost
+            return False  # training has passed the iteration: the other tasks took this one for lost
         sampled = sampled_group(traces, seconds)
         return self.task.retrying(
             lambda: commit_group(
@@ -427,7 +433,7 @@ class GroupFinisher:
 
 
 def trace_in_words(rollout: Rollout) -> str:
-    """What a trace looks like, for the log: its beginning and end, escaped, and what was found in it."""
+    """The text that the log shows of a trace: its beginning and end, escaped, and what was found in it."""
     text = rollout.text
     if len(text) > 2 * SHOWN:
         text = f"{text[:SHOWN]} [{len(text) - 2 * SHOWN:,} characters] {text[-SHOWN:]}"
@@ -450,7 +456,7 @@ def rollout_plan(recipe: Recipe, iteration: int, group_size: int) -> RolloutPlan
 
 
 class _Clock:
-    """Wall time of a round: what came before the sampling, and the time since it began."""
+    """The wall time of a round: of the steps before the sampling, and since the sampling began."""
 
     def __init__(self, **before: float) -> None:
         self.before = before

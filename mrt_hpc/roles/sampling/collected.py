@@ -1,4 +1,6 @@
-"""What a weights version has collected for training to start from: read, and asked for again where it is damaged."""
+"""The traces that a weights version has collected for training to start from: they are read, and requested again where
+they are damaged.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Collection:
     version: int
 
     def groups(self) -> Iterator[Group]:
-        """All of them, one at a time, by the problems' positions.
+        """All groups, one at a time, in the order of the problems.
 
         Raises:
             UserError: some are missing or damaged; the job that collects has to run again.
@@ -51,7 +53,7 @@ class Collection:
         return map(self.group, range(len(problems)))
 
     def group(self, position: int) -> Group:
-        """The group of a problem. A damaged one is set aside, and the job that collects runs again.
+        """The group of one problem. A damaged group is set aside, and the job that collects runs again.
 
         Raises:
             DamagedError: it was damaged.
@@ -66,7 +68,7 @@ class Collection:
             raise
 
     def stale_trace(self, position: int) -> Rollout:
-        """The one trace of a problem, to start from.
+        """The one collected trace of a problem.
 
         Raises:
             UserError: it was damaged.
@@ -82,7 +84,7 @@ class Collection:
             ) from damage
 
     def _reopen(self, why: str) -> None:
-        """The collection is not whole any more: the job that collects has to run again."""
+        """Make the job that collects run again: the collection lacks a group."""
         jobs = [job for job in self.task.plan.jobs if collection_of(self.version) in job.iterations]
         self.task.reopen([(job.name, index) for job in jobs for index in range(job.tasks)], why)
 

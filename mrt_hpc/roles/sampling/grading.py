@@ -1,4 +1,4 @@
-"""Traces as they are graded, with their branches and the values of their prefixes; and what a group of them holds."""
+"""Grading: from sampled traces and branches to rewards, values and the records of a group."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class GradedTrace:
     values: list[PrefixValue]
     scoring: ScoringCost
     prefilled: int
-    """Prompt tokens of the rollout that were in no prefix cache."""
+    """The prompt tokens of the rollout that were not in the prefix cache."""
     troubles: int
-    """Answers that hung or could not be read."""
+    """The number of answers that hung or could not be read."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class TraceGrader:
 
     pool: GraderPool
     thought_end: str
-    """The closing tag; empty for a model that writes none."""
+    """The closing tag of the thought; empty for a model that writes none."""
     asking: ProverSession | None = None
-    """None where no values are asked for."""
+    """The prover's session; None where no values are asked for."""
 
     async def grade(self, valued: ValuedTrace) -> GradedTrace:
         """Grade a trace, its branches and known answers together.
@@ -80,26 +80,28 @@ class TraceGrader:
         )
 
     def _answer_of(self, trace: SampledTrace) -> str | None:
-        """What a trace answers; what was forced to answer has no thought left that must end."""
+        """The answer of a trace. A rollout that was forced to answer has no thought that must end first."""
         cut = trace.completion.finish_reason is not FinishReason.STOP
         if self.thought_end or trace.start.forced == 0:
             return self._after_thought(trace.text if self.thought_end else trace.answer_text, cut)
         return self.pool.verifier.extract(trace.answer_text, cut=cut)
 
     def _after_thought(self, text: str, cut: bool) -> str | None:
-        """The answer behind a thought; without tags the last box ends the thought, and a cut text may have had more."""
+        """The answer behind a thought. Without tags the last box ends the thought, and a cut text may have had more to
+        come.
+        """
         if self.thought_end:
             return self.pool.verifier.extract(text, thinking=True, thought_end=self.thought_end, cut=cut)
         return None if cut else self.pool.verifier.extract(text)
 
     async def _rewards(self, answers: set[str], gold: str) -> dict[str, float]:
-        """Of answers that nobody gave: half-written ones are no trouble worth telling."""
+        """The rewards of candidate answers that no branch gave. Half-written candidates are not worth a warning."""
         given = sorted(answers)
         verdicts = await self.pool.grade([(answer, gold) for answer in given], tell=False)
         return {answer: verdict.reward for answer, verdict in zip(given, verdicts, strict=True)}
 
     async def _same(self, branches: Sequence[Branch]) -> dict[str, str]:
-        """Where branches vote: for each answer one that says the same; only answers of one boundary are compared."""
+        """Where branches vote: an equivalent answer for each answer. Only answers at the same boundary are compared."""
         if self.asking is None or not self.asking.estimator.votes:
             return {}
         rewards = {b.answer: b.reward for b in branches if b.answer is not None}
@@ -109,7 +111,7 @@ class TraceGrader:
         return representatives(rewards, equal)
 
     def _answer(self, branch: SampledBranch) -> str | None:
-        """What a branch answers; one that thinks is read as a trace is."""
+        """The answer of a branch. A branch that continues the thought is read as a trace is."""
         cut = branch.finish_reason is not FinishReason.STOP
         if self.asking is None or not self.asking.branches_think:
             return self.pool.verifier.extract(branch.text, cut=cut)
@@ -126,7 +128,7 @@ class TraceGrader:
                 history.learn_unknown(branch.reward)
 
     def _learn_steps(self, valuation: Valuation, branches: list[Branch], rewards: dict[str, float]) -> None:
-        """How branches ended that were right on the way."""
+        """Record how those branches ended that would have been right if their box had closed earlier."""
         if self.asking is None:
             return
         for sampled, branch in zip(valuation.branches, branches, strict=True):
@@ -142,13 +144,13 @@ class TraceGrader:
         answers: list[AnswerProbability],
         same: Mapping[str, str],
     ) -> list[PrefixValue]:
-        """Of all boundaries that were asked about, in their order."""
+        """The values of all boundaries that the prover was asked about, in their order."""
         values: list[PrefixValue] = []
         before: Estimate | None = None
         for plan in plans:
             here = [b for b in branches if b.boundary == plan.boundary]
             known = [a for a in answers if a.boundary == plan.boundary]
-            assert self.asking is not None  # nothing else makes plans
+            assert self.asking is not None  # only a prover makes plans
             estimate = self.asking.estimator.estimate(GradedBoundary(plan, here, known, same))
             noise = float("nan") if before is None else variance_of_progress(before, estimate)
             values.append(trace.value(plan, estimate, noise))
@@ -165,12 +167,12 @@ def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:
 
 
 def pairs_to_compare(answers: set[str], rewards: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Pairs of answers that the grader has to compare: the right ones are known to say the same."""
+    """The pairs of answers that the verifier has to compare: right answers are known to be equivalent."""
     return list(combinations(sorted(a for a in answers if rewards[a] < 1.0), 2))
 
 
 def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, str]]) -> dict[str, str]:
-    """For each answer the first one that says the same.
+    """For each answer the first answer that is equivalent to it.
 
     Args:
         rewards: of all answers; the right ones say the same.
@@ -192,14 +194,14 @@ class GroupGatherer:
     _waiting: dict[str, list[asyncio.Task[GradedTrace]]] = field(default_factory=dict, init=False)
 
     def add(self, problem_id: str, trace: asyncio.Task[GradedTrace]) -> list[asyncio.Task[GradedTrace]] | None:
-        """Add a trace of a problem; the whole group when this was its last."""
+        """Add a trace of a problem. Returns the whole group when this was its last trace, else None."""
         group = self._waiting.setdefault(problem_id, [])
         group.append(trace)
         return self._waiting.pop(problem_id) if len(group) == self.group_size else None
 
 
 async def graded_in_order(group: Sequence[asyncio.Task[GradedTrace]]) -> list[GradedTrace]:
-    """The traces of a group once they are graded, by their number."""
+    """The traces of a group when all are graded, by their number."""
     return sorted(await asyncio.gather(*group), key=lambda t: t.rollout.sample)
 
 

@@ -1,4 +1,4 @@
-"""What of an evaluation's shard is sampled already: one part a problem, committed as soon as it is graded.
+"""The parts of an evaluation's shard: one for each problem, committed when it is graded.
 
 A task that is preempted goes on with the problems that have no part yet. When all are there they are merged into the
 shard, and the parts are removed.
@@ -31,12 +31,13 @@ class Parts:
     task: Task
     directory: Path
     weights: str
-    """Digest of the weights version that is evaluated."""
+    """The digest of the weights version that is evaluated."""
     settings: EvaluationSettings
-    """What the samples have to be made with."""
+    """The settings that the samples have to be made with."""
 
     def sampled(self, positions: range) -> dict[int, Sampled]:
-        """The parts that are there, by position of the problem within the shard.
+        """The parts that are there, by position of the problem within the shard. A damaged part, and one of other
+        weights or settings, is set aside.
 
         A part that is damaged, or that other weights or settings made, is set aside.
         """
@@ -45,7 +46,7 @@ class Parts:
         return {position: part for position, part in found.items() if part is not None}
 
     def commit(self, position: int, sampled: Sampled) -> bool:
-        """Write a problem's part, unless there is one."""
+        """Write the part of a problem, unless it is there."""
         path = self._path(position)
         return self.task.retrying(
             lambda: commit_group(path, sampled, weights=self.weights, settings=self.settings.now.sampled),
@@ -53,7 +54,7 @@ class Parts:
         )
 
     def remove(self) -> None:
-        """Remove all parts, once the shard holds what they held."""
+        """Remove all parts when the shard holds what they held."""
         self.task.retrying(partial(_remove, self.directory), f"removing {self.directory}")
 
     def _path(self, position: int) -> Path:
@@ -76,7 +77,7 @@ class Parts:
 
 
 def merged(parts: Sequence[Sampled]) -> Sampled:
-    """What the parts hold, as one; samples in the order of problem and number."""
+    """All parts as one; samples are in the order of problem and number."""
     return Sampled(
         rollouts=sorted(chain(*(p.rollouts for p in parts)), key=lambda r: (r.problem_id, r.sample)),
         branches=list(chain(*(p.branches for p in parts))),
@@ -87,7 +88,7 @@ def merged(parts: Sequence[Sampled]) -> Sampled:
 
 
 def _together(parts: Sequence[GroupStatistics]) -> GroupStatistics:
-    """Counts are added; of the wall times, which overlap, the longest counts."""
+    """The sum of all counts; of the wall times, which overlap, the longest."""
     counts = {f.name: sum(getattr(p, f.name) for p in parts) for f in fields(GroupStatistics) if f.name != "seconds"}
     phases = {phase for part in parts for phase in part.seconds}
     return GroupStatistics(**counts, seconds={phase: max(p.seconds.get(phase, 0.0) for p in parts) for phase in phases})

@@ -1,4 +1,4 @@
-"""The next weights version, verified while the server still samples with the one before.
+"""Verification of the next weights version while the server still samples with the current one.
 
 The switch to it then costs the loading alone, which reads from the page cache of the machine what was verified.
 """
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Between two looks for a newer version."""
+"""Seconds between two looks for a newer version."""
 
 FileStamp = tuple[str, int, int, int, int]
-"""Path of a file, its inode, bytes, and the times (ns) of the last change of its content and of its inode."""
+"""The path of a file, its inode, its bytes, and the times (ns) of the last change of its content and of its inode."""
 
 
 class _OverError(Exception):
@@ -46,16 +46,16 @@ class Prefetch:
 
     layout: RunLayout
     newest: int
-    """The newest version that is known: at first the one that the server holds."""
+    """The newest known version: at first the one that the server holds."""
     last: int
-    """The newest version that the task will sample with; where that is ``newest``, nothing is looked for."""
+    """The newest version that the task will sample with. The thread starts only if it is newer than ``newest``."""
     _over: Event = field(default_factory=Event, init=False)
     _verified: tuple[Weights, list[FileStamp]] | None = field(default=None, init=False)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Look for newer versions within the block. Leaving it waits for nothing: the thread ends after the file that
-        it is reading.
+        """Look for newer versions within the block. The end of the block waits for nothing: the thread ends after its
+        current file.
         """
         if self.newest < self.last:
             Thread(target=self._watch, name="prefetch", daemon=True).start()
@@ -65,7 +65,7 @@ class Prefetch:
             self._over.set()
 
     def weights(self, version: int) -> Weights | None:
-        """A version, if it was verified and no file of it has changed since."""
+        """A version, if it was verified and its files have not changed since; else None."""
         if self._verified is None or self._verified[0].version != version:
             return None
         weights, stamps = self._verified
@@ -85,12 +85,12 @@ class Prefetch:
             log.warning("weights version %d is verified again before it is loaded: %s", self.newest, error)
 
     def _look(self) -> None:
-        """Verify the newest version, if there is a newer one than before."""
+        """Verify the newest version, if it is newer than the last known one."""
         newest = max((v for v in published_versions(self.layout) if v <= self.last), default=self.newest)
         if newest > self.newest:
             self.newest = newest
             directory = self.layout.weights_version(newest)
-            stamps = _stamps(directory)  # before the reading: what changes meanwhile is verified again
+            stamps = _stamps(directory)  # stamped before the reading: a file that changes meanwhile is verified again
             digest = verify(directory, self._in_turn).digest
             self._verified = Weights(newest, digest, directory), stamps
 
@@ -111,7 +111,7 @@ def _stamps(directory: Path) -> list[FileStamp]:
 
 
 def _stamp(file: Path) -> FileStamp:
-    """By an open file: a network filesystem asks its server then, where it may remember what it was told before."""
+    """The stamp of a file, taken by opening it: a network filesystem then asks its server, and not its own memory."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         found = os.fstat(descriptor)

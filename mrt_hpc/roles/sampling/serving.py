@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEEDS = 2**32
-"""How many seeds there are for a server: vLLM hands its own to numpy, which takes 32 bits."""
+"""The number of seeds for a server: vLLM passes its own to numpy, which takes 32 bits."""
 LOOKS_A_STALL = 5
-"""Looks at a server's counters within the limit after which it counts as hung."""
+"""The number of looks at a server's counters within the limit after which the server counts as hung."""
 
 
 def verified_weights(task: Task, version: int) -> Weights:
-    """A weights version, once its checksums are found right.
+    """A weights version whose checksums are right.
 
     A damaged one is set aside: the trainer publishes it again.
 
@@ -60,14 +60,14 @@ def verified_weights(task: Task, version: int) -> Weights:
                 advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same submit command again",
             ) from damage
         if before is not None and _identity(directory) == before:  # else it has been published again in the meantime
-            if version == task.plan.iterations:  # nobody trains on from there
+            if version == task.plan.iterations:  # no trainer continues from there
                 task.reopen(trainer_to(task.plan, version), f"weights version {version}, its last, was damaged")
             task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
         raise
 
 
 def _identity(directory: Path) -> int | None:
-    """Tells a directory from another that has taken its place."""
+    """The inode of a directory, which differs from that of a directory that has taken its place."""
     try:
         return directory.stat().st_ino
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def _identity(directory: Path) -> int | None:
 
 
 def collecting_weights(task: Task, version: int) -> Weights:
-    """The weights version that a collection is sampled with, once its checksums are found right.
+    """The weights version that a collection is sampled with, verified.
 
     The trainer that published it has ended, and no other trains before the collection is whole: where the version is
     damaged, that one has to publish it again.
@@ -103,7 +103,7 @@ def collecting_weights(task: Task, version: int) -> Weights:
 
 
 def trainer_to(plan: Plan, version: int) -> list[tuple[str, int]]:
-    """The task that ends with the publication of a weights version."""
+    """The task that publishes a weights version at its end."""
     trainers = [job for job in plan.jobs if job.role is Role.TRAINER]
     return [(job.name, 0) for job in trainers if job.end_iteration == version]
 
@@ -215,14 +215,14 @@ def server_settings(
 
 
 def _threads(task: Task) -> int:
-    """As many as the task has cores, unless its environment says otherwise: there the site has the last word."""
+    """The number of the task's cores, unless its environment sets OMP_NUM_THREADS: the site decides there."""
     told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(told) if told.isdecimal() else task.job.resources.cpus_per_rank
 
 
 @asynccontextmanager
 async def client_of(task: Task, server: Server) -> AsyncIterator[GenerationClient]:
-    """A client of the server, which is started again when it dies or hangs, for the length of the block."""
+    """A client of the server for the length of the block. A server that dies or hangs is started again."""
 
     def started_again() -> None:
         task.events.emit(EventKind.SERVER_RESTARTED, version=server.weights_version, server_pid=server.pid)
@@ -243,13 +243,13 @@ async def client_of(task: Task, server: Server) -> AsyncIterator[GenerationClien
         finally:
             watch.cancel()
             if task.notice.leaving:
-                task.notice.announce()  # before the seconds that the server takes
-                server.close()  # what waits for its answers in a thread of the loop waits no longer
+                task.notice.announce()  # recorded before the seconds that the server takes to end
+                server.close()  # threads that wait for its answers stop waiting
             await _ended(watch)
 
 
 async def _ended(watch: asyncio.Task[None]) -> None:
-    """Wait for a cancelled task to end."""
+    """Wait for the end of a cancelled task."""
     with suppress(asyncio.CancelledError):
         await watch
 
@@ -257,13 +257,13 @@ async def _ended(watch: asyncio.Task[None]) -> None:
 async def restart_when_hung(
     server: Server, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
 ) -> None:
-    """Look at a server's counters for ever; restart it when they have stood still while it had work to do. A restart
-    that fails is tried again, and told to whoever waits for samples by the client.
+    """Look at the counters of a server until cancelled, and restart the server when they have not changed while it had
+    work. A restart that fails is tried again; the client raises its error to what waits for samples.
 
     A hung server may still answer, and one that answers nothing for a while may be busy: only work that does not go on
     tells. What work there is the client knows best: the server's own count stands still with its engine.
     """
-    last: int | None = None  # a round that is over before the first look asks nothing
+    last: int | None = None  # a round that ends before the first look asks nothing
     since = time.monotonic()
     while True:
         await asyncio.sleep(limit_s / LOOKS_A_STALL)

@@ -1,5 +1,5 @@
-"""One way of sampling for inference, evaluation and benchmarks: traces, what the prover says of them, and their grades,
-all side by side.
+"""The one way of sampling for inference, evaluation and benchmarks: traces are sampled, valued by the prover and graded
+side by side.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class SamplingSession:
     """Samples groups through one server, asks the prover about each trace at once, and grades in the background."""
 
     generator: Generator
-    """Serves the policy."""
+    """The client of the server that serves the policy."""
     tokens: TokenBytes
-    """Of the policy's tokenizer."""
+    """The tokens of the policy's tokenizer."""
     pool: GraderPool
     plan: RolloutPlan
     """How traces are seeded and cut, and how many a group has."""
     prover: ProverSession | None = None
-    """None asks for no values."""
+    """The prover's session; None asks for no values."""
     concurrency: int = 256
-    """Traces being sampled at once."""
+    """The maximum number of traces that are sampled at a time."""
 
     async def traces(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[tuple[str, asyncio.Task[GradedTrace]]]:
-        """Every trace as soon as it is sampled, with the id of its problem; its grading goes on in the background.
+        """Every trace when it is sampled, with the id of its problem; its grading continues in the background.
 
         Args:
             groups: asked for the next one only when there is room for a trace of it.
@@ -61,7 +61,7 @@ class SamplingSession:
     async def sample(
         self, groups: Iterable[PromptedGroup], finish: Callable[[GradedGroup], Coroutine[None, None, None]]
     ) -> None:
-        """Sample all groups; each is handed to ``finish`` when its last trace is sampled, while others go on.
+        """Sample all groups. Each is handed to ``finish`` when its last trace is sampled, while others continue.
 
         Raises:
             UserError: see ``traces``; or whatever ``finish`` raises. The first failure cancels all else.

@@ -1,4 +1,4 @@
-"""What a role is given: its place in the plan, its recipe, its run directory, and the means to wait for its peers."""
+"""What a role is given: its place in the plan, the recipe, the run directory, and the means to wait for other tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LONGEST_LOOK_S = 0.25
-"""Between two looks at the run directory while a peer works: short beside an iteration, long for a shared filesystem.
+"""The longest pause between two looks at the run directory while another task works, seconds: short beside an
+iteration, long for a shared filesystem.
 """
 
 
@@ -45,19 +46,19 @@ class Task:
     plan: Plan
     job: Job
     index: int
-    """Within the job's array."""
+    """The index of the task within the array of its job."""
     rank: int
     world_size: int
     local_rank: int
     attempt: str
-    """Unique to the attempt, the same for all its ranks."""
+    """A name that only this attempt has; all of its ranks share it."""
     events: EventLog
     observer: Observer
-    """Of the hearts of other tasks."""
+    """Watches the heartbeats of other tasks."""
     time_left_s: float | None = None
     """Seconds to the time limit when the attempt began; None where there is no limit."""
     gone: Gone = never_gone
-    """Tells of the jobs of other tasks what no file of the run can tell."""
+    """Answers whether the jobs of other tasks have left the queue, which no file of the run can say."""
     notice: ShutdownRequest = field(default_factory=ShutdownRequest)
     _began: float = field(default_factory=time.monotonic, init=False)
 
@@ -68,12 +69,12 @@ class Task:
 
     @property
     def seconds_left(self) -> float:
-        """To the time limit; infinite where there is none."""
+        """Seconds to the time limit; infinite where there is none."""
         return inf if self.time_left_s is None else self._began + self.time_left_s - time.monotonic()
 
     @property
     def log_stem(self) -> str:
-        """Start of the names of log files of this attempt."""
+        """The start of the names of this attempt's log files."""
         return f"{self.job.name}.{self.index:05d}.{self.attempt}"
 
     def log(self, what: str) -> Path:
@@ -87,11 +88,11 @@ class Task:
         return Peers(self.layout, jobs, self.observer)
 
     def vigil(self, reason: str, producers: Peers) -> PeerWait:
-        """The watch over those who produce what this task is about to wait for."""
+        """What watches the tasks that produce what this task is about to wait for."""
         return PeerWait(producers, self.recipe.resilience, reason, self.gone)
 
     def keep(self, vigil: PeerWait, condition: Callable[[], T | None]) -> T:
-        """Wait for what the segment's tasks of another role produce.
+        """Wait for what the tasks of another role of the segment produce.
 
         Raises:
             UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
@@ -103,12 +104,13 @@ class Task:
             )
 
     def set_aside(self, paths: Sequence[Path], reason: str) -> None:
-        """Move files of the run away, and say so in the events."""
+        """Move files of the run to ``set_aside``, and record that in the events."""
         for path in self.retrying(lambda: set_aside(self.layout, paths, reason), "what is set aside"):
             self.events.emit(EventKind.SET_ASIDE, path=str(path), reason=reason)
 
     def retrying(self, action: Callable[[], T], what: str) -> T:
-        """Do something to the run directory, with patience for a full disk and fleeting errors.
+        """Do something to the run directory; a full disk is waited for, and passing errors of the filesystem are tried
+        again.
 
         Raises:
             UserError: the disk stayed full for longer than the recipe allows, and this task gives its nodes back.
@@ -116,8 +118,8 @@ class Task:
         return retrying(action, what, self.events.patience)
 
     def reopen(self, tasks: Iterable[tuple[str, int]], why: str) -> None:
-        """What these tasks (job and index) had finished was found damaged: those that are done count as failed, and
-        whoever waits for them ends. The same submit command then runs them again.
+        """Record that what these tasks (job and index) had finished is damaged: tasks that are done count as failed,
+        and tasks that wait for them end. The same submit command then runs them again.
         """
         for job, index in tasks:
             if read_task(self.layout, job, index).state is TaskState.DONE:

@@ -1,4 +1,4 @@
-"""The tasks of another role in the same segment: whether they run, are queued or are gone.
+"""The tasks of another role in the same segment: whether they run, are queued, or will not run again.
 
 Two sources, both files: what each task's last attempt said of itself, and whether its heart beats.
 """
@@ -21,33 +21,36 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 LOOK_EVERY_S = 1.0
-"""Between two looks at the peers during a wait."""
+"""Seconds between two looks at the other tasks during a wait."""
 
 
 Gone = Callable[[tuple[str, ...]], bool]
-"""Whether all of these jobs are known to have left whatever would start them, and will not come back; asked often."""
+"""Answers whether all of these jobs have left the queue (or the process) that would start them, for good. It is called
+often.
+"""
 
 
 def never_gone(_: tuple[str, ...]) -> bool:
-    """Where only the files of the run tell of other jobs."""
+    """The answer where only the files of the run say something about other jobs: they never count as gone."""
     return False
 
 
 class PeerStatus(StrEnum):
-    """How a task fares, as its peers see it."""
+    """The status of a task as other tasks see it."""
 
     QUEUED = "queued"
-    """It does not run, and will."""
+    """It does not run now, and it will run."""
     RUNNING = "running"
     LOST = "lost"
-    """It said that it runs, and its heart stands still: its node is gone, or it hangs."""
+    """It has recorded that it runs, and its heartbeat has stopped: its node is lost, or it hangs."""
     DONE = "done"
     FAILED = "failed"
-    """It will not run again."""
+    """It has failed and will not run again."""
 
 
 class PeersAwayError(UserError):
-    """None of the peers that this task waits for has run for too long; it gives its nodes back until one does.
+    """None of the awaited tasks has run for longer than the recipe allows; this task returns its nodes until one of
+    them runs.
 
     Args:
         why: what has not happened.
@@ -62,11 +65,12 @@ class PeersAwayError(UserError):
             exit_code=ExitCode.GIVE_BACK,
         )
         self.awaited = tuple(job.name for job in peers.jobs)
-        """Names of their jobs."""
+        """The names of their jobs."""
 
 
 class PeersFailedError(UserError):
-    """All peers that this task waits for have failed, or are gone: a consequence; their own words tell the cause.
+    """All awaited tasks have failed, or their jobs are gone. This is a consequence: the records of those tasks name the
+    cause.
 
     Args:
         reason: what is being waited for.
@@ -78,7 +82,7 @@ class PeersFailedError(UserError):
     def __init__(self, reason: str, peers: Peers, advice: str, what: str = "has failed") -> None:
         super().__init__(f"{peers.names} {what}, so this task cannot get {reason}", advice=advice)
         self.awaited = tuple(job.name for job in peers.jobs)
-        """Names of their jobs."""
+        """The names of their jobs."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,11 @@ class Peers:
 
     @property
     def names(self) -> str:
-        """Of their jobs."""
+        """The names of these jobs."""
         return ", ".join(job.name for job in self.jobs)
 
     def lives(self) -> dict[tuple[str, int], PeerStatus]:
-        """How each task fares, by job name and index."""
+        """The status of each task, by job name and index."""
         return {(job.name, index): self._life(job.name, index) for job in self.jobs for index in range(job.tasks)}
 
     def _life(self, job: str, index: int) -> PeerStatus:
@@ -112,12 +116,12 @@ class Peers:
 
 @dataclass
 class PeerWait:
-    """Watches peers during one wait, and ends the wait when it costs more than it can bring."""
+    """Watches other tasks during one wait, and ends the wait when it costs more than it can bring."""
 
     peers: Peers
     limits: Resilience
     reason: str
-    """What is being waited for."""
+    """What this task waits for, for messages."""
     gone: Gone = never_gone
     _began: float = field(default_factory=time.monotonic, init=False)
     _next_look: float = field(default=0.0, init=False)

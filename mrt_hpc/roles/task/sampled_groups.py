@@ -1,4 +1,4 @@
-"""The groups of an iteration as the roles see them: which are there, and what becomes of damaged ones."""
+"""The groups of an iteration as roles see them: which are there, and what happens to damaged ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def positions_there(task: Task, iteration: int) -> set[int]:
-    """Positions of the complete groups of an iteration; an archive that cannot be read is set aside."""
+    """The positions of the complete groups of an iteration. An archive that cannot be read is set aside."""
     try:
         return sampled_positions(task.layout, iteration)
     except DamagedError as damage:
@@ -23,7 +23,7 @@ def positions_there(task: Task, iteration: int) -> set[int]:
 
 
 def set_group_aside(task: Task, iteration: int, position: int, damage: DamagedError) -> None:
-    """Move a damaged group away, so that it can be sampled again; other groups of its archive stay as directories."""
+    """Move a damaged group away, so that it can be sampled again. Other groups of its archive are unpacked and stay."""
     archive, reason = task.layout.group_archive(iteration), f"a damaged group: {damage.what} ({damage.where})"
     if archive.exists():
         task.retrying(partial(unpack, task.layout, iteration), f"unpacking {archive}")

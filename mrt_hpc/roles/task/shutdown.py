@@ -1,4 +1,4 @@
-"""The notice to leave: a signal tells a task to end, and the task says when it can."""
+"""The request to shut down: a signal asks a task to end, and the task says when it can."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Interrupted(SystemExit):
-    """The task was told to stop; it unwinds, and running it again goes on."""
+    """The task was asked to stop. It unwinds, and running it again continues its work."""
 
 
 class RequeueRequested(Interrupted):
-    """The task was told to give its nodes back, and is to be queued again; the message says why."""
+    """The task was asked to return its nodes, and is to be queued again; the message says why."""
 
     def __init__(self, why: str) -> None:
         super().__init__(int(ExitCode.GIVE_BACK))
@@ -29,7 +29,8 @@ class RequeueRequested(Interrupted):
 
 @dataclass
 class ShutdownRequest:
-    """That a task was told to end: raised at once, or, where the role has asked for it, at its next safe point.
+    """The request to end a task: it raises at once, or, where the role has asked for that, at the role's next safe
+    point.
 
     The handlers of signals call ``tell`` and ``force``; they run in the main thread, between two of its instructions.
     """
@@ -39,22 +40,22 @@ class ShutdownRequest:
     _cancel: Callable[[], object] | None = field(default=None, init=False)
     _waiting: bool = field(default=False, init=False)
     leaving: bool = field(default=False, init=False)
-    """Whether it was raised: what unwinds is not unwound anew."""
+    """Whether the request has been raised; it is raised once."""
     found_waiting: bool = field(default=False, init=False)
-    """Whether the task was waiting for its peers when the notice came."""
+    """Whether the task was waiting for other tasks when the request came."""
     record: Callable[[Interrupted], object] | None = None
-    """Writes down how the task ends. A role whose unwinding takes seconds has that done first (see :meth:`announce`):
-    a task that is killed meanwhile has said what becomes of it.
+    """Writes down how the task ends. A role that needs seconds to unwind calls it first (see :meth:`announce`), so that
+    a task that is killed meanwhile has a record.
     """
 
     @property
     def given(self) -> bool:
-        """Whether the task is to leave."""
+        """Whether the task has been asked to end."""
         return self._ending is not None
 
     def tell(self, ending: Interrupted) -> bool:
-        """Give notice; a second one replaces the first (a preemption may be announced, and then come), until the task
-        leaves.
+        """Request the end. A second request replaces the first (a preemption may be announced, and then come), until
+        the task leaves.
 
         Returns:
             True when the role leaves by itself, at its next safe point; False when it is leaving already.
@@ -78,7 +79,7 @@ class ShutdownRequest:
         return False
 
     def force(self) -> None:
-        """There is no more time for a safe point.
+        """Raise the request now: there is no more time for a safe point.
 
         Raises:
             Interrupted: what the notice said.
@@ -88,7 +89,7 @@ class ShutdownRequest:
 
     @contextmanager
     def while_waiting(self) -> Iterator[None]:
-        """Within the block the task waits for its peers."""
+        """Within the block the task waits for other tasks."""
         self._waiting = True
         try:
             yield
@@ -97,7 +98,7 @@ class ShutdownRequest:
 
     @contextmanager
     def at_safe_points(self) -> Iterator[None]:
-        """Within the block a notice waits for :meth:`leave_if_given`."""
+        """Within the block a request waits for :meth:`leave_if_given`."""
         self._safe_points_only = True
         try:
             yield
@@ -106,7 +107,7 @@ class ShutdownRequest:
 
     @contextmanager
     def cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """Within the block a notice calls ``cancel`` and raises nothing."""
+        """Within the block a request calls ``cancel`` and raises nothing."""
         self._cancel = cancel
         try:
             yield
@@ -114,12 +115,12 @@ class ShutdownRequest:
             self._cancel = None
 
     def announce(self) -> None:
-        """Write down how the task ends, if it was told to leave, before it has unwound."""
+        """Write down how the task ends, if it was asked to, before it has unwound."""
         if self._ending is not None and self.record is not None:
             self.record(self._ending)
 
     def raise_if_leaving(self) -> None:
-        """For what a notice has cancelled.
+        """Raise what has cancelled the work of this task, if that was a request.
 
         Raises:
             Interrupted: what the notice said.
@@ -128,7 +129,7 @@ class ShutdownRequest:
             raise self._ending
 
     def leave_if_given(self) -> None:
-        """A safe point.
+        """A safe point: raise the request, if there is one.
 
         Raises:
             Interrupted: what the notice said.
@@ -139,7 +140,7 @@ class ShutdownRequest:
 
 
 def run_until_told(notice: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in an event loop of its own; a notice to leave cancels it, with all that it has started.
+    """Run a coroutine in an event loop of its own; a request to shut down cancels it with all that it has started.
 
     An exception that a signal's handler raises would break out of the loop and leave its tasks pending.
 
@@ -151,13 +152,13 @@ def run_until_told(notice: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         notice.raise_if_leaving()
         raise
-    notice.raise_if_leaving()  # where the cancellation came when all was done
+    notice.raise_if_leaving()  # the cancellation came when all work was done
     return result
 
 
 async def _cancelled_by(notice: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
     cancel = asyncio.current_task(loop := asyncio.get_running_loop()).cancel  # type: ignore[union-attr]
-    with notice.cancelling(lambda: loop.call_soon_threadsafe(cancel)):  # also wakes a loop that sleeps
+    with notice.cancelling(lambda: loop.call_soon_threadsafe(cancel)):  # it also wakes a loop that sleeps
         try:
             return await work
         except asyncio.CancelledError:
