@@ -1,8 +1,8 @@
-"""The evaluation role: one weights version on one part of one benchmark, sampled, graded and committed problem by
-problem, and as a shard when all are there.
+"""The evaluation role: it samples and grades one part of one benchmark with one weights version, commits problem by
+problem, and makes a shard of the problems when all are there.
 
-Whoever finds all shards of a version and benchmark complete writes the summary; it follows from the shards alone, so
-two who write it write the same.
+The task that finds all shards of a version and benchmark complete writes the summary. The summary follows from the
+shards alone, so two tasks that write it write the same.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run(task: Task) -> None:
     """Evaluate this task's unit, unless its shard is there.
 
     Raises:
-        UserError: the weights version is not there, and nobody will publish it.
+        UserError: the weights version is not there, and no trainer will publish it.
     """
     evaluation = UnitEvaluation(task, task.job.evaluations[task.index])
     if evaluation.is_passed_over():
@@ -82,42 +82,40 @@ def run(task: Task) -> None:
 
 @dataclass(frozen=True)
 class UnitEvaluation:
-    """One version, benchmark and problem shard."""
+    """The work of one task: a part of the problems of one benchmark, for one weights version."""
 
     task: Task
     unit: EvaluationUnit
 
     @property
     def benchmark(self) -> Benchmark:
-        """The recipe's entry for it."""
+        """The benchmark in the recipe."""
         return next(b for b in self.task.recipe.evaluation.benchmarks if b.name == self.unit.benchmark)
 
     @property
     def shard(self) -> Path:
-        """Where the samples go."""
+        """The directory of the samples."""
         return self.task.layout.evaluation_shard(self.unit.version, self.unit.benchmark, self.unit.shard)
 
     @property
     def settings(self) -> EvaluationSettings:
-        """What it has to be made with."""
+        """The settings that the samples have to be made with."""
         return settings_of(self.task.layout, self.task.recipe, self.benchmark)
 
     def is_passed_over(self) -> bool:
-        """Whether it cannot be made, as its weights version is there no longer; what other settings made of that
-        version stays.
+        """Whether the evaluation cannot be made, because its weights version was removed. What other settings made of
+        that version stays.
         """
         if self.unit.version not in passed_over(self.task.layout):
             return False
         return not has_samples(self.shard, self.settings)
 
     def is_sampled(self) -> bool:
-        """Whether its shard is there and whole, and made with these settings; any other is set aside."""
+        """Whether the shard is there, whole, and made with these settings. Any other shard is set aside."""
         return self.shard.exists() and self._sampled(self.shard) is not None
 
     def _sampled(self, shard: Path) -> Sampled | None:
-        """What a shard holds; None for a damaged one, or one of other weights than those published or of other
-        settings, which is set aside.
-        """
+        """The content of a shard. None for a damaged one and for one of other weights or settings, which is set aside."""
         try:
             return self.task.retrying(lambda: self._read(shard), f"reading {shard}")
         except DamagedError as damage:
@@ -136,14 +134,14 @@ class UnitEvaluation:
         return sampled
 
     def _published(self) -> str | None:
-        """Digest of the weights version; None while it is not there, or where it is damaged."""
+        """The digest of the weights version; None while the version is not there, and where it is damaged."""
         try:
             return read_manifest(self.task.layout.weights_version(self.unit.version)).digest
         except DamagedError:
             return None
 
     def _await_version(self) -> None:
-        """Wait for the weights version where training has fallen behind it: a checkpoint was damaged.
+        """Wait for the weights version where training has fallen behind it, because a checkpoint was damaged.
 
         Raises:
             UserError: no trainer will publish it.
@@ -166,7 +164,7 @@ class UnitEvaluation:
         self.task.keep(self.task.vigil(f"weights version {version}", trainers), is_there)
 
     def sample(self) -> None:
-        """Sample, grade and commit what the shard lacks, a problem at a time; then the shard."""
+        """Sample, grade and commit the problems that the shard lacks, one at a time; then commit the shard."""
         unit = self.unit
         self._await_version()
         weights = verified_weights(self.task, unit.version)
@@ -248,7 +246,7 @@ class UnitEvaluation:
 
     @property
     def _plan(self) -> RolloutPlan:
-        """Every version meets the same seeds, so that versions are compared on the same draws."""
+        """How traces are sampled. Every version gets the same seeds, so that versions are compared on the same draws."""
         recipe = self.task.recipe
         return RolloutPlan(
             run_seed=derive_seed(recipe.seed, "evaluation", self.unit.benchmark),
@@ -272,7 +270,7 @@ class UnitEvaluation:
         shards = self.task.recipe.evaluation.problem_shards
         paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
         read = [self._sampled(path) for path in paths] if all(path.exists() for path in paths) else [None]
-        if not self.shard.exists():  # set aside, by somebody or just now
+        if not self.shard.exists():  # set aside by another task, or by this one
             raise DamagedError("this task's own shard was damaged", where=self.shard)
         if None in read:
             return
@@ -299,14 +297,14 @@ class UnitEvaluation:
             log.warning("%s", warning)
 
     def _regret(self, parts: list[Sampled]) -> dict[int, dict[str, float]]:
-        """By budget and problem; nothing where no prefix was valued."""
+        """Regret by budget and problem; empty where no prefix was valued."""
         traces = valued_traces(parts, self.task.recipe.evaluation.regret_tokens)
         return {
             budget: regret_by_problem(traces, budget) for budget in self.task.recipe.evaluation.regret_budgets if traces
         }
 
     def _ask_for_again(self, shard: Path) -> None:
-        """The shard of another task of this version and benchmark is damaged: whoever sampled it has to do so again."""
+        """Make the task run again whose shard of this version and benchmark is damaged."""
         for job in self.task.plan.jobs:
             for index, unit in enumerate(job.evaluations):
                 if self.task.layout.evaluation_shard(unit.version, unit.benchmark, unit.shard) == shard:
@@ -320,7 +318,7 @@ class _PartFinisher:
     parts: Parts
     unit: EvaluationUnit
     positions: dict[str, int]
-    """Of the problems sampled, by id."""
+    """The position of each sampled problem, by its id."""
     started: float = field(default_factory=time.monotonic)
 
     async def commit(self, group: list[asyncio.Task[GradedTrace]]) -> None:
@@ -361,7 +359,7 @@ def _branches_by_boundary(parts: Sequence[Sampled]) -> dict[tuple[str, int, int]
 
 
 def _to_answer(rollout: Rollout, branches: Mapping[tuple[str, int, int], list[Branch]]) -> NDArray[np.float64]:
-    """[k + 1] tokens of prompt, prefix, the prover's text and the answers."""
+    """[k + 1] the tokens of prompt, prefix, the prover's text and the answers."""
     where = [(rollout.problem_id, rollout.sample, j) for j in range(len(rollout.boundaries))]
     drawn = [branches.get(key, []) for key in where]
     asked = [[b.prompt_tokens for b in these] for these in drawn]

@@ -1,4 +1,4 @@
-"""The first job: weights version 0, made from the small world or taken from a Hugging Face directory."""
+"""The first job: it makes weights version 0, from the small world or from a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def run(task: Task) -> None:
 
 
 def small_world_prompter(task: Task) -> Prompter:
-    """The prompter of the embedded model before there is one: its tokenizer is the same at every start."""
+    """The prompter of the embedded model before the model is made: its tokenizer is the same at every start."""
     with TemporaryDirectory() as directory:
         build_tokenizer().save_pretrained(directory)
         return Prompter.of(Path(directory), task.recipe.prompt)
 
 
 def check_prover_model(task: Task) -> None:
-    """Refuse another model that serves as prover where it cannot.
+    """Refuse a prover model that cannot be used.
 
     Raises:
         UserError: its architecture is not known here, or its tokenizer loses text.
@@ -129,7 +129,7 @@ def copy_model(source: Path, directory: Path) -> None:
 
 def _warm_start(task: Task, directory: Path) -> None:
     model = task.recipe.model
-    assert isinstance(model, SmallWorldModel)  # the caller saw to that
+    assert isinstance(model, SmallWorldModel)  # the caller has checked that
     habits = Habits(answer_forms=model.answer_forms)
     settings = WarmStartSettings(seed=derive_seed(task.recipe.seed, "warm_start"), habits=habits)
     if model.warm_start_steps is not None:

@@ -1,4 +1,4 @@
-"""The report role: everything the run has measured, as report.md and plots; it says what is missing."""
+"""The report role: it writes everything that the run has measured as report.md and plots, and says what is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 
 def run(task: Task) -> None:
-    """Log the evaluations for W&B, where the recipe asks for it, and write the report, also where logging fails.
+    """Log the evaluations for W&B, where the recipe asks for it, and write the report; the report is written also where
+    logging fails.
 
     Raises:
         UserError: something is missing; the report is written all the same, and says what.
@@ -73,7 +74,7 @@ def measurements(layout: RunLayout, recipe: Recipe) -> Measurements:
 
 
 def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measurements) -> RunSummary:
-    """All that the report tells."""
+    """All that the report shows."""
     waiting = upload(layout)
     packages = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.root}").data
     return RunSummary(
@@ -101,7 +102,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
 
 
 def sampled_files(recipe: Recipe) -> list[RunFile]:
-    """Where the run's samples are."""
+    """The places of the run's samples."""
     algorithm = recipe.algorithm
     collected = [RunFile(what="what version 0 sampled", path="collection/")] if algorithm.collects else []
     if len(algorithm.traces_versions(recipe.schedule.iterations)) > 1:
@@ -111,7 +112,7 @@ def sampled_files(recipe: Recipe) -> list[RunFile]:
 
 
 def settings_table(recipe: Recipe) -> dict[str, str]:
-    """What a reader wants to know of the recipe without opening it."""
+    """The settings of the recipe that a reader wants to see beside the results."""
     sampling, training = recipe.sampling, recipe.training
     algorithm = recipe.algorithm
     table = {"seed": str(recipe.seed), "learning rate": f"{training.learning_rate:g} ({training.schedule})"}
@@ -130,9 +131,7 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
 
 
 def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> RunCost:
-    """What the run has used, by its events; an attempt that was lost without a word counts to the last event of its
-    process.
-    """
+    """What the run has used, by its events. An attempt that was lost counts to the last event of its process."""
     spans = attempt_spans(layout)
     if not spans:
         return RunCost()
@@ -148,7 +147,9 @@ def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[Ite
 
 
 def resources_of(job: str, plan: Plan, recipe: Recipe) -> JobResources:
-    """What a task of a job has; of one that the plan has no longer, as its recipe was changed, what its role has."""
+    """The resources of a task of a job. A job that the plan no longer has, as its recipe was changed, gets those of its
+    role.
+    """
     named = {planned.name: planned.resources for planned in plan.jobs}
     if job in named:
         return named[job]
@@ -156,7 +157,7 @@ def resources_of(job: str, plan: Plan, recipe: Recipe) -> JobResources:
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:
-    """Tokens per second of one inference process while it samples; None where no iteration tells."""
+    """Tokens per second of one inference process while it samples; None where no iteration has measured it."""
     timed = [(m.generated_tokens, m.sampling_seconds) for m in iterations if m.generated_tokens and m.sampling_seconds]
     seconds = sum(seconds for _, seconds in timed)
     return sum(tokens for tokens, _ in timed) / seconds / tasks if seconds else None
@@ -171,12 +172,12 @@ def trained_rate(iterations: Sequence[IterationMetrics], ranks: int) -> float | 
 
 
 def _update_seconds(metrics: IterationMetrics) -> float | None:
-    """Older files name them ``seconds``."""
+    """The seconds of an update. Older files name them ``seconds``."""
     return metrics.trainer.get("seconds_update", metrics.trainer.get("seconds"))
 
 
 def collected_tokens(layout: RunLayout, recipe: Recipe) -> int:
-    """What was sampled for training to start and go on from, by the manifests of its groups."""
+    """The tokens of the traces that training starts from, by the manifests of their groups."""
     collections = map(collection_of, recipe.algorithm.traces_versions(recipe.schedule.iterations))
     groups = [(number, position) for number in collections for position in sampled_positions(layout, number)]
     costs = [sampled_manifest(layout, *group).about["statistics"] for group in groups]

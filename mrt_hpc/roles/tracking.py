@@ -1,4 +1,4 @@
-"""W&B, offline: one run id over all attempts of a run, made when the first of them starts.
+"""W&B, offline: all attempts of a run share one run id, which the first of them makes.
 
 The trainer logs its iterations, and the report, which runs when no trainer does, logs the evaluations.
 """
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
 EVALUATION = "evaluation"
-"""First part of the names of what evaluations measured."""
+"""The first part of the names of what evaluations measured."""
 VERSION = f"{EVALUATION}/version"
-"""W&B draws evaluations over this, the weights version, in place of the step."""
+"""W&B draws evaluations over this, the weights version, instead of the step."""
 
 
 class Tracker:
-    """Logs metrics where the recipe asks for it; without that, does nothing. Use as a context manager."""
+    """Logs metrics where the recipe asks for it, and does nothing elsewhere. Use as a context manager."""
 
     def __init__(self, run: Any = None) -> None:
         self._run = run
 
     @staticmethod
     def of(task: Task) -> Tracker:
-        """The tracker of a task: rank 0 logs, the others do not."""
+        """The tracker of a task: rank 0 logs, the other ranks do not."""
         if not task.recipe.tracking.wandb or task.rank != 0:
             return Tracker()
         task.layout.wandb.mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ class Tracker:
 
 
 def run_id(task: Task) -> str:
-    """The W&B id of the run, written down by the first attempt."""
+    """The W&B id of the run; the first attempt writes it down."""
     path = task.layout.wandb / "run_id"
 
     def write() -> None:
@@ -73,7 +73,7 @@ def run_id(task: Task) -> str:
 
 def _offline_run(task: Task, directory: Path, **settings: Any) -> Any:
     """Begin an offline W&B directory below ``directory``, which exists, with these settings of W&B."""
-    import wandb  # a second's import that most recipes do not ask for
+    import wandb  # takes a second to import, and most recipes do not ask for it
 
     return wandb.init(
         project=task.recipe.tracking.project,
@@ -103,7 +103,7 @@ def log_evaluations(task: Task, evaluations: Sequence[EvaluationSummary]) -> Non
 
 
 def evaluation_row(summary: EvaluationSummary) -> dict[str, float]:
-    """What is logged of one weights version on one benchmark; what was not measured is left out."""
+    """The row of one weights version on one benchmark; what was not measured is left out."""
     measured = {
         "accuracy": summary.accuracy,
         "accuracy_low": summary.low,
@@ -129,7 +129,7 @@ class _Evaluations:
         return self.task.layout.wandb / "evaluations.json"
 
     def log(self, evaluations: Sequence[EvaluationSummary]) -> None:
-        """Log what is new. The directory counts once the record names it."""
+        """Log the new rows. A directory counts when the record names it."""
         self.task.layout.offline_runs.mkdir(parents=True, exist_ok=True)
         self._settle()
         logged: list[dict[str, float]] = self._read()["logged"]
@@ -146,24 +146,24 @@ class _Evaluations:
 
     def _staged(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:
         """A finished offline directory with these rows, whose name is free among those that `wandb sync` looks for: W&B
-        names it by the second in which it is begun.
+        names it by the second in which it begins.
         """
         while self._in_place(directory := self._write(rows, first_step)).exists():
             continue
         return directory
 
     def _in_place(self, directory: Path) -> Path:
-        """Where a finished directory belongs."""
+        """The place of a finished directory."""
         return self.task.layout.offline_runs / directory.name
 
     def _write(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:
-        """A finished offline directory with these rows, where `wandb sync` does not look for it."""
+        """A finished offline directory with these rows, at a place where `wandb sync` does not look."""
         place = temporary_sibling(self.task.layout.wandb / EVALUATION)
         place.mkdir()
         with _offline_run(self.task, place, silent=True) as run:  # it would name the place that the directory leaves
             run.define_metric(VERSION)
             run.define_metric(f"{EVALUATION}/*", step_metric=VERSION)
-            for step, row in enumerate(rows, first_step):  # after those of the iterations: W&B wants them to grow
+            for step, row in enumerate(rows, first_step):  # after those of the iterations: W&B wants steps to grow
                 run.log(row, step=step)
         sync_tree(place)
         (directory,) = place.glob(f"*/{OFFLINE}")

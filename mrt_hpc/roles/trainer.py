@@ -1,4 +1,5 @@
-"""The trainer role: for each iteration of a segment wait for the rollouts, update, publish, checkpoint.
+"""The trainer role: for each iteration of a segment it waits for the rollouts, updates, publishes and writes a
+checkpoint.
 
 The order within an iteration makes every instant safe to be killed at: metrics, then the weights version, so that the
 next rollouts are sampled while the checkpoint is written, then the checkpoint. What lies after the checkpoint resumed
@@ -44,20 +45,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROUND_S = 30.0
-"""Of waiting on rank 0, between two words to the other ranks: short beside the limit on their exchanges."""
+"""Seconds after which rank 0 reports to the other ranks while it waits, well below the time-out of their exchanges."""
 LONGEST_EXCHANGE_S = 1800.0
-"""Between ranks; a rank that waits for room on a full disk has its time on top."""
+"""The time-out of an exchange between ranks, seconds. A rank that waits for room on a full disk gets that time on top.
+"""
 SPARE_S = 60.0
-"""Before the time limit nothing is begun that would end later than this."""
+"""Seconds before the time limit after which the trainer begins nothing that would end later."""
 
 
 class Next(Enum):
-    """What a trainer does next."""
+    """What the trainer does next."""
 
     WAIT = "wait"
     TRAIN = "train"
     PUBLISH = "publish"
-    """The weights version that inference waits for is not there: it was damaged, and set aside."""
+    """The weights version that inference waits for is missing: it was damaged and set aside."""
     LEAVE = "leave"
 
 
@@ -86,8 +88,8 @@ def run(task: Task) -> None:
 
 
 def is_over(task: Task) -> bool:
-    """Whether the segment's last weights version is published, and a checkpoint holds the state that another segment
-    goes on from.
+    """Whether the last weights version of the segment is published, and a checkpoint holds the state that the next
+    segment continues from.
     """
     layout, end = task.layout, task.job.end_iteration
     saved = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints)]
@@ -95,7 +97,7 @@ def is_over(task: Task) -> bool:
 
 
 def trainer_settings(recipe: Recipe) -> TrainerSettings:
-    """The engine's settings: the recipe's training section and what it needs of the others."""
+    """The engine's settings: the recipe's training section, with what it needs of the other sections."""
     learns_rollouts = recipe.algorithm.samples_rollouts
     return TrainerSettings(
         recipe.training,
@@ -109,30 +111,28 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
 
 @dataclass
 class Trainer:
-    """The trained policy and the iteration it is at. Every method is called by all ranks together, unless it says
-    otherwise.
-    """
+    """The trained policy and its iteration. All ranks call every method together, unless the method says otherwise."""
 
     task: Task
     engine: TrainerEngine
     tracker: Tracker
     keeper: Keeper
     intakes: Callable[[int], Intake]
-    """Makes that of each iteration."""
+    """Makes the intake of each iteration."""
     intake: Intake
-    """Of the iteration under way."""
+    """The intake of the current iteration."""
     statements: dict[str, str]
-    """Texts of the training problems by id; none where given samples are learnt."""
+    """The texts of the training problems by id; None where given samples are learnt."""
     _longest_step_s: float = 0.0
 
     @property
     def iteration(self) -> int:
-        """Updates done since the start of the run, which is the number of the weights version it holds."""
+        """The number of updates since the start of the run, which is the weights version that the trainer holds."""
         return self.intake.iteration
 
     @staticmethod
     def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> Trainer:
-        """The trainer as of the newest good checkpoint, or of weights version 0."""
+        """The trainer at the newest good checkpoint, or at weights version 0."""
         layout, recipe = task.layout, task.recipe
         newest = rendezvous.on_rank_zero(lambda: newest_good_checkpoint(task))
         lessons = intakes(task)  # before anything that takes long: given samples may be missing
@@ -164,7 +164,7 @@ class Trainer:
             self._iterate(timeline)
 
     def _await_next_or_save(self) -> Next:
-        """What to do next; before a wait is given up, what no checkpoint has is saved."""
+        """What to do next. Before a wait is given up, the state that no checkpoint has is saved."""
         try:
             return self._await_next()
         except UserError:
@@ -177,11 +177,11 @@ class Trainer:
         """What to do next, the same on every rank."""
         vigil = self.task.vigil(f"rollouts of iteration {self.iteration}", self.intake.samplers)
         while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(vigil))) is Next.WAIT:
-            continue  # no rank waits longer for word from the first than a round
+            continue  # no rank waits longer than a round for the first one
         return what
 
     def _look_for_a_round(self, vigil: PeerWait) -> Next:
-        """On rank 0: what to do next, or WAIT after a round of looking."""
+        """On rank 0: what to do next, or WAIT after a round without an answer."""
         end = time.monotonic() + ROUND_S
 
         def look() -> Next | None:
@@ -199,21 +199,21 @@ class Trainer:
         return Next.TRAIN if self.intake.is_complete() else None
 
     def _refuse_to_be_late(self) -> None:
-        """Give notice to itself where the next step and its checkpoint would not end before the time limit."""
+        """Request the end of this task where the next step and its checkpoint would not end before the time limit."""
         needed = self._longest_step_s + self.keeper.longest_save_s
         if needed and self.task.seconds_left < needed + SPARE_S and not self.task.notice.given:
             left = f"{self.task.seconds_left:.0f} s are left, and a step with its checkpoint takes {needed:.0f} s"
             self.task.notice.tell(RequeueRequested(f"gave the nodes back: {left}"))
 
     def _leave(self) -> None:
-        """Save what no checkpoint has, and leave.
+        """Save the state that no checkpoint has, and leave.
 
         Raises:
             Interrupted: always.
         """
         self.keeper.save(self.iteration)
         self.task.notice.leave_if_given()
-        raise Interrupted(128 + 15)  # the first rank was told, this one not yet
+        raise Interrupted(128 + 15)  # the first rank had the request, this one not yet
 
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, publish, checkpoint."""
@@ -225,7 +225,7 @@ class Trainer:
         done, self.intake = self.iteration, self.intakes(self.iteration + 1)
         self.keeper.emit(EventKind.STEP, iteration=done)
         if checkpoint_due := self._checkpoint_due():
-            # The metrics come first: a checkpoint says that its iteration is wholly accounted for.
+            # The metrics come first: a checkpoint means that its iteration is wholly accounted for.
             self.keeper.write_metrics(self._metrics(done, lesson, stats, timeline))
         with timeline.phase("publishing"):
             self.keeper.publish(self.iteration)
@@ -241,7 +241,9 @@ class Trainer:
             log.warning("%s", warning)
 
     def _checkpoint_due(self) -> bool:
-        """At the recipe's interval, and at the end of a segment, where another job takes over."""
+        """Whether a checkpoint is written now: at the recipe's interval, and at the end of a segment, where another job
+        continues.
+        """
         return (
             self.iteration % self.task.recipe.training.checkpoint_every == 0
             or self.iteration == self.task.job.end_iteration

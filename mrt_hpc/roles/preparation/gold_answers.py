@@ -1,4 +1,6 @@
-"""Names the gold answers that the grader cannot read, before anything is sampled: only their own text equals them."""
+"""A warning about gold answers that their verifier cannot read, before anything is sampled: only their own text equals
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from mrt_hpc.run.records import Problem
 
 NAMED = 20
-"""Problem ids in a line of the log."""
+"""The number of problem ids in a line of the log."""
 
 log = logging.getLogger(__name__)
 

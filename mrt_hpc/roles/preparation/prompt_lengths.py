@@ -1,4 +1,4 @@
-"""Whether every prompt of a run fits, known before anything is sampled: training problems and benchmarks alike."""
+"""The check whether every prompt of a run fits, before anything is sampled: training problems and benchmarks alike."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_prompts(task: Task, prompter: Prompter) -> None:
 
 
 def check_benchmark(task: Task, name: str, prompter: Prompter) -> None:
-    """The same for one benchmark, which may have been added after the first job.
+    """Check the prompts of one benchmark, which may have been added after the first job.
 
     Of several tasks that do this at once each writes the same.
 
@@ -55,15 +55,15 @@ def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
 
 @dataclass(frozen=True)
 class ProblemFile:
-    """Problems of the run."""
+    """A file of problems of the run."""
 
     field: str
-    """Of the recipe, which names where they come from."""
+    """The field of the recipe that names where the problems come from."""
     section: ProblemSource
-    """What that field holds."""
+    """The section of the recipe in that field."""
     path: Path
     least: int
-    """How many there must be."""
+    """The number of problems that there must be."""
 
 
 def problem_files(task: Task) -> list[ProblemFile]:
@@ -103,7 +103,7 @@ def _too_long(source: ProblemFile, long: dict[str, int], count: int, limit: int)
 
 
 def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: dict[str, int]) -> None:
-    """Take the problems with long prompts out of the run's copy of the data, and write down which they were."""
+    """Take the problems with long prompts out of the run's copy of the data, and record which they were."""
     kept = [problem for problem in problems if problem.id not in long]
     if len(kept) < source.least:
         raise UserError(
@@ -114,7 +114,7 @@ def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: d
             advice="raise sampling.max_prompt_tokens, or give more problems",
         )
     record = left_out_file(source.path)
-    # The record goes first: what is not in the data any more must stand somewhere.
+    # The record goes first: what is no longer in the data must be written somewhere.
     text = json.dumps({"sampling.max_prompt_tokens": task.recipe.sampling.max_prompt_tokens, "tokens": long}, indent=1)
     task.retrying(partial(write_text, record, text + "\n"), "the list of problems left out")
     task.retrying(partial(write_problems, source.path, kept), "the problems of the run")

@@ -1,4 +1,4 @@
-"""Whether a tokenizer brings back whole what a run writes with it and looks for in traces.
+"""The check whether a tokenizer restores all texts that a run writes with it and looks for in traces.
 
 Episodes are cut at the bytes of tokens, so a tokenizer that loses spaces or blank lines leaves every trace in one piece
 without an error. It is refused before anything is sampled.
@@ -39,7 +39,7 @@ def check_tokenizer(recipe: Recipe, model: Path, field: str) -> Prompter:
 
 
 def written_texts(recipe: Recipe) -> list[str]:
-    """What a run writes into sequences or looks for in them, with surroundings as they stand in a trace."""
+    """The texts that a run writes into sequences or looks for in them, each as it stands in a trace."""
     rules = [recipe.episodes, *([recipe.evaluation.episodes] if recipe.evaluation.episodes else [])]
     markers = {marker for rule in rules for marker in rule.markers}
     tags = [tag for tag in (recipe.prompt.thought_start, recipe.prompt.thought_end) if tag]
@@ -53,7 +53,7 @@ def written_texts(recipe: Recipe) -> list[str]:
 
 
 def refuse_lossy(prompter: Prompter, texts: list[str], field: str) -> None:
-    """Refuse a tokenizer that does not bring back a text whole, by its decoder or by the bytes of its tokens.
+    """Refuse a tokenizer that does not restore a text, by its decoder or by the bytes of its tokens.
 
     Raises:
         UserError: naming the first text that is lost, and what became of it.

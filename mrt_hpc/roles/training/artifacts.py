@@ -1,4 +1,4 @@
-"""What training has reached, as files of one lineage: checkpoints, weights versions, metrics.
+"""What training has reached, as files: checkpoints, weights versions and metrics that belong together.
 
 What lies after the checkpoint resumed from can only be younger work that is computed again; it is set aside, never
 mixed in. What one attempt commits, an attempt that was taken for lost cannot commit any more.
@@ -41,21 +41,21 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Keeper:
-    """Keeps what the engine holds after some number of updates. Every method is called by all ranks together, unless it
-    says otherwise.
+    """Keeps what the engine holds after a number of updates. All ranks call every method together, unless it says
+    otherwise.
     """
 
     task: Task
     engine: TrainerEngine
     saved: int
-    """The iteration of the newest checkpoint; the initial weights are as good as one."""
+    """The iteration of the newest checkpoint; the initial weights count as one."""
     longest_save_s: float = 0.0
     archived: int = 0
     """Iterations before this one have been archived by this attempt."""
 
     def mend(self, iteration: int) -> None:
-        """Make the files agree with the state after ``iteration`` updates: set aside what is younger, publish what was
-        about to be.
+        """Make the files agree with the state after ``iteration`` updates: set aside younger ones, and publish the
+        weights version that is missing.
         """
 
         def set_aside() -> None:
@@ -70,11 +70,13 @@ class Keeper:
             self.publish(iteration)
 
     def is_published(self, version: int) -> bool:
-        """On any rank, by the listing: a network filesystem may remember for a while that a name was not there."""
+        """Whether a version is published, by a listing of the directory: a network filesystem may remember for a while
+        that a name was not there. Any rank may call it.
+        """
         return version in published_versions(self.task.layout)
 
     def save(self, iteration: int) -> None:
-        """Write a checkpoint of the state after ``iteration`` updates, unless there is one, and drop the oldest."""
+        """Write a checkpoint of the state after ``iteration`` updates, unless it is there, and remove the oldest."""
         if self.saved == iteration:
             return
         layout, started = self.task.layout, time.monotonic()
@@ -92,13 +94,13 @@ class Keeper:
         self.emit(EventKind.CHECKPOINT, iteration=iteration, seconds=time.monotonic() - started)
 
     def publish(self, version: int) -> None:
-        """Publish what the engine holds as a weights version, and drop versions that nobody needs any more."""
+        """Publish what the engine holds as a weights version, and remove versions that are not needed any more."""
         recipe, layout = self.task.recipe, self.task.layout
 
         def commit(write: Callable[[Path], None]) -> bool:
             def write_unless_superseded(directory: Path) -> None:
                 write(directory)
-                self._refuse_if_superseded()  # at the last moment: writing may have had to wait for room
+                self._refuse_if_superseded()  # checked at the last moment: the writing may have waited for room
 
             about = {"iteration": version, "attempt": self.task.attempt, "time": time.time()}
             return self.task.retrying(
@@ -113,7 +115,7 @@ class Keeper:
         self._keep_house(lambda: remove_leftovers(layout.weights))
 
     def set_aside_evaluations_of_another(self, version: int) -> None:
-        """On rank 0: where this version was another before, and has been evaluated."""
+        """On rank 0: set aside the evaluations of this version number that were made with other weights."""
         layout, plan = self.task.layout, self.task.plan
         path = layout.weights_version(version)
         digest = self.task.retrying(lambda: read_manifest(path), f"reading {path}").digest
@@ -124,18 +126,18 @@ class Keeper:
             self.task.reopen([(job, index) for job, index, unit in units if unit.version == version], reason)
 
     def write_metrics(self, metrics: IterationMetrics) -> None:
-        """By rank 0; the others do nothing."""
+        """Write the metrics of an iteration; only rank 0 does."""
         if self.task.rank == 0:
             path = self.task.layout.metrics(metrics.iteration)
             self.task.retrying(lambda: metrics.write(path), "the metrics")
 
     def emit(self, kind: EventKind, **fields: object) -> None:
-        """By rank 0; the others do nothing."""
+        """Record an event; only rank 0 does."""
         if self.task.rank == 0:
             self.task.events.emit(kind, **fields)
 
     def _refuse_if_superseded(self) -> None:
-        """On rank 0, before a commit.
+        """On rank 0, before a commit: refuse to commit where a later attempt of the task runs.
 
         Raises:
             UserError: the task runs in another attempt by now; this one was taken for lost.
@@ -151,13 +153,15 @@ class Keeper:
             )
 
     def _remove_leftovers(self) -> None:
-        """What earlier attempts were writing when they were lost: whole models, where a disk is short."""
+        """Remove what earlier attempts were writing when they were lost: it may be whole models, on a disk that is
+        short.
+        """
         for directory in (self.task.layout.weights, self.task.layout.checkpoints):
             remove_leftovers(directory)
 
     def _archive(self) -> None:
-        """Archive the groups that no kept checkpoint goes back to, and what was collected once training went on with
-        it.
+        """Archive the groups of iterations that no kept checkpoint goes back to, and collections that training has
+        passed.
         """
         layout, recipe = self.task.layout, self.task.recipe
         kept = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints) if not is_temporary(path)]
@@ -171,7 +175,9 @@ class Keeper:
         self.archived = max(self.archived, passed.stop)
 
     def _keep_house(self, remove: Callable[[], object]) -> None:
-        """Remove what nobody needs, on rank 0; what cannot be removed now is tried again after the next iteration."""
+        """Remove what is not needed any more, on rank 0. What cannot be removed now is tried again after the next
+        iteration.
+        """
         rendezvous.on_rank_zero(self._refuse_if_superseded)
         if self.task.rank == 0:
             try:
@@ -181,7 +187,7 @@ class Keeper:
 
 
 def _refuse_anothers(path: Path, mine: bool) -> None:
-    """What another attempt has committed in the meantime need not be what this one holds.
+    """Refuse to continue where another attempt has committed the same step: it may hold something else.
 
     Raises:
         UserError: it was there already.
@@ -205,15 +211,15 @@ def newest_good_checkpoint(task: Task) -> Path | None:
 
 
 def evaluated(layout: RunLayout) -> set[int]:
-    """Weights versions that were evaluated, also where the recipe has asked for them once only: with other settings
-    they may be asked for again.
+    """The weights versions that were evaluated, also those that an earlier recipe of the run has asked for: with other
+    settings they may be asked for again.
     """
     return {version for version in published_versions(layout) if layout.evaluations(version).exists()}
 
 
 def kept_versions(recipe: Recipe, version: int) -> set[int]:
-    """Weights versions that must stay: the newest few, the first, all that the schedule evaluates, and all that sample
-    traces, which a damaged collection is sampled with again.
+    """The weights versions that must stay: the newest few, the first, all that the schedule evaluates, and all that
+    sample traces, as a damaged collection is sampled with them again.
     """
     newest = range(version - recipe.training.keep_weights + 1, version + 1)
     return {0, *newest, *evaluated_versions(recipe), *recipe.algorithm.traces_versions(recipe.schedule.iterations)}

@@ -1,4 +1,4 @@
-"""What a trainer takes in for one iteration: the groups of rollouts as they come, or its part of given samples."""
+"""The data of one iteration for the trainer: groups of rollouts as they are committed, or a part of given samples."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ class IterationData:
     """What one iteration learns."""
 
     sequences: list[TrainingSequence]
-    """Rollouts, or given samples."""
+    """The rollouts, or the given samples."""
     digest: str
-    """Identity of what is learnt."""
+    """The identity of what is learnt."""
     batch: Batch | None = None
-    """The rollouts, where there are any."""
+    """The rollouts; None where samples are learnt."""
     branches: list[TrainingSequence] = field(default_factory=list)
-    """Those that are learnt from as well."""
+    """The branches that are learnt as well."""
     dropped_branches: int = 0
-    """Those that should be learnt from as well, and cannot."""
+    """The number of branches that should be learnt as well, and cannot."""
 
 
 class Intake(Protocol):
-    """The lesson of one iteration, once it is there."""
+    """Makes the data of one iteration, when they are there."""
 
     @property
     def iteration(self) -> int:
-        """Which."""
+        """The number of the iteration."""
 
     @property
     def samplers(self) -> Peers:
-        """Who samples for this iteration."""
+        """The tasks that sample for this iteration."""
 
     def is_complete(self) -> bool:
-        """Look for what has come; whether all of it is there."""
+        """Look for new groups. Returns whether all are there."""
 
     def lesson(self) -> IterationData:
-        """What the iteration learns, the same on every rank.
+        """The data of the iteration, the same on every rank.
 
         Raises:
             UserError: it is not complete, which the first rank has seen.
         """
 
     def reopen_samplers(self) -> None:
-        """Where something is missing, and nobody is left to sample it."""
+        """Make the tasks of inference run again where something is missing and none of them is left to sample it."""
 
 
 @dataclass
@@ -80,17 +80,19 @@ class RolloutIntake:
     task: Task
     iteration: int
     question_ids: Callable[[], Sequence[int]] = list
-    """What the prover writes after a prefix, in the policy's tokens."""
+    """The text that the prover writes after a prefix, in the policy's tokens."""
     _groups: dict[int, Group] = field(default_factory=dict, init=False)
-    """By position."""
+    """The groups read so far, by position."""
 
     @property
     def samplers(self) -> Peers:
-        """Who samples this iteration: not this segment's inference, where a damaged checkpoint has sent it back."""
+        """The tasks that sample this iteration. They are of an earlier segment where a damaged checkpoint has sent the
+        trainer back.
+        """
         return self.task.peers(Role.INFERENCE, range(self.iteration, self.iteration + 1))
 
     def is_complete(self) -> bool:
-        """Read the groups that have come; whether all are there. A damaged one is set aside, to be sampled again."""
+        """Read new groups. Returns whether all are there. A damaged group is set aside, to be sampled again."""
         task, iteration = self.task, self.iteration
         for position in sorted(positions_there(task, iteration) - self._groups.keys()):
             path = task.layout.group(iteration, position)
@@ -127,7 +129,9 @@ class RolloutIntake:
         return IterationData(learnt.sequences, batch.digest, batch, learnt.branches, learnt.dropped_branches)
 
     def reopen_samplers(self) -> None:
-        """Where groups are missing, and no task of inference is left to sample them."""
+        """Make the tasks of inference run again where groups are missing and none of those tasks is left to sample
+        them.
+        """
         lives = self.samplers.lives()
         missing = len(positions_there(self.task, self.iteration)) < self._wanted
         if missing and set(lives.values()) <= {PeerStatus.DONE, PeerStatus.FAILED}:
@@ -140,24 +144,28 @@ class RolloutIntake:
 
 @dataclass(frozen=True)
 class SampleIntake:
-    """This iteration's part of given samples: nothing to wait for."""
+    """A part of given samples for one iteration: there is nothing to wait for."""
 
     task: Task
     iteration: int
     samples_of: Callable[[int], Samples]
-    """Gives those selected from what a weights version sampled, or the given ones; asked when they are learnt."""
+    """Gives the samples that were selected from a weights version's traces, or the given ones; called when they are
+    learnt.
+    """
 
     @property
     def samplers(self) -> Peers:
-        """Nobody."""
+        """No tasks."""
         return self.task.peers(Role.INFERENCE, range(0))
 
     def is_complete(self) -> bool:
-        """It always is."""
+        """Always true."""
         return True
 
     def lesson(self) -> IterationData:
-        """A window over shuffled passes through all samples, which begin with the first iteration that learns them."""
+        """A window over shuffled passes through all samples; the passes begin with the first iteration that learns
+        these samples.
+        """
         recipe, algorithm = self.task.recipe, supervised_algorithm(self.task.recipe)
         version, count = algorithm.traces_version(self.iteration), algorithm.sequences_per_iteration
         samples = self.samples_of(version)
@@ -169,16 +177,16 @@ class SampleIntake:
 
 
 def intakes(task: Task) -> Callable[[int], Intake]:
-    """Makes the intake of each iteration, by the recipe's algorithm."""
+    """Makes the data source of each iteration, by the recipe's algorithm."""
     if task.recipe.algorithm.samples_rollouts:
         return partial(RolloutIntake, task, question_ids=lru_cache(partial(_question_ids, task)))
     samples_of = lru_cache(maxsize=1)(partial(Samples.of, task))
-    samples_of(task.recipe.algorithm.traces_version(task.job.first_iteration))  # now, as some may be missing
+    samples_of(task.recipe.algorithm.traces_version(task.job.first_iteration))  # now, as some samples may be missing
     return lambda iteration: SampleIntake(task, iteration, samples_of)
 
 
 def _question_ids(task: Task) -> Sequence[int]:
-    """What the prover writes after a prefix, in the policy's tokens."""
+    """The text that the prover writes after a prefix, in the policy's tokens."""
     prover = task.recipe.prover
     prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
     return [] if prover is None else prompter.ids(prover.question)

@@ -1,4 +1,4 @@
-"""What the trainer reports of an iteration: time by phase, the batch, the update."""
+"""The trainer's metrics of an iteration: time by phase, the batch, the update."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Timeline:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Book the time spent inside under a name."""
+        """Add the time spent inside the block to a phase."""
         start = time.monotonic()
         try:
             yield
@@ -50,7 +50,7 @@ class Timeline:
 
     @property
     def working(self) -> float:
-        """Seconds booked so far, waiting left out."""
+        """Seconds recorded so far, without waiting."""
         return sum(seconds for name, seconds in self.seconds.items() if name != "waiting")
 
     @property
@@ -60,13 +60,15 @@ class Timeline:
 
 
 OF_ROLLOUTS = frozenset({"mismatch_mean", "mismatch_max", "mismatch_kl", "importance_capped_share", "clip_fraction"})
-"""Figures of the trainer that compare with a server's probabilities: given samples have none."""
+"""Figures of the trainer that compare with the server's probabilities: given samples have none."""
 
 
 def iteration_metrics(
     iteration: int, lesson: IterationData, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
-    """Everything measured in one iteration; what the trainer measured is told once, by field or under ``trainer``."""
+    """All measurements of one iteration. What the trainer measured stands once, in a field of its own or under
+    ``trainer``.
+    """
     measured = rollout_measures(iteration, lesson.batch, quality) if lesson.batch is not None else {}
     update: dict[str, Any] = stats.as_dict()
     if lesson.batch is None:
@@ -87,8 +89,8 @@ def iteration_metrics(
 
 
 def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) -> dict[str, Any]:
-    """What the rollouts of an iteration tell."""
-    rollouts = [r for r in batch.rollouts if not r.forced]  # those forced to answer tell of a prefix
+    """The measurements of the rollouts of an iteration."""
+    rollouts = [r for r in batch.rollouts if not r.forced]  # rollouts that were forced to answer measure a prefix
     return {
         "reward_mean": batch.reward_mean,
         "problems": len({r.problem_id for r in rollouts}),
@@ -109,7 +111,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
 
 
 def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> dict[Phase, float]:
-    """The trainer's wall time, split into what the whole run was doing in it.
+    """The trainer's wall time, split by what the whole run was doing.
 
     While the trainer waits, the slowest inference task loads, generates and grades; what of the wait these do not
     explain stays waiting. Work of inference that the trainer did not have to wait for (it ran ahead) costs no wall time
@@ -138,7 +140,8 @@ def progress_by_episode(values: Sequence[NDArray[np.float64]]) -> tuple[float, .
 
 
 def progress_error(variances: NDArray[np.float64]) -> dict[str, float]:
-    """Standard error of one progress value, and of which share it is known; nothing where it is of none.
+    """The standard error of one progress value, and the share of values for which it is known; empty where it is known
+    for none.
 
     Each variance is unbiased, so some may be negative.
     """

@@ -1,4 +1,4 @@
-"""The samples of a supervised run: given ones, or those selected from the traces that a weights version sampled.
+"""The samples of a supervised run: given ones, or those selected from the traces that a weights version has sampled.
 
 Every sample follows from the run directory alone, in an order of its own, so that each rank and each attempt has the
 same. What was selected as conversations or suffixes is also written down, for other runs to learn.
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Samples:
-    """What a supervised run learns."""
+    """The samples that a supervised run learns."""
 
     sequences: list[TrainingSequence]
     digest: str
-    """Identity of all of them."""
+    """The identity of all samples."""
 
     @staticmethod
     def of(task: Task, version: int = 0) -> Samples:
@@ -90,7 +90,7 @@ def _source(task: Task, version: int) -> SampleSource:
 
 
 def _sequence(masked: MaskedTokens) -> TrainingSequence:
-    """Learnt with weight 1; what precedes the first learnt token is context."""
+    """A sequence that is learnt with weight 1; the tokens before the first learnt one are context."""
     start = masked.first_learnt
     learnt = masked.learnt[start:]
     return TrainingSequence(
