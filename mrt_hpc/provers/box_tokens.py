@@ -44,27 +44,28 @@ def _depths(text: bytes) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class WritingStep:
-    """What may be written next, once an answer's first bytes stand in the box."""
+    """What may be written next when an answer's first bytes stand in the box."""
 
     closing: tuple[int, ...]
-    """Tokens that hold the rest of the answer and close the box."""
+    """The tokens that hold the rest of the answer and close the box."""
     following: dict[int, int]
-    """Tokens that hold a part of the rest, and how many bytes of the answer stand in the box behind each; without those
-    behind which no token of the vocabulary ends the answer."""
+    """The tokens that hold a part of the rest, and how many bytes of the answer stand in the box behind each. Tokens
+    after which no token of the vocabulary can end the answer are left out.
+    """
 
 
 @dataclass(frozen=True)
 class Writing:
-    """The tokens that can write one answer and close its box: a tree, which no tokenisation of the answer leaves."""
+    """The tokens that can write one answer and close its box, as a tree of all its tokenisations."""
 
     answer: str
     token_ids: tuple[int, ...]
-    """As the tokenizer writes the answer, without the closing brace."""
+    """The answer's tokens as the tokenizer writes them, without the closing brace."""
     steps: tuple[WritingStep, ...]
-    """[bytes of the answer + 1] by how many of its bytes stand in the box."""
+    """[bytes of the answer + 1] the next step, by how many bytes of the answer stand in the box."""
 
     def step(self, prefix: Sequence[int]) -> WritingStep | None:
-        """What may follow a beginning; None where the answer does not begin so."""
+        """The step after a beginning; None where the answer does not begin so."""
         step = self.steps[0]
         for token in prefix:
             if token not in step.following:
@@ -74,26 +75,26 @@ class Writing:
 
     @property
     def beginnings(self) -> list[tuple[int, ...]]:
-        """Those of the tokenizer's own way, from none of its tokens on, as far as the box can still be closed."""
+        """The beginnings of the tokenizer's own tokens, from none of them on, as far as the box can still be closed."""
         found = [self.token_ids[:n] for n in range(len(self.token_ids) + 1)]
         return [prefix for prefix in found if (step := self.step(prefix)) and (step.closing or step.following)]
 
     @property
     def longest(self) -> int:
-        """Tokens of the tokenizer's own way at its longest, closing token included; 0 where it cannot be closed."""
+        """The number of the tokenizer's own tokens with the longest closing token; 0 where the box cannot be closed."""
         ends = [len(prefix) + 1 for prefix in self.beginnings if (step := self.step(prefix)) and step.closing]
         return max(ends, default=0)
 
 
 @dataclass(frozen=True)
 class Closing:
-    """What one tokenizer's tokens do to an open box."""
+    """What the tokens of one tokenizer do to an open box."""
 
     tokens: TokenBytes
 
     @cached_property
     def brace_ids(self) -> tuple[int, ...]:
-        """Every token with a closing brace in it: a branch stops there, to see whether the box is closed."""
+        """All tokens with a closing brace in them: a branch stops there, and it is checked whether the box is closed."""
         return tuple(sorted(i for i, piece in self.tokens.table.items() if b"}" in piece))
 
     @cached_property
@@ -121,7 +122,7 @@ class Closing:
         """
         text = b"".join(self.tokens.pieces(token_ids))
         steps: list[WritingStep] = [WritingStep((), {})] * (len(text) + 1)
-        for at in reversed(range(len(text) + 1)):  # what can be written behind a token is known before the token
+        for at in reversed(range(len(text) + 1)):  # the steps behind a token are known before the token's own
             following = {
                 token: end
                 for end in range(at + 1, len(text) + 1)

@@ -1,4 +1,4 @@
-"""Branches: how mu is brought to answer from a prefix, what it samples there, and what that could have become."""
+"""Branches: how mu is made to answer from a prefix, what it samples there, and what its answer could have become."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fork:
-    """How mu is brought to answer from a prefix."""
+    """How mu is made to answer from a prefix."""
 
     generator: Generator
-    """Where mu is served."""
+    """The client of the server that serves mu."""
     tokens: TokenBytes
-    """Of mu's tokenizer."""
+    """The tokens of mu's tokenizer."""
     context: Callable[[SampledTrace, int], list[int]]
     """The prompt and the prefix before a boundary, in mu's tokens."""
     forced_ids: list[int]
-    """Close the thought and start the answer."""
+    """The tokens that close the thought and start the answer."""
     answer_start: str
-    """What of them belongs to the answer: it precedes a branch's text."""
+    """The part of the forced text that belongs to the answer; it precedes the text of a branch."""
     settings: SamplingSettings
     run_seed: int
     boundaries: Callable[[SampledTrace], Sequence[int]]
-    """Which boundaries of a trace are asked about."""
+    """The boundaries of a trace that the prover is asked about."""
     common_seeds: bool = False
     """Whether a branch has the same seed at every boundary of its trace."""
 
     def prompt(self, trace: SampledTrace, boundary: int) -> list[int]:
-        """What mu goes on from."""
+        """The tokens that mu continues from."""
         return [*self.context(trace, boundary), *self.forced_ids]
 
     def seed(self, trace: SampledTrace, boundary: int, branch: int) -> int:
-        """Seed of one branch."""
+        """The seed of one branch."""
         where = (trace.iteration, trace.group.problem.id, trace.sample)
         return derive_seed(self.run_seed, "branch", *where, *(() if self.common_seeds else (boundary,)), branch)
 
     def uniforms(self, trace: SampledTrace, count: int) -> NDArray[np.float64]:
-        """Random numbers in [0, 1) for the planning of one trace."""
+        """[count] random numbers in [0, 1) for the planning of one trace."""
         where = (trace.iteration, trace.group.problem.id, trace.sample)
         return np.random.default_rng(derive_seed(self.run_seed, "plan", *where)).random(count)
 
@@ -72,11 +72,11 @@ class Branches:
 
     fork: Fork
     closing: Closing | None = None
-    """Given where the forced text opens a box: a branch ends with the token that closes it."""
+    """Given where the forced text opens a box: a branch then ends with the token that closes it."""
     likely_tokens: int = 0
-    """How many candidates are looked at at each token; 0 does not look ahead."""
+    """The number of candidates to look at at each token; 0 does not look ahead."""
     least_probability: float = 0.0
-    """Of a candidate."""
+    """The smallest probability of a candidate that is looked at."""
 
     async def draw(self, trace: SampledTrace, numbers: Mapping[int, range]) -> list[SampledBranch]:
         """The branches of these numbers at each boundary, in order of boundary and number."""
@@ -100,7 +100,9 @@ class Branches:
         return msgspec.structs.replace(settings, stop_token_ids=tuple(sorted(stops)))
 
     async def _to_its_end(self, prompt_ids: list[int], drawn: Completion) -> tuple[Completion, ScoringCost]:
-        """Go on where a branch stopped at a brace that did not close its box; and what the further prompts cost."""
+        """Continue a branch that stopped at a brace which did not close its box. Returns the whole branch, and what the
+        further prompts cost.
+        """
         cost = ScoringCost()
         while (left := self.fork.settings.max_tokens - len(drawn.token_ids)) > 0 and self._stopped_inside(drawn):
             settings = msgspec.structs.replace(self._settings, max_tokens=left)
@@ -138,7 +140,7 @@ class Branches:
         )
 
     def _look(self, drawn: Completion, step: int) -> CandidateLook:
-        """What the answer could have become at one of a branch's tokens."""
+        """The answers that could have come of one of a branch's tokens."""
         pieces = self.fork.tokens.pieces(drawn.token_ids[:step])
         before = b"".join(pieces)
         left_open: dict[str, float] = defaultdict(float)
@@ -154,12 +156,12 @@ class Branches:
         return CandidateLook(step, dict(left_open), dict(closed), taken)
 
     def _could_end(self, token: int, text: bytes) -> bool:
-        """Whether an answer that stands so could be all of it; one that ends its text here closes no box any more."""
+        """Whether an answer of this text could be complete. A token that ends the text closes no box any more."""
         return token not in self.fork.settings.stop_token_ids and could_end(text)
 
 
 def look_ahead_of(branch: SampledBranch, rewards: Mapping[str, float], trust: Trust) -> float:
-    """What looking ahead adds to a branch's reward, see :func:`mrt_hpc.mrt.values.look_ahead`.
+    """What looking ahead adds to the reward of a branch, see :func:`mrt_hpc.mrt.values.look_ahead`.
 
     Args:
         branch: with its candidates.
@@ -178,7 +180,7 @@ def _step(look: CandidateLook, rewards: Mapping[str, float], trust: float) -> Br
 
 
 def _joined(first: Completion, more: Completion) -> Completion:
-    """A branch with what was sampled after it; its prompt is that of its beginning."""
+    """A branch with the tokens that were sampled after it; its prompt is that of its beginning."""
     return replace(
         first,
         token_ids=first.token_ids + more.token_ids,

@@ -1,4 +1,4 @@
-"""What provers learn while a run goes on: answers, how open they are, and how far forecasts may be trusted."""
+"""What provers learn during a run: answers, how open they are, and how far forecasts may be trusted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class AnswerHistory:
-    """Answers seen in the run so far, by problem, and how those that were not known beforehand fared.
+    """The answers seen in the run so far, by problem, and how answers fared that were not known beforehand.
 
     Grows as traces are graded. A prover takes what it needs of it before the first branch of a trace: an estimate must
     not know what was drawn for it.
     """
 
     limit: int
-    """Answers a problem, at most, the gold answer among them."""
+    """The maximum number of answers a problem, the gold answer among them."""
     _seen: dict[str, Counter[str]] = field(default_factory=dict, init=False)
     _right: float = field(default=0.0, init=False)
     _outside: float = field(default=0.0, init=False)
@@ -39,17 +39,17 @@ class AnswerHistory:
         return [gold, *others[: self.limit - 1]]
 
     def see(self, problem_id: str, answer: str | None) -> None:
-        """Take note of an answer, of a trace or a branch."""
+        """Record an answer of a trace or a branch."""
         if answer is not None:
             self._seen.setdefault(problem_id, Counter())[answer] += 1
 
     def learn_unknown(self, reward: float) -> None:
-        """Take note of how a branch fared whose answer was not known beforehand."""
+        """Record the reward of a branch whose answer was not known beforehand."""
         self._right += reward
         self._outside += 1
 
     def learn_step(self, step: int, reward: float) -> None:
-        """Take note of how a branch ended that would have been right, had its box closed after this token."""
+        """Record the reward of a branch that would have been right if its box had closed after this token."""
         self._kept[step] = self._kept.get(step, 0.0) + reward
         self._promised[step] = self._promised.get(step, 0.0) + 1.0
 
@@ -65,7 +65,7 @@ class AnswerHistory:
 
     @property
     def trust(self) -> Trust:
-        """In what candidates promise, as far as is known now."""
+        """How far the promises of candidates may be trusted, by what is known now."""
         return Trust(dict(self._kept), dict(self._promised))
 
     @property
@@ -83,25 +83,27 @@ class Planner:
     """
 
     extra: float
-    """Branches a boundary beside the first, on average, but for those that ``most`` cuts off."""
+    """The mean number of branches a boundary beside the first, before ``most`` limits them."""
     most: float = 8.0
-    """At no boundary more than so many."""
+    """The maximum number of branches at a boundary."""
     least_spread: float = 0.25
-    """Of the usual one, at least: where the first token is certain, the answer may hang on a later one."""
+    """The smallest spread, as a share of the usual one: where the first token is certain, the answer may depend on a
+    later one.
+    """
     memory: float = 2000.0
-    """Boundaries after which one counts half: answers become more certain while the policy learns."""
+    """The number of boundaries after which one counts half: answers become more certain while the policy learns."""
     _spread: float = field(default=0.0, init=False)
     _boundaries: float = field(default=0.0, init=False)
 
     @property
     def usual(self) -> float | None:
-        """Mean spread of the boundaries seen lately."""
+        """The mean spread of recent boundaries."""
         return self._spread / self._boundaries if self._boundaries else None
 
     def counts(
         self, spreads: NDArray[np.float64], uniforms: NDArray[np.float64], usual: float | None
     ) -> NDArray[np.int64]:
-        """Further branches of each boundary of a trace.
+        """The number of further branches at each boundary of a trace.
 
         Args:
             spreads: [J] standard deviation of the first token, see :func:`openness`.

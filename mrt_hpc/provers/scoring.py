@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 Prefix = tuple[int, ...]
 Looks = dict[tuple[int, Prefix], set[int]]
-"""Tokens whose probability is asked for, by boundary and beginning."""
+"""The tokens whose probability is asked for, by boundary and beginning."""
 SMALL_SHARE = 1e-3
-"""Of an answer's probability: a beginning that holds less is left out."""
+"""The share of an answer's probability below which a beginning is left out."""
 SMALL = 1e-5
-"""A beginning of less probability is left out whatever the answer's own is: rewards are 0 or 1, and values their means.
+"""The probability below which a beginning is left out whatever the answer's own is: rewards are 0 or 1, and values are
+their means.
 """
 MOST_OPENED = 64
-"""Beginnings of one answer at one boundary, at most, beside the tokenizer's own."""
+"""The maximum number of beginnings of one answer at one boundary, beside the tokenizer's own."""
 
 
 @dataclass
@@ -42,11 +43,11 @@ class Count:
 
     writing: Writing
     most_tokens: int
-    """Of a way, closing token included: a branch is no longer."""
+    """The maximum number of tokens of a way, closing token included: a branch is no longer."""
     probability: float = 0.0
-    """Of the ways that are counted."""
+    """The probability of the ways counted so far."""
     opened: set[Prefix] = field(default_factory=set)
-    """Beginnings after which every way of closing the box is counted."""
+    """The beginnings after which every way of closing the box is counted."""
     waiting: dict[Prefix, float] = field(default_factory=lambda: {(): 1.0})
     """The probability of each beginning that nothing was asked after: no more than this can be missing behind it."""
 
@@ -57,22 +58,22 @@ class Count:
 
     @property
     def worthwhile(self) -> list[Prefix]:
-        """Beginnings behind which more may lie than a small share, likeliest first."""
+        """The beginnings behind which more than a small share may lie, the likeliest first."""
         least = max(SMALL, SMALL_SHARE * self.probability)
         likely = sorted((p for p, mass in self.waiting.items() if mass > least), key=lambda p: -self.waiting[p])
         return likely[: max(0, MOST_OPENED + len(self.own) - len(self.opened))]
 
     @property
     def missing(self) -> float:
-        """What the ways that are not counted can have together, at most."""
+        """The largest probability that the ways which are not counted can have together."""
         return sum(self.waiting.values())
 
     def asked(self, prefix: Prefix) -> set[int]:
-        """Tokens whose probability after a beginning is needed."""
+        """The tokens whose probability after a beginning is needed."""
         return {*self._closing(prefix), *self._following(prefix)}
 
     def open(self, prefix: Prefix, logprobs: Mapping[int, float]) -> None:
-        """Count the ways that end right after a beginning, and the beginnings that go on from it.
+        """Count the ways that end right after a beginning, and add the beginnings that continue it.
 
         Args:
             prefix: one of those waiting.
@@ -94,7 +95,7 @@ class Count:
         return () if step is None else step.closing
 
     def _following(self, prefix: Prefix) -> Iterable[int]:
-        """Tokens that go on, where a way behind them is still short enough."""
+        """The tokens that continue a beginning, where a way behind them is still short enough."""
         step = self.writing.step(prefix)
         return () if step is None or len(prefix) + 2 > self.most_tokens else step.following
 
@@ -105,7 +106,7 @@ class Scored:
 
     valuation: Valuation
     counts: dict[int, list[Count]]
-    """By boundary, an answer each."""
+    """The counts by boundary, one for each answer."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,13 @@ class Scorer:
             prompt_tokens += c.prompt_tokens
             cached_tokens += c.cached_tokens or 0
         for j, count, prefixes in todo:
-            for prefix in sorted(prefixes, key=len):  # a beginning waits once the one before it is open
+            for prefix in sorted(prefixes, key=len):  # a beginning waits until the one before it is counted
                 count.open(prefix, logprobs[j, prefix])
         return ScoringCost(len(requests), prompt_tokens, cached_tokens)
 
 
 def _looks(todo: Sequence[tuple[int, Count, list[Prefix]]]) -> Looks:
-    """What is asked: answers share the looks at their common beginnings."""
+    """The tokens to ask for; answers share the requests at their common beginnings."""
     looks: Looks = defaultdict(set)
     for j, count, prefixes in todo:
         for prefix in prefixes:
@@ -156,5 +157,5 @@ def _looks(todo: Sequence[tuple[int, Count, list[Prefix]]]) -> Looks:
 
 
 def _parts(ids: list[int]) -> list[list[int]]:
-    """No more tokens at once than a server tells the probabilities of."""
+    """Requests of no more tokens at once than a server gives probabilities of."""
     return [ids[at : at + MOST_LOGPROBS] for at in range(0, len(ids), MOST_LOGPROBS)]

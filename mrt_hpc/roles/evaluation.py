@@ -115,7 +115,7 @@ class UnitEvaluation:
         return self.shard.exists() and self._sampled(self.shard) is not None
 
     def _sampled(self, shard: Path) -> Sampled | None:
-        """The content of a shard. None for a damaged one and for one of other weights or settings, which is set aside."""
+        """The content of a shard. None for a damaged one or one of other weights or settings, which is set aside."""
         try:
             return self.task.retrying(lambda: self._read(shard), f"reading {shard}")
         except DamagedError as damage:
@@ -246,7 +246,7 @@ class UnitEvaluation:
 
     @property
     def _plan(self) -> RolloutPlan:
-        """How traces are sampled. Every version gets the same seeds, so that versions are compared on the same draws."""
+        """How traces are sampled. All versions get the same seeds, so that they are compared on the same draws."""
         recipe = self.task.recipe
         return RolloutPlan(
             run_seed=derive_seed(recipe.seed, "evaluation", self.unit.benchmark),
