@@ -94,7 +94,7 @@ class Closing:
 
     @cached_property
     def brace_ids(self) -> tuple[int, ...]:
-        """All tokens with a closing brace in them: a branch stops there, and it is checked whether the box is closed."""
+        """All tokens with a closing brace in them: a branch stops there, to check whether its box is closed."""
         return tuple(sorted(i for i, piece in self.tokens.table.items() if b"}" in piece))
 
     @cached_property
