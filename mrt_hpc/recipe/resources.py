@@ -9,48 +9,48 @@ class RoleResources(Section):
     """What one process of a role needs."""
 
     gpus: NotNegative = 0
-    """GPUs a process."""
+    """The number of GPUs of a process."""
     cpus: Positive = 2
-    """CPU cores a process."""
+    """The number of CPU cores of a process."""
     memory_gib: PositiveFloat = 8.0
-    """Memory a process, GiB."""
+    """The memory of a process, GiB."""
     time_limit_minutes: Positive = 60
-    """Wall-clock limit of the job, minutes."""
+    """The wall-clock limit of the job, minutes."""
 
 
 class InferenceResources(RoleResources):
     """The inference array of a segment."""
 
     tasks: Positive = 1
-    """Array tasks, each with its own server; an iteration's problems are shared among them."""
+    """The number of array tasks, each with a server of its own. They share the problems of an iteration."""
 
 
 class TrainerResources(RoleResources):
     """The trainer of a segment."""
 
     ranks: Positive = 1
-    """Processes, one a GPU where there are GPUs."""
+    """The number of processes; with GPUs each process has its own."""
     ranks_per_node: Positive | None = None
-    """Processes a node; null puts all on one node."""
+    """The number of processes of a node; null puts all on one node."""
 
 
 class EvaluationResources(RoleResources):
     """The evaluation array of a segment."""
 
     max_parallel: Positive | None = None
-    """Tasks of the array that run at the same time, at most; null leaves it to the queue."""
+    """The maximum number of tasks of the array that run at the same time; null leaves it to the queue."""
 
 
 class Resources(Section):
     """What each role needs."""
 
     prepare: RoleResources = RoleResources()
-    """The first job: makes or copies weights version 0."""
+    """The first job, which makes or copies weights version 0."""
     inference: InferenceResources = InferenceResources()
-    """vLLM servers for rollouts and branches."""
+    """The vLLM servers for rollouts and branches."""
     trainer: TrainerResources = TrainerResources()
-    """DeepSpeed updates."""
+    """The DeepSpeed updates."""
     evaluation: EvaluationResources = EvaluationResources()
-    """Benchmarks."""
+    """The benchmarks."""
     report: RoleResources = RoleResources(cpus=1, memory_gib=4.0, time_limit_minutes=30)
-    """Report and plots."""
+    """The report and its plots."""

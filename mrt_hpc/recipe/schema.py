@@ -39,8 +39,8 @@ class HuggingFaceModel(Section):
 
     type: Literal["hugging_face"] = "hugging_face"
     path: str
-    """Directory with config.json, tokenizer and safetensors; relative paths start at the recipe's folder. Nothing is
-    downloaded.
+    """The model directory, with config.json, tokenizer and safetensors. A relative path starts at the recipe's folder.
+    Nothing is downloaded.
     """
 
 
@@ -49,10 +49,10 @@ class SmallWorldModel(Section):
 
     type: Literal["small_world"] = "small_world"
     warm_start_steps: Count | None = None
-    """Optimiser steps of the supervised warm start; null takes the small world's own number."""
+    """The number of optimiser steps of the supervised warm start; null takes the small world's own number."""
     answer_forms: Positive = 1
-    """In how many ways the model learns to write an answer (7, 8-1, 9-2, ...), so that only a verifier knows which
-    strings are right.
+    """The number of ways in which the model learns to write an answer (7, 8-1, 9-2, ...). With more than one, only a
+    verifier knows which texts are right.
     """
 
 
@@ -67,7 +67,7 @@ class ProblemSource(Section):
 
     form: ClassVar[str] = "problems"
     verifier: Annotated[VerifierSettings, VERIFIERS] | None = None
-    """What decides whether an answer is right; null is ``{type: math}``."""
+    """The verifier decides whether an answer is right; null is ``{type: math}``."""
 
 
 class JsonlProblems(ProblemSource):
@@ -75,9 +75,9 @@ class JsonlProblems(ProblemSource):
 
     type: Literal["jsonl"] = "jsonl"
     path: str
-    """The file; relative paths start at the recipe's folder."""
+    """The path of the file. A relative path starts at the recipe's folder."""
     limit: Positive | None = None
-    """Use only the first so many problems; null uses all."""
+    """The number of problems to use, from the beginning of the file; null uses all."""
 
 
 class SmallWorldProblems(ProblemSource):
@@ -85,9 +85,9 @@ class SmallWorldProblems(ProblemSource):
 
     type: Literal["small_world"] = "small_world"
     split: Literal["train", "held_out"] = "train"
-    """The two splits share no problem."""
+    """The split that the problems are from. The two splits share no problem."""
     problems: Positive | None = None
-    """How many; null takes all of the split."""
+    """The number of problems to use; null uses all problems of the split."""
 
 
 Problems = Annotated[JsonlProblems | SmallWorldProblems, Field(discriminator="type")]
@@ -101,9 +101,9 @@ class Conversations(Section):
     form: ClassVar[str] = "conversations"
     type: Literal["conversations"] = "conversations"
     path: str
-    """The file; relative paths start at the recipe's folder."""
+    """The path of the file. A relative path starts at the recipe's folder."""
     limit: Positive | None = None
-    """Use only the first so many; null uses all."""
+    """The number of conversations to use, from the beginning of the file; null uses all."""
 
 
 class Suffixes(Section):
@@ -112,9 +112,9 @@ class Suffixes(Section):
     form: ClassVar[str] = "suffixes"
     type: Literal["suffixes"] = "suffixes"
     path: str
-    """The file; relative paths start at the recipe's folder."""
+    """The path of the file. A relative path starts at the recipe's folder."""
     limit: Positive | None = None
-    """Use only the first so many; null uses all."""
+    """The number of suffixes to use, from the beginning of the file; null uses all."""
 
 
 class SmallWorldSamples(Section):
@@ -122,9 +122,11 @@ class SmallWorldSamples(Section):
 
     type: Literal["small_world_samples"] = "small_world_samples"
     form: Literal["conversations", "suffixes"]
-    """Whole solutions; or a careless beginning with a patient rest."""
+    """The form of the samples: conversations are whole solutions, suffixes are a careless beginning with a patient
+    rest.
+    """
     samples: Count
-    """How many."""
+    """The number of samples."""
 
 
 TrainingData = Annotated[
@@ -136,17 +138,19 @@ class Prompt(Section):
     """How a problem becomes a prompt, and where its thought ends."""
 
     instruction: str = DEFAULT_INSTRUCTION
-    """Appended to the problem before the model's chat template is applied."""
+    """This text is appended to the problem before the model's chat template is applied."""
     thought_start: str = "<think>\n"
-    """Opens the thought; added after the chat template unless the template has written it. Empty for a model that opens
-    the thought itself, or writes no tags.
+    """This text opens the thought. It is added after the chat template, unless the template has written it. It is empty
+    for a model that opens the thought itself, or writes no tags.
     """
     thought_end: str = "</think>"
-    """Closes the thought; what follows is the answer. Empty, with an empty thought_start, for a model that writes no
-    tags: then the completion is the thought up to where its last box opens, which holds the answer.
+    """This text closes the thought; the answer follows it. It is empty, with an empty thought_start, for a model that
+    writes no tags: then the completion is the thought up to where its last box opens, which holds the answer.
     """
     chat_template: str | None = None
-    """A file with a chat template to use in place of the model's own; relative paths start at the recipe's folder."""
+    """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
+    folder.
+    """
 
 
 # -- method -----------------------------------------------------------------------------------------------------------
@@ -158,13 +162,13 @@ class Episodes(Section):
     markers: tuple[str, ...] = REFERENCE_MARKERS
     """A paragraph that begins with one of these may open an episode."""
     min_paragraphs: Positive = 3
-    """Paragraphs, at least, between two cuts."""
+    """The minimum number of paragraphs between two cuts."""
     max_cuts: NotNegative = 49
-    """Cuts a trace, at most."""
+    """The maximum number of cuts per trace."""
     group_size: Count = 1
-    """Consecutive steps that merge into one episode."""
+    """The number of consecutive steps that merge into one episode."""
     max_episodes: Positive = 6
-    """Episodes a trace, at most; what lies beyond joins the last."""
+    """The maximum number of episodes per trace; the last one holds the rest."""
 
 
 # -- sampling, serving, grading
@@ -177,24 +181,25 @@ class Sampling(Section):
     """
 
     problems_per_iteration: Count | None = None
-    """Problems drawn for each iteration, without repetition until all have been used; supervised algorithms draw
-    sequences instead, see ``algorithm.sequences_per_iteration``.
+    """The number of problems drawn for each iteration, without repetition until all have been used. Supervised
+    algorithms draw sequences instead, see ``algorithm.sequences_per_iteration``.
     """
     rollouts_per_problem: Count = 4
-    """n, the size of a group."""
+    """The number of rollouts of a problem: n, the size of a group."""
     temperature: PositiveFloat = 0.9
-    """Sampling temperature; the trainer's log-probabilities use the same."""
+    """The sampling temperature. The trainer's log-probabilities use the same."""
     max_prompt_tokens: Positive = 4096
-    """Tokens of a prompt, at most, instruction and chat template included; longer ones are found before anything is
-    sampled, those of benchmarks as well.
+    """The maximum number of tokens of a prompt, with instruction and chat template. The first job finds longer prompts
+    before anything is sampled, those of benchmarks as well.
     """
     long_prompts: Literal["refuse", "drop"] = "refuse"
-    """Whether a longer prompt stops the run, or its problem is left out of training or benchmark; how many were left
-    out stands in the log of the first job, and which in the run's data folder.
+    """Whether a longer prompt stops the run (refuse), or its problem is left out of training or benchmark (drop). The
+    log of the first job says how many were left out, and the run's data folder says which.
     """
     max_tokens: Positive
-    """Tokens of a trace, at most. A trace cut here counts by its answer where the last box after thought_end is closed,
-    and has reward 0 where that box is still open or the thought has not ended; without tags it always has reward 0.
+    """The maximum number of tokens of a trace. The answer of a trace that is cut here counts where the last box after
+    thought_end is closed. The reward is 0 where that box is still open, where the thought has not ended, and for models
+    without tags.
     """
 
 
@@ -202,43 +207,47 @@ class AttachedServer(Section):
     """A vLLM server that `mrt-hpc serve` has started, for one inference task at a time."""
 
     address: Line
-    """Where it listens: ``http://HOST:PORT``, or ``unix:PATH`` of a socket on the node of the task."""
+    """The address where the server listens: ``http://HOST:PORT``, or ``unix:PATH`` of a socket on the node of the task.
+    """
     key_file: str
-    """The file that holds its key; `mrt-hpc serve` writes it. Relative paths start at the recipe's folder."""
+    """The file that holds the server's key; `mrt-hpc serve` writes it. A relative path starts at the recipe's folder.
+    """
 
 
 class Serving(Section):
     """The vLLM servers of inference and evaluation tasks."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Number format of weights and activations."""
+    """The number format of weights and activations."""
     kv_cache_gib: PositiveFloat = 1.0
-    """Size of the key-value cache on CPU, GiB."""
+    """The size of the key-value cache on CPU, GiB."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the GPU's memory that vLLM takes."""
+    """The share of the GPU's memory that vLLM takes."""
     max_concurrent_sequences: Positive = 256
-    """Sequences in one batch of the server."""
+    """The maximum number of sequences in one batch of the server."""
     enforce_eager: bool = False
-    """Skip compilation and CUDA graphs: slower on GPU, faster to start."""
+    """Whether to skip compilation and CUDA graphs. The server is then slower on a GPU, and starts faster."""
     attach: AttachedServer | None = None
     """A vLLM server that runs already and that the inference task uses in place of one of its own; null starts one.
     Servers of evaluations, and of a prover with a model of its own, are started in any case.
     """
     start_limit_s: PositiveFloat = 900.0
-    """Seconds for a server to become healthy."""
+    """The maximum number of seconds until a server must answer after its start."""
     stall_limit_s: PositiveFloat = 300.0
-    """Seconds without a token, while there are requests, after which a server counts as hung and is started again."""
+    """The number of seconds without a token, while there are requests, after which a server counts as hung and is
+    started again.
+    """
 
 
 class Grading(Section):
     """The pool that compares answers with the gold answer."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Grader processes an array task."""
+    """The number of grader processes of an array task."""
     time_limit_s: PositiveFloat = 2.0
-    """Processor seconds for one answer; a slower one is killed and scores 0."""
+    """The maximum number of processor seconds for one answer. A slower answer scores 0."""
     memory_limit_gib: PositiveFloat = 2.0
-    """Memory of a grader process, GiB; an answer that needs more scores 0."""
+    """The maximum memory of a grader process, GiB. An answer that needs more scores 0."""
     strict: bool = True
     """Whether an answer to a gold number must be evaluated, in training and evaluation: a sum, a factorial, a power or
     an equation of two numbers scores 0 even where it comes to the right value, and so does a fraction for an integer.
@@ -263,61 +272,67 @@ class Training(Section):
     """The DeepSpeed update of an iteration."""
 
     learning_rate: PositiveFloat
-    """Peak learning rate of AdamW."""
+    """The peak learning rate of AdamW."""
     warmup_ratio: Share = 0.1
-    """Share of all optimiser steps over which the learning rate rises linearly to its peak; the first step has a rate
-    above 0.
+    """The share of all optimiser steps over which the learning rate rises linearly to its peak. The first step has a
+    rate above 0.
     """
     warmup_steps: NotNegative | None = None
-    """Optimiser steps of that rise, whatever warmup_ratio says; null takes the share. A begun run that is given another
-    number of iterations keeps the steps that it began with, and writes them here.
+    """The number of optimiser steps of that rise; null takes the share that warmup_ratio gives. A run that is given
+    another number of iterations keeps the steps that it began with, and writes them here.
     """
     schedule: Literal["cosine", "constant"] = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """The course of the learning rate after the warm-up."""
     minimum_ratio: Share = 0.0
-    """Where the cosine ends, as a share of the peak; it ends one optimiser step beyond the last, which still learns."""
+    """The end of the cosine, as a share of the peak. The cosine ends one optimiser step beyond the last one, so that
+    the last step still learns.
+    """
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """AdamW's decoupled weight decay."""
+    """The decoupled weight decay of AdamW."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """AdamW's betas."""
+    """The two betas of AdamW."""
     gradient_clip: PositiveFloat = 1.0
-    """Gradients are scaled down to this global norm."""
+    """The maximum global norm of the gradients; larger gradients are scaled down to it."""
     clip_low: Share = 0.2
-    """The importance ratio is clipped below 1 less this."""
+    """The importance ratio is clipped below 1 minus this value."""
     clip_high: Annotated[float, Field(gt=0)] = 0.2
-    """The importance ratio is clipped above 1 plus this."""
+    """The importance ratio is clipped above 1 plus this value."""
     importance_cap: Annotated[float, Field(ge=1)] = 2.0
-    """Truncation of the importance weight between the trainer's and vLLM's distributions."""
+    """The maximum of the importance weight between the trainer's and vLLM's distributions; larger weights are
+    truncated.
+    """
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL divergence to weights version 0; 0 loads no reference model."""
+    """The weight of the KL divergence to weights version 0. With 0 no reference model is loaded."""
     optimizer_steps_per_iteration: Count = 1
-    """The batch is split into so many mini-batches, one optimiser step each."""
+    """The number of mini-batches that the batch is split into, with one optimiser step each."""
     precision: Precision = Precision.BF16
-    """Number format."""
+    """The number format of the trainer."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
-    """DeepSpeed ZeRO stage: what is split over the ranks (1 optimiser, 2 and gradients, 3 and weights)."""
+    """The DeepSpeed ZeRO stage. It says what is partitioned over the ranks: 1 the optimiser, 2 gradients as well, 3
+    weights as well.
+    """
     offload_optimizer: bool = False
-    """Keep the optimiser's states and its 32-bit weights in the memory of the CPU, and take its steps there: a larger
-    model fits on the GPUs, and a step takes longer. It needs zero_stage 1 or higher, and 12 bytes of the memory of
-    resources.trainer for each parameter. Results with and without it agree up to rounding.
+    """Whether the optimiser's states and its 32-bit weights are kept in the memory of the CPU, where it takes its
+    steps. A larger model then fits on the GPUs, and a step takes longer. It needs zero_stage 1 or higher, and 12 bytes
+    of the memory of resources.trainer for each parameter. Results with and without it agree up to rounding.
     """
     max_tokens_per_micro_batch: Positive = 16384
-    """Padded tokens of a micro-batch; a longer sequence gets one of its own."""
+    """The maximum number of padded tokens of a micro-batch. A longer sequence gets a micro-batch of its own."""
     weights_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Number format of the published weights versions."""
+    """The number format of the published weights versions."""
     gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass to save memory."""
+    """Whether activations are computed again in the backward pass, which saves memory."""
     deterministic: bool | None = None
-    """Use only kernels that give the same bits each time, so that a resumed run repeats an unbroken one; an operation
-    that has no such kernel is then an error. null: on for CPU, where it costs nothing, and off on GPU, where the
-    backward passes of attention and of the embedding become slower and cuBLAS keeps a workspace of its own.
+    """Whether to use only kernels that give the same bits each time, so that a resumed run repeats an unbroken one. An
+    operation that has no such kernel is then an error. null is on for CPU, where it costs nothing, and off on GPU,
+    where the backward passes of attention and of the embedding become slower and cuBLAS keeps a workspace of its own.
     """
     checkpoint_every: Positive = 1
-    """Iterations between two checkpoints: what a lost trainer may have to compute again."""
+    """The number of iterations between two checkpoints. A trainer that is lost computes at most so many again."""
     keep_checkpoints: Positive = 2
-    """Checkpoints that stay on disk."""
+    """The number of checkpoints that stay on disk."""
     keep_weights: Annotated[int, Field(ge=2)] = 3
-    """Newest weights versions that stay on disk; versions to be evaluated stay in any case."""
+    """The number of the newest weights versions that stay on disk. Versions to be evaluated stay in any case."""
 
 
 # -- schedule, evaluation, resources
@@ -337,24 +352,27 @@ class LengthStage(Section):
     """One step of a length curriculum."""
 
     first_iteration: NotNegative
-    """From this iteration on."""
+    """The first iteration of this stage."""
     max_tokens: Positive
-    """Tokens of a trace, at most."""
+    """The maximum number of tokens of a trace in this stage."""
 
 
 class Schedule(Section):
     """How many iterations, and how they are cut into jobs."""
 
     iterations: Count
-    """N: updates, and weights versions after version 0."""
+    """The number of iterations, N: of updates, and of weights versions after version 0."""
     iterations_per_job: Count
-    """Iterations of a segment, that is of one pair of jobs."""
+    """The number of iterations of a segment, that is of one pair of jobs."""
     coupling: Coupling = Coupling.CONCURRENT
     """Whether a segment's two jobs run together or one after the other."""
     max_staleness: NotNegative = 0
-    """Weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy."""
+    """The number of weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy.
+    """
     length_curriculum: tuple[LengthStage, ...] = ()
-    """Shorter limits than sampling.max_tokens for the beginning, in ascending order; empty has one limit throughout."""
+    """Shorter limits than sampling.max_tokens for the first iterations, in ascending order; empty keeps one limit
+    throughout.
+    """
 
     def max_tokens(self, iteration: int, limit: int) -> int:
         """The limit of an iteration.
@@ -368,117 +386,126 @@ class Schedule(Section):
 
 
 class Resilience(Section):
-    """What is done when tasks are lost, wait or fail. Never changes a run's result."""
+    """What the run does when tasks are lost, wait or fail. These fields never change a run's result."""
 
     retries: NotNegative = 3
-    """Times in a row that a task which failed, without having finished anything, is run again before its run is given
-    up; preemptions do not count.
+    """The number of consecutive failures without progress after which a task is not retried and the run stops.
+    Preemptions do not count.
     """
     heartbeat_limit_s: PositiveFloat = 60.0
-    """Seconds without a heartbeat after which a task counts as lost and its work passes to others."""
+    """The number of seconds without a heartbeat after which a task counts as lost and other tasks take over its work.
+    """
     wait_limit_minutes: PositiveFloat = 10.0
-    """Minutes that a role waits for another which does not run, before it gives its nodes back."""
+    """The number of minutes that a role waits for another role that does not run, before it returns its nodes."""
     stall_limit_minutes: PositiveFloat = 720.0
-    """Minutes that a role waits for another which runs and brings nothing, before it gives its nodes back."""
+    """The number of minutes that a role waits for another role that runs and finishes nothing, before it returns its
+    nodes.
+    """
     full_disk_minutes: PositiveFloat = 60.0
-    """Minutes that a role waits for room on a full disk, before it gives its nodes back."""
+    """The number of minutes that a role waits for room on a full disk, before it returns its nodes."""
 
 
 class Benchmark(Section):
     """One set of problems to evaluate on."""
 
     name: Name
-    """Name in reports and paths."""
+    """The name of the benchmark in reports and paths."""
     problems: Problems
-    """Where the problems come from."""
+    """The problems of the benchmark."""
     samples: Count = 1
-    """Completions a problem; pass@1 is their mean reward."""
+    """The number of completions of a problem; pass@1 is their mean reward."""
 
 
 class Evaluation(Section):
     """The evaluations, queued behind the training."""
 
     benchmarks: tuple[Benchmark, ...] = ()
-    """What to evaluate on; empty turns evaluation off."""
+    """The benchmarks to evaluate on; an empty list turns evaluation off."""
     every: Positive | None = None
-    """Iterations between evaluated weights versions; null evaluates the first and the last only."""
+    """The number of iterations between evaluated weights versions; null evaluates only the first and the last version.
+    """
     temperature: Annotated[float, Field(ge=0)] = 0.6
-    """Sampling temperature; 0 is greedy."""
+    """The sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """Nucleus of the sampling distribution."""
+    """The nucleus of the sampling distribution."""
     max_tokens: Positive = 16384
-    """Tokens of a completion, at most."""
+    """The maximum number of tokens of a completion."""
     problem_shards: Positive = 1
-    """Array tasks that share one version and benchmark."""
+    """The number of array tasks that share one version and benchmark."""
     prover: Annotated[ProverSettings, PROVERS] | None = None
-    """Values the prefixes of the evaluated traces, for normalised regret; null leaves regret out."""
+    """The prover that values the prefixes of evaluated traces, for normalised regret; null leaves regret out."""
     episodes: Episodes | None = None
-    """How the evaluated traces are cut for it: one rule where algorithms are compared; null is that of the training."""
+    """The rule that cuts evaluated traces into episodes for regret. One rule makes algorithms comparable; null takes
+    that of the training.
+    """
     regret_budgets: tuple[Positive, ...] = (4096, 8192, 12288, 16384)
-    """Tokens up to which regret is measured."""
+    """The numbers of tokens up to which regret is measured."""
     regret_tokens: Literal["sampled", "all"] = "sampled"
-    """Which tokens regret counts before a boundary: the sampled ones of the trace alone; or all that the model reads
-    and writes to answer there, as the authors count: prompt, prefix, the prover's text, the mean length of its answers.
+    """The tokens that regret counts before a boundary: the sampled ones of the trace alone; or all that the model reads
+    and writes to answer there, as the authors count: prompt, prefix, the prover's text, and the mean length of its
+    answers.
     """
 
 
 class Expected(Section):
-    """What the estimate of ``mrt-hpc plan`` reckons with. Never changes a run's result."""
+    """What the estimate of ``mrt-hpc plan`` assumes. These fields never change a run's result."""
 
     trace_tokens: Positive | None = None
-    """Mean number of tokens of a trace; null takes half of the token limit."""
+    """The mean number of tokens of a trace; null takes half of the token limit."""
     branch_tokens: Positive | None = None
-    """Mean number of tokens of a prover's branch; null takes 64 for an answer, half of the limit for a continuation."""
+    """The mean number of tokens of a prover's branch; null takes 64 for an answer, and half of the limit for a
+    continuation.
+    """
 
 
 class Tracking(Section):
-    """Metrics beyond the plain files."""
+    """Where metrics are written beside the plain files."""
 
     wandb: bool = False
-    """Write an offline W&B run, under one run id over all attempts."""
+    """Whether an offline W&B run is written, under one run id over all attempts."""
     project: Name = "mrt-hpc"
-    """W&B project."""
+    """The name of the W&B project."""
 
 
 class Recipe(Section):
     """One experiment."""
 
     name: Name
-    """Name of the experiment, and of its run directory unless another is given."""
+    """The name of the experiment, and of its run directory unless another one is given."""
     seed: NotNegative = 0
-    """The one seed from which all others follow."""
+    """The seed from which all other seeds follow."""
     model: Model
     """The starting policy."""
     data: TrainingData
-    """Training problems, or given samples for supervised training."""
+    """The training problems, or the given samples of supervised training."""
     prompt: Prompt = Prompt()
-    """From problem to prompt."""
+    """How a problem becomes a prompt."""
     episodes: Episodes = Episodes()
-    """Segmentation of thoughts."""
+    """How thoughts are cut into episodes."""
     algorithm: Annotated[AlgorithmSettings, ALGORITHMS]
-    """What the advantages are made of."""
+    """What is sampled for an update, and what it is paid for."""
     prover: Annotated[ProverSettings, PROVERS] | None = None
     """How prefixes get their values, for algorithms that ask for them."""
     sampling: Sampling
-    """Rollouts."""
+    """How rollouts are sampled."""
     serving: Serving = Serving()
-    """vLLM servers."""
+    """The vLLM servers of inference and evaluation."""
     grading: Grading = Grading()
-    """Graders."""
+    """The processes that compare answers with gold answers."""
     training: Training
-    """Updates."""
+    """The updates of the trainer."""
     schedule: Schedule
-    """Iterations and jobs."""
+    """The number of iterations, and how they are cut into jobs."""
     evaluation: Evaluation = Evaluation()
-    """Benchmarks."""
+    """The benchmarks, and how they are sampled."""
     resources: Resources = Resources()
-    """What each role needs."""
+    """What each role needs of a machine."""
     resilience: Resilience = Resilience()
-    """Losses, waits and failures."""
+    """What the run does about losses, waits and failures."""
     tracking: Tracking = Tracking()
-    """W&B."""
+    """Where metrics are written beside the plain files."""
     expected: Expected = Expected()
-    """What `mrt-hpc plan` reckons with."""
+    """What `mrt-hpc plan` assumes."""
 
     @property
     def problems(self) -> ProblemSource:
