@@ -115,7 +115,7 @@ class GraderPool:
 
         Args:
             pairs: answer and gold answer each.
-            tell: whether answers that hang or cannot be read are logged; those that nobody gave need not be.
+            tell: whether answers that hang or cannot be read are logged; candidates that no trace gave need not be.
 
         Raises:
             UserError: the grader processes cannot be started (again).

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 STOP_DEADLINE_S = 2.0
 """For a server to end when it is asked to, before its processes are killed. It has nothing to save, and waits for its
-clients; whoever owns it may have been told to leave."""
+clients; its owner may have been asked to leave."""
 KILLED_DEADLINE_S = 20.0
 """For the kernel to end processes that were killed: it frees their memory first."""
 RECOVERY_DEADLINE_S = 60.0
@@ -81,7 +81,7 @@ class ServerSettings:
     start_deadline_s: float = 900.0
     """Seconds until it must answer: a large model may be read from a busy shared filesystem."""
     pause_deadline_s: float = 300.0
-    """Seconds in which it must finish what is under way when new weights are to be loaded."""
+    """Seconds in which it must finish running samples when new weights are to be loaded."""
     noise_by_request: bool = False
     """Whether the random numbers of a sample are those of its seed from its first token on, wherever in the sequence
     that stands. The newer of vLLM's GPU runners draws them by absolute position."""
@@ -100,7 +100,7 @@ def cpu_environment(threads: int | None) -> dict[str, str]:
     """What tells vLLM how to compute without an accelerator.
 
     Its threads are not bound to cores unless the environment says so: bound ones wait for each other, and so for
-    whoever else works on one of their cores, such as the role whose server it is.
+    other processes on one of their cores, such as the role whose server it is.
 
     Args:
         threads: how many, and at most the cores that this process may use; None for as many.
@@ -124,7 +124,7 @@ class VllmServer:
     """The version that ``settings.model_dir`` holds; afterwards the one loaded last."""
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     while_starting: Callable[[], None] | None = field(default=None, repr=False)
-    """Called again and again while it starts for the first time; raises when nobody needs it any more."""
+    """Called again and again while it starts for the first time; raises when it is not needed any more."""
     starts: int = 0
     """How often it was started."""
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
@@ -233,7 +233,7 @@ class VllmServer:
     def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
         """Put new weights into the running model, and forget the cached prefixes of the old ones.
 
-        Samples under way are finished first, with the old weights. Every worker compares its embedding with the
+        Running samples are finished first, with the old weights. Every worker compares its embedding with the
         directory and its output head with its weights before this returns.
 
         Returns:
@@ -253,7 +253,7 @@ class VllmServer:
                 read_deadline_s=settings.start_deadline_s,  # it reads a whole model, as at its start
             )
         except BaseException:
-            self._end_process()  # nobody may sample from half a model
+            self._end_process()  # half a model must not be sampled from
             raise
         self._model_dir, self.weights_version = directory, version
         return report
@@ -311,7 +311,7 @@ class VllmServer:
         if process.poll() is None:
             process.terminate()
             _wait_at_most(patience_s, lambda: _has_ended(process.pid))
-            os.killpg(process.pid, signal.SIGKILL)  # its number is still its own, since nobody has reaped it
+            os.killpg(process.pid, signal.SIGKILL)  # its number is still its own, since it has not been reaped
             process.wait()
         _wait_at_most(KILLED_DEADLINE_S, lambda: _group_is_empty(process.pid))
 
@@ -375,7 +375,7 @@ class VllmServer:
 
 
 def refuse_stranger(path: Path, pid: int) -> None:
-    """See to it that whoever listens on a socket is the process that was started, whatever it answers.
+    """Check that the process that listens on a socket is the one that was started.
 
     Raises:
         UserError: it is another process.

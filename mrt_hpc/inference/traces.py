@@ -30,7 +30,7 @@ class Start:
     """Rollouts that start here."""
     settings: SamplingSettings
     prefix: bytes = b""
-    """The text of the context behind the prompt: the trace's beginning, which nobody samples."""
+    """The text of the context behind the prompt: the trace's beginning, which is not sampled."""
     forced: int = 0
     """How many tokens at the end of the context the prover's text put there; 0 where the thought goes on."""
     answer_start: str = ""

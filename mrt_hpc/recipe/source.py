@@ -20,7 +20,7 @@ MAX_BYTES = 1_000_000
 """Of a YAML file: a recipe has some kilobytes, and the parser is slow on far larger files."""
 
 UNREADABLE = (YAMLError, ValueError, TypeError, AttributeError, RecursionError)
-"""What the parser raises for text that is no YAML, or YAML of a kind that nobody writes (an alias within itself)."""
+"""What the parser raises for text that is no YAML, or YAML of a kind that no recipe needs (an alias within itself)."""
 
 
 class Place(NamedTuple):

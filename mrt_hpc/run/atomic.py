@@ -112,7 +112,7 @@ def creating(path: Path, *, durable: bool = True) -> Iterator[Commit]:
 
 
 class Commit:
-    """An exclusive write under way: write to ``temporary``; ``won`` tells afterwards whether it was the first."""
+    """An exclusive write: its content goes to ``temporary``, and ``won`` says afterwards whether it was the first."""
 
     def __init__(self, temporary: Path) -> None:
         self.temporary = temporary
@@ -134,12 +134,12 @@ def commit_directory(temporary: Path, path: Path) -> bool:
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
     except OSError:
-        if path not in list_directory(path.parent):  # a name may be remembered as absent; a listing is looked up anew
+        if path not in list_directory(path.parent):  # a name may be remembered as absent; a listing asks again
             raise
         if path.stat().st_ino != identity:  # else a network filesystem answered the second of two sendings
             shutil.rmtree(temporary, ignore_errors=True)
             won = False
-    # What is committed is not written anew; and who was first may have died before the name was on the disk.
+    # What is committed is not written again; the writer that was first may have died before the name was on the disk.
     retrying(lambda: sync_directory(path.parent), f"syncing {path.parent}")
     return won
 

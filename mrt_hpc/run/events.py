@@ -1,6 +1,6 @@
 """The event log: what each process of a run did, a line of JSON an event, a file a process.
 
-Nobody shares a file, so nothing needs a lock; a reader takes all files together and sorts by time. A line cut short by
+No two processes share a file, so nothing needs a lock; a reader takes all files together and sorts by time. A line cut short by
 a lost node or a full disk is passed over by the reader.
 """
 

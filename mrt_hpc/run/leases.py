@@ -46,7 +46,7 @@ class Leases:
     def claim(self, position: int) -> bool:
         """Take the lease on a group, unless it is complete or somebody else who lives has it.
 
-        What this task holds already it may take anew.
+        A task may take again what it holds already.
         """
         if self.layout.group(self.iteration, position).exists():
             return False
@@ -84,7 +84,7 @@ class Leases:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who holds a lease; None for a lease that cannot be read, which nobody can hold."""
+    """Who holds a lease; None for a lease that cannot be read, which no task can hold."""
     try:
         content = json.loads(retrying(path.read_text, "reading a lease"))
         return Holder(str(content["job"]), int(content["index"]), str(content["attempt"]))

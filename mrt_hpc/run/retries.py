@@ -1,4 +1,4 @@
-"""RetryPolicy with a shared filesystem: a full disk is waited out, a fleeting error is tried again, all else is raised.
+"""Retries on a shared filesystem: a full disk is waited for, a passing error is tried again, and all else is raised.
 
 Whatever is tried again must be whole in itself: it starts from nothing each time, as all writers of this package do.
 """
@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 FLEETING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EREMOTEIO})
-"""What a network filesystem answers for a moment: a server that fails over, a handle that went stale."""
+"""Errors that a network filesystem gives for a moment: a server that fails over, a handle that went stale."""
 _NUMBER_IN_TEXT = re.compile(r"(?:os error |errno )(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to wait, and how often to try."""
+    """How long to wait for the filesystem, and how often to try."""
 
     full_limit_s: float = 3600.0
-    """For room on a full disk; afterwards the task gives its nodes back."""
+    """Seconds to wait for room on a full disk; afterwards the task returns its nodes."""
     full_pause_s: float = 5.0
-    """Between two tries on a full disk."""
+    """Seconds between two tries on a full disk."""
     fleeting_tries: int = 6
     fleeting_pause_s: float = 0.2
-    """Before the second try; each further pause is twice as long."""
+    """Seconds before the second try; each further pause is twice as long."""
 
 
 def retrying(action: Callable[[], T], what: str, patience: RetryPolicy = RetryPolicy()) -> T:

@@ -1,7 +1,7 @@
-"""The state of every array task, as a file of its own: what a peer, a backend and ``status`` look at.
+"""The state of every array task, each in a file of its own: other tasks, the back ends and ``status`` read it.
 
-An attempt writes its task's file when it starts and when it ends; for one that died without a word whoever started it
-does (see ``launch.settle``). ``done`` is final: a task that is done is never started again.
+An attempt writes its task's file when it starts and when it ends. Where it died without writing, the back end that
+started it writes (see ``launch.attempt_end``). ``done`` is final: a task that is done is never started again.
 """
 
 from __future__ import annotations
@@ -24,40 +24,42 @@ if TYPE_CHECKING:
 
 
 class TaskState(StrEnum):
-    """Where an array task stands."""
+    """The state of an array task."""
 
     WAITING = "waiting"
-    """Not started yet."""
+    """No attempt has started yet."""
     RUNNING = "running"
-    """An attempt is under way, or was when it was lost without a word."""
+    """An attempt is running, or was running when it was lost without a record."""
     DONE = "done"
     """Nothing is left to do."""
     GAVE_BACK = "gave back"
-    """The last attempt gave its nodes back, for the reason told, and is to be run again. Not a failure."""
+    """The last attempt returned its nodes, for the recorded reason, and is to be run again. This is not a failure."""
     RETRYING = "retrying"
     """The last attempt failed and is to be run again."""
     STOPPED = "stopped"
-    """The last attempt was stopped from outside (preempted, cancelled, Ctrl-C); running again goes on."""
+    """The last attempt was stopped from outside (preempted, cancelled, Ctrl-C); running it again continues its work."""
     FAILED = "failed"
-    """It failed for good: in a way that running again cannot mend, or too often."""
+    """It failed for good: in a way that running it again cannot change, or too often."""
 
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """The latest word on one array task."""
+    """The latest record of one array task."""
 
     state: TaskState
     attempt: str = ""
     message: str = ""
-    """The error, or the reason why it gave its nodes back."""
+    """The error, or the reason why the attempt returned its nodes."""
     failures: int = 0
-    """Attempts in a row that failed without having done anything that stays, the last one of those that had included.
-    Preemptions, node losses and nodes given back do not count."""
+    """The number of consecutive failed attempts that have done nothing that stays; an attempt that had done something
+    counts as the first. Preemptions, node losses and returned nodes do not count.
+    """
     time: float = 0.0
     """Seconds since the epoch, by the writer's clock."""
     awaited: tuple[str, ...] = ()
-    """Of one that gave its nodes back: the jobs of which one has to run before it can go on. Of one that failed: the
-    jobs whose failure was the cause."""
+    """Where the task has returned its nodes: the jobs of which one has to run before it can continue. Where it failed:
+    the jobs whose failure was the cause.
+    """
 
     def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
         """The record after one more failure: to be run again if that may help and has not been tried too often.
@@ -106,7 +108,7 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
 
 
 def forget_failures(layout: RunLayout, job: str, tasks: Iterable[int]) -> None:
-    """Let tasks of these indices that failed for good be run again: their user has asked for it."""
+    """Let tasks of these indices that failed for good run again, because the user has asked for it."""
     for index in tasks:
         if read_task(layout, job, index).state is not TaskState.DONE:
             task_file(layout, job, index).unlink(missing_ok=True)

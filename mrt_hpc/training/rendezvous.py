@@ -1,7 +1,7 @@
 """How the ranks of a trainer find each other: through a file, on a port the system chose. Knows no Slurm.
 
 Rank 0 opens a store on a free port and writes where it listens; the others wait for that file. The file's path must
-be new for every attempt (a job's restart is an attempt), so that nobody meets the address of a store that is gone.
+be new for every attempt (a job's restart is an attempt), so that no rank meets the address of a store that is gone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800
         timeout_s: longest wait for the others, here and in every later exchange.
 
     Raises:
-        UserError: the file exists already, nobody wrote it in time, or no address in it answers.
+        UserError: the file exists already, rank 0 did not write it in time, or no address in it answers.
     """
     timeout = timedelta(seconds=timeout_s)
     store = _store(ranks, address_file, timeout)
@@ -149,7 +149,7 @@ def _find_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
 
 
 def _require_token(store: Store, token: str, where: str) -> None:
-    """Whoever listens there must be rank 0 of this attempt: it may have ended, and its port be another's by now."""
+    """The process that listens there must be rank 0 of this attempt: it may have ended, and its port be another's by now."""
     try:
         store.wait([TOKEN], timedelta(seconds=CONNECT_TIMEOUT_S))
         found = store.get(TOKEN).decode(errors="replace")

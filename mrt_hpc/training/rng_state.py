@@ -51,7 +51,7 @@ class Generators:
 
     @staticmethod
     def of(told: Any) -> Generators:
-        """What ``told`` of an earlier process holds; it is tried on generators that nobody uses.
+        """What ``told`` of an earlier process holds; it is tried on generators that are not in use.
 
         Raises:
             ValueError: it is not what ``here`` tells.

@@ -54,5 +54,5 @@ class TrainingSequence:
 
     @cached_property
     def width(self) -> int:
-        """Positions to compute: every token but the last, whose successor nobody asks for."""
+        """Positions to compute: every token but the last, whose successor is not needed."""
         return len(self.prompt_ids) + len(self.token_ids) - 1

@@ -128,7 +128,7 @@ def running_server(
         name: of its log.
         share: of the memory for serving and of the task's cores, what this server takes.
         common_seeds: whether samples of equal seeds have to share their random numbers.
-        while_starting: called again and again until it answers; raises when nobody needs it any more.
+        while_starting: called again and again until it answers; raises when it is not needed any more.
     """
     settings = server_settings(task, weights.directory, max_model_len, share=share, common_seeds=common_seeds)
     key = (task.layout.secrets / "server_key").read_text()
