@@ -2,8 +2,8 @@
 of JSON, each behind its checksum.
 
 Both ends import this module, so it imports neither vLLM nor an HTTP library. vLLM's own routes spend, on a small
-model, as much time on one object per token and on text that is not read as the engine does on the model; here a sample is
-two flat lists.
+model, as much time on one object per token and on text that is not read as the engine does on the model; here a
+sample is two flat lists.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The event log: what each process of a run did, a line of JSON an event, a file a process.
 
-No two processes share a file, so nothing needs a lock; a reader takes all files together and sorts by time. A line cut short by
-a lost node or a full disk is passed over by the reader.
+No two processes share a file, so nothing needs a lock; a reader takes all files together and sorts by time. The reader
+skips a line that a lost node or a full disk has cut short.
 """
 
 from __future__ import annotations
