@@ -149,7 +149,7 @@ def _find_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
 
 
 def _require_token(store: Store, token: str, where: str) -> None:
-    """The process that listens there must be rank 0 of this attempt: that may have ended, and its port be in other use."""
+    """The process that listens there must be rank 0 of this attempt: it may have ended, and its port been reused."""
     try:
         store.wait([TOKEN], timedelta(seconds=CONNECT_TIMEOUT_S))
         found = store.get(TOKEN).decode(errors="replace")
