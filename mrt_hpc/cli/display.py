@@ -12,12 +12,11 @@ from rich.progress import Progress as Bars
 
 from mrt_hpc.launch.run_progress import Progress, progress
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mrt_hpc.launch.local.processes import LocalRun
+    from mrt_hpc.launch.backend import RunningHere
     from mrt_hpc.run.layout import RunLayout
 
 LOOK_EVERY_S = 0.5
@@ -36,9 +35,9 @@ class Display(ABC):
         """Bars where there is a terminal, lines where there is none."""
         return BarDisplay(layout) if terminal else LineDisplay(layout)
 
-    def show(self, run: LocalRun) -> None:
+    def show(self, run: RunningHere) -> None:
         """Take one look, unless the last was a moment ago and tasks still run."""
-        if time.monotonic() < self._next_look and run.running:
+        if time.monotonic() < self._next_look and run.roles:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
         self.update(progress(run.plan, self.layout), doing(run))
@@ -106,12 +105,11 @@ class BarDisplay(Display):
         self._bars.stop()
 
 
-def doing(run: LocalRun) -> str:
+def doing(run: RunningHere) -> str:
     """Which roles are at work, and how many of each."""
-    counts = {role: sum(r.job.role is role for r in run.running) for role in Role}
+    counts = {role: run.roles.count(role) for role in Role}
     busy = [f"{role} x{count}" if count > 1 else str(role) for role, count in counts.items() if count]
-    failed = sum(state is TaskState.FAILED for state in run.ended.values())
-    return ("running " + ", ".join(busy) if busy else "nothing runs") + (f"; {failed} FAILED" if failed else "")
+    return ("running " + ", ".join(busy) if busy else "nothing runs") + (f"; {run.failed} FAILED" if run.failed else "")
 
 
 def iterations_text(now: Progress) -> str:

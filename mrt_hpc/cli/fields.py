@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.recipe.explain import DocumentedField, documented_fields
 from mrt_hpc.recipe.extends import EXTENDS
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.site import SlurmSite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

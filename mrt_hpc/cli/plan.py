@@ -8,19 +8,19 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+import click
 from rich.markup import escape
 from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
-from mrt_hpc.cli.submit import asked_limits, doubts, kept_recipe, live_jobs, queued_otherwise
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
-from mrt_hpc.launch.containers import with_models_bound
 from mrt_hpc.launch.ledger import local_process
-from mrt_hpc.launch.local.slots import beyond_machine, machine_slots
+from mrt_hpc.launch.queued_jobs import live_jobs
 from mrt_hpc.launch.renewal import Renewal, is_renewed
 from mrt_hpc.launch.sites import find_site
+from mrt_hpc.launch.submission import kept_recipe, queued_otherwise
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, late_checkpoint
@@ -28,7 +28,6 @@ from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.plan.throughput import throughput
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import HuggingFaceModel
-from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.recipe.site import LocalSite
 
 TABLE_WIDTH = 140
 """Columns that the table of jobs needs, if no name is to be broken."""
@@ -48,7 +46,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     """Print the jobs, what they are expected to take, and what their limits allot."""
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
     layout = RunLayout(run_path(recipe.name, run))
-    recipe = kept_recipe(layout, recipe)
+    recipe = kept_recipe(layout, recipe, click.echo)
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     console = console_of(sys.stdout)
@@ -75,12 +73,10 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
             console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
     if rates is not None and (late := late_checkpoint(recipe, site, rates)):
         console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
-    of_slurm = isinstance(site, SlurmSite)
-    for refused, sentence in (
-        told_by_cluster(plan, site) if isinstance(site, SlurmSite) else told_by_machine(plan, site)
-    ):
-        beyond = f"beyond {'the cluster' if of_slurm else 'this machine'}, submit will refuse"
-        words = beyond if refused else "doubtful"
+    backend = site.backend()
+    objections = backend.objections(plan)
+    beyond = [(f"beyond {backend.place}, submit will refuse", sentence) for sentence in objections.refused]
+    for words, sentence in [*beyond, *(("doubtful", sentence) for sentence in objections.doubts)]:
         console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=wide)
 
 
@@ -103,40 +99,18 @@ def told_of_begun(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tup
         yield True, f"the run is under way in process {process.pid}: first mrt-hpc cancel {layout.root}"
 
 
-def told_by_cluster(plan: Plan, site: SlurmSite) -> Iterator[tuple[bool, str]]:
-    """What the cluster, where it can be asked, would refuse of a plan (True), and what may be wrong (False)."""
-    from mrt_hpc.launch.slurm.cluster_limits import beyond
-
-    limits = asked_limits()
-    yield from ((True, sentence) for sentence in ([] if limits is None else beyond(plan, site, limits)))
-    yield from ((False, sentence) for sentence in doubts(plan, site, limits))
-
-
-def told_by_machine(plan: Plan, site: LocalSite) -> Iterator[tuple[bool, str]]:
-    """What a submission on this machine would refuse of a plan (True), and what may go wrong here (False)."""
-    try:
-        machine_slots(plan, site)
-    except UserError as error:
-        yield True, f"{error.what}; {error.advice}"
-    yield from ((False, sentence) for sentence in beyond_machine(plan, site))
-
-
 def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
-    """Print the sbatch texts, as submit writes them.
+    """Print the job scripts, as submit writes them.
 
     Raises:
-        UserError: the site is not a Slurm cluster, or the run is there and was made from another recipe.
+        UserError: the site has no job scripts, or the run is there and was made from another recipe.
     """
-    from mrt_hpc.launch.slurm.arrays import sbatch_texts  # the one option that needs submitit
-
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
-    if not isinstance(site, SlurmSite):
-        raise UserError("this machine is no Slurm cluster, so there are no sbatch texts", advice="add --site SITE")
     layout = RunLayout(run_path(recipe.name, run))
     if layout.recipe_lock.is_file():
-        recipe = kept_recipe(layout, recipe)
+        recipe = kept_recipe(layout, recipe, click.echo)
         refuse_other_recipe(layout, recipe)
-    for name, text in sbatch_texts(compile_plan(recipe, site), with_models_bound(site, recipe), layout):
+    for name, text in site.backend().texts(compile_plan(recipe, site), recipe, layout):
         print(f"# ---- {name}\n{text}")
 
 

@@ -19,7 +19,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.ledger import current_submissions, slurm_names
+from mrt_hpc.launch.ledger import current_submissions, task_ids
 from mrt_hpc.launch.slurm.environment import slurm_task
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -112,7 +112,7 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
     return [
         name
         for other in awaited
-        for number, name in enumerate(slurm_names(other, sent[other.name]))
+        for number, name in enumerate(task_ids(other, sent[other.name]))
         if read_task(layout, other.name, number).state not in (TaskState.DONE, TaskState.FAILED)
     ]
 

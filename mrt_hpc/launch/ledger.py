@@ -1,4 +1,4 @@
-"""The ledger: which job of the plan was submitted under which Slurm id, and which process runs it on this machine.
+"""The ledger: which job of the plan was submitted under which id, and which process runs the plan on this machine.
 
 One file an entry, so that a submission cut short between two sbatch calls has recorded all that came before.
 """
@@ -14,7 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.site_file import SiteFile
+from mrt_hpc.recipe.user_code import import_from, origin
 from mrt_hpc.run.atomic import creating, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
 from mrt_hpc.run.retries import list_directory
@@ -23,15 +27,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mrt_hpc.plan.jobs import Job
+    from mrt_hpc.recipe.site import SiteSettings
     from mrt_hpc.run.layout import RunLayout
+
+EARLIER = "slurm"
+"""The kind of every site with a queue in earlier versions, which did not record it."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One sbatch call."""
+    """One job that a queue has accepted."""
 
     job: str
-    slurm_id: str
+    job_id: str
+    """As the queue gave it."""
     time: float
     site: str
     """Name of the site profile."""
@@ -59,29 +68,61 @@ class LocalProcess:
         return self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
 
 
-def record_submission(
-    layout: RunLayout, job: str, slurm_id: str, site: str, tasks: Sequence[int] | None = None
-) -> None:
-    """Add one sbatch call to the ledger; ``tasks`` are the indices that it runs where these are not all of the job."""
-    some = {} if tasks is None else {"tasks": list(tasks)}  # a task that is at work may read with an earlier version
-    entry = {"job": job, "slurm_id": slurm_id, "time": time.time(), "site": site, **some}
-    write_json(layout.jobs / f"slurm-{slurm_id}-{job}.json", entry)
+def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks: Sequence[int] | None = None) -> None:
+    """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all."""
+    some = {} if tasks is None else {"tasks": list(tasks)}
+    entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
+    write_json(layout.jobs / f"queued-{job_id}-{job}.json", entry)
 
 
 def submissions(layout: RunLayout) -> list[Submission]:
-    """All sbatch calls of the run, the oldest first."""
-    paths = list_directory(layout.jobs, "slurm-*.json")
+    """All submitted jobs of the run, the oldest first; of earlier versions, too, which knew only Slurm."""
+    paths = [*list_directory(layout.jobs, "slurm-*.json"), *list_directory(layout.jobs, "queued-*.json")]
     return sorted((_submission(json.loads(p.read_text())) for p in paths), key=lambda s: s.time)
 
 
 def _submission(entry: dict[str, Any]) -> Submission:
-    tasks = entry.pop("tasks", None)
-    return Submission(**entry, tasks=None if tasks is None else tuple(tasks))
+    tasks, job_id = entry.get("tasks"), entry.get("job_id") or entry["slurm_id"]
+    some = None if tasks is None else tuple(tasks)
+    return Submission(entry["job"], job_id, entry["time"], entry["site"], some)
+
+
+def record_site(layout: RunLayout, site: SiteSettings) -> None:
+    """Keep the profile that jobs are submitted with: ``status`` and ``cancel`` are given the run directory alone."""
+    values = site.model_dump(mode="json", exclude_defaults=True) | {"type": site.type, "name": site.name}
+    folder = origin(site.type)
+    write_json(_site_file(layout, site.name), {"site": values, "folder": None if folder is None else str(folder)})
+
+
+def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
+    """The profile of this name, as jobs of the run were last submitted with it.
+
+    Raises:
+        UserError: its kind is a class of the user's own that is not there any more.
+    """
+    path = _site_file(layout, name)
+    earlier: dict[str, Any] = {"site": {"type": EARLIER, "name": name}}
+    entry = json.loads(path.read_text()) if path.is_file() else earlier
+    if entry.get("folder") is not None:
+        import_from(Path(entry["folder"]))
+    try:
+        return SiteFile.model_validate_json(json.dumps({"site": entry["site"]}), strict=True).site
+    except ValidationError as error:
+        raise UserError(
+            f"the site profile {name} with which jobs were submitted cannot be read: {error.errors()[0]['msg']}",
+            where=path,
+            value=entry["site"]["type"],
+            advice="put the module of that class back to where it was, and type the same command again",
+        ) from error
+
+
+def _site_file(layout: RunLayout, name: str) -> Path:
+    return layout.jobs / f"site-{name}.json"
 
 
 def latest_ids(layout: RunLayout) -> dict[str, str]:
-    """For each job of the plan the Slurm id of its latest submission."""
-    return {s.job: s.slurm_id for s in submissions(layout)}
+    """For each job of the plan the id of its latest submission."""
+    return {s.job: s.job_id for s in submissions(layout)}
 
 
 def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
@@ -93,21 +134,21 @@ def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
 
 
 def current_ids(layout: RunLayout) -> list[str]:
-    """The Slurm ids under which any task of the run may be queued or at work."""
-    return sorted({one.slurm_id for parts in current_submissions(layout).values() for one in parts})
+    """The ids under which any task of the run may be queued or at work."""
+    return sorted({one.job_id for parts in current_submissions(layout).values() for one in parts})
 
 
-def slurm_names(job: Job, parts: Sequence[Submission]) -> list[str]:
-    """Slurm's name of each task of a job, by its index: ``1234``, or ``1234_5`` for a task of an array.
+def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
+    """The id of each task of a job in its queue, by its index: ``1234``, or ``1234_5`` for a task of an array.
 
     Args:
         job: of the plan.
         parts: its current submissions, the oldest first; there is one at least.
     """
     if job.tasks == 1:
-        return [parts[-1].slurm_id]
-    latest = {index: one.slurm_id for one in parts for index in (range(job.tasks) if one.tasks is None else one.tasks)}
-    return [f"{latest.get(index, parts[0].slurm_id)}_{index}" for index in range(job.tasks)]
+        return [parts[-1].job_id]
+    latest = {index: one.job_id for one in parts for index in (range(job.tasks) if one.tasks is None else one.tasks)}
+    return [f"{latest.get(index, parts[0].job_id)}_{index}" for index in range(job.tasks)]
 
 
 @contextmanager

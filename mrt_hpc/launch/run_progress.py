@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from textwrap import indent
 from typing import TYPE_CHECKING
 
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
@@ -131,3 +133,17 @@ def reason(record: TaskRecord) -> str:
     lines = message.splitlines()
     last_frame = max(n for n, line in enumerate(lines) if line.startswith((" ", "Traceback ")))
     return "\n".join(lines[last_frame + 1 :]) or message
+
+
+def failed(plan: Plan, layout: RunLayout) -> UserError:
+    """The error of a run of which tasks have failed, with the cause."""
+    broken = failures(plan, layout)
+    if not broken:
+        return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.root}")
+    job, index, record = broken[0]
+    return UserError(
+        f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
+        where=layout.logs,
+        advice=f"mrt-hpc logs {layout.root} {job.role}; the same submit command continues the run",
+        exit_code=ExitCode.RETRYABLE,
+    )

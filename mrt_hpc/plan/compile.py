@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.plan.limits import check_limits, check_segments
 from mrt_hpc.recipe.schema import Coupling, Recipe
-from mrt_hpc.recipe.site import Site, SlurmSite
 from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mrt_hpc.recipe.resources import RoleResources, TrainerResources
+    from mrt_hpc.recipe.site import SiteSettings
 
 PREPARE = "prepare"
 COLLECTION_JOB = "collection.inference"
 REPORT = "report"
 
 
-def compile_plan(recipe: Recipe, site: Site) -> Plan:
+def compile_plan(recipe: Recipe, site: SiteSettings) -> Plan:
     """The plan of a run on a site.
 
     Raises:
         UserError: the plan is beyond what the site lets a user submit, or beyond what can be planned.
     """
     check_segments(recipe)
-    plan = build_plan(recipe, max_array_size=_max_array_size(site))
-    check_limits(plan, recipe, site, rebuild=lambda r: build_plan(r, max_array_size=_max_array_size(site)))
+    plan = build_plan(recipe, max_array_size=site.limits.array_size)
+    check_limits(plan, recipe, site, rebuild=lambda r: build_plan(r, max_array_size=site.limits.array_size))
     return plan
 
 
@@ -227,7 +227,3 @@ def _trainer_resources(resources: TrainerResources) -> JobResources:
             "memory_gib_per_node": resources.memory_gib * per_node,
         }
     )
-
-
-def _max_array_size(site: Site) -> int | None:
-    return site.max_array_size if isinstance(site, SlurmSite) else None

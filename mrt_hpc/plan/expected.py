@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.tokens import tokens_per_value
 from mrt_hpc.recipe.schema import Coupling
-from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import is_collection
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.schema import Problems, Recipe
-    from mrt_hpc.recipe.site import Site
+    from mrt_hpc.recipe.site import SiteSettings
 
 START_S = 180.0
 """Of a job with a server or a trainer: imports, loading weights, compiling."""
@@ -97,13 +96,13 @@ def training_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> 
     return update + throughput.publish_s + throughput.checkpoint_s / training.checkpoint_every
 
 
-def late_checkpoint(recipe: Recipe, site: Site, throughput: Throughput) -> str | None:
+def late_checkpoint(recipe: Recipe, site: SiteSettings, throughput: Throughput) -> str | None:
     """A warning where a preempted trainer is expected to be ended before it has written a checkpoint.
 
     It then loses the updates since its last checkpoint, and computes them again from the same rollouts. What it has
     published is there before the checkpoint is begun, and nothing that was committed is lost.
     """
-    notice_s = site.preemption_notice_s if isinstance(site, SlurmSite) else None
+    notice_s = site.limits.preemption_notice_s
     if notice_s is None or throughput.checkpoint_s <= notice_s:
         return None
     lost = min(recipe.training.checkpoint_every, recipe.schedule.iterations_per_job)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Coupling
-from mrt_hpc.recipe.site import SlurmSite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.recipe.site import Site
+    from mrt_hpc.recipe.site import SiteSettings
 
 
 MAX_SEGMENTS = 10_000
@@ -38,7 +37,7 @@ def check_segments(recipe: Recipe) -> None:
         )
 
 
-def check_limits(plan: Plan, recipe: Recipe, site: Site, *, rebuild: Callable[[Recipe], Plan]) -> None:
+def check_limits(plan: Plan, recipe: Recipe, site: SiteSettings, *, rebuild: Callable[[Recipe], Plan]) -> None:
     """Refuse a plan beyond the site's limits.
 
     Args:
@@ -50,16 +49,14 @@ def check_limits(plan: Plan, recipe: Recipe, site: Site, *, rebuild: Callable[[R
     Raises:
         UserError: too many tasks (with the number of iterations a job that would fit), or too long time limits.
     """
-    if not isinstance(site, SlurmSite):
-        return
     _check_times(plan, site)
-    if site.max_submit_jobs is not None and plan.tasks > site.max_submit_jobs:
-        raise _too_many_tasks(plan, recipe, site.max_submit_jobs, rebuild)
+    if (most := site.limits.tasks) is not None and plan.tasks > most:
+        raise _too_many_tasks(plan, recipe, most, rebuild)
 
 
-def _check_times(plan: Plan, site: SlurmSite) -> None:
+def _check_times(plan: Plan, site: SiteSettings) -> None:
     """Refuse all time limits that are too long at once."""
-    limit = site.max_time_minutes
+    limit = site.limits.minutes
     asked = {job.role: job.resources.time_limit_minutes for job in plan.jobs}
     long = {f"resources.{role}.time_limit_minutes": minutes for role, minutes in asked.items()}
     long = {field: minutes for field, minutes in long.items() if limit is not None and minutes > limit}

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.schema import HuggingFaceModel
-from mrt_hpc.recipe.site import SlurmSite
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.recipe.site import Site
+    from mrt_hpc.recipe.site import SiteSettings
 
 SMALL, LARGE = 1.5, 7.0
 """Billions of parameters that the stated rates are of."""
@@ -61,7 +60,7 @@ class Throughput:
     """Where the rates come from, in words."""
 
 
-def throughput(recipe: Recipe, site: Site) -> Throughput | None:
+def throughput(recipe: Recipe, site: SiteSettings) -> Throughput | None:
     """The rates of a recipe on a site; None where neither the site profile nor the table states them."""
     stated = _stated(recipe, site)
     given = site.throughput
@@ -77,7 +76,7 @@ def throughput(recipe: Recipe, site: Site) -> Throughput | None:
     return Throughput(sampled, trained, publish_s, checkpoint_s, source)
 
 
-def _stated(recipe: Recipe, site: Site) -> Throughput | None:
+def _stated(recipe: Recipe, site: SiteSettings) -> Throughput | None:
     """By the table; None for jobs without GPUs, and for models of unknown size."""
     billions = model_billions(recipe)
     if billions is None or not _has_gpus(recipe):
@@ -97,8 +96,8 @@ def _has_gpus(recipe: Recipe) -> bool:
     return min(recipe.resources.inference.gpus, recipe.resources.trainer.gpus) > 0
 
 
-def _gpu(site: Site) -> str:
-    named = (site.gpu_type or "").lower() if isinstance(site, SlurmSite) else ""
+def _gpu(site: SiteSettings) -> str:
+    named = site.gpu_name.lower()
     return next((gpu for gpu in STATED if gpu in named), ASSUMED_GPU)
 
 

@@ -10,13 +10,15 @@ from mrt_hpc.recipe.overrides import apply
 from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.site import LocalSite, Site, SiteFile
+from mrt_hpc.recipe.site_file import SiteFile
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.recipe.validate import validate
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mrt_hpc.recipe.site import SiteSettings
 
 
 def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -37,16 +39,12 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     return validate(replace(source, data=data), Recipe, data)
 
 
-def load_site(path: Path) -> Site:
-    """Read and check a site profile.
+def load_site(path: Path) -> SiteSettings:
+    """Read and check a site profile; its kind may be a class of a module that lies beside it.
 
     Raises:
         UserError: the first thing wrong with it.
     """
+    import_from(path.parent)
     source = read_source(path, advice=f"mrt-hpc plan RECIPE --site {path}")
     return validate(source, SiteFile, {"site": source.data}, prefix=("site",)).site
-
-
-def default_site() -> LocalSite:
-    """This machine."""
-    return LocalSite()

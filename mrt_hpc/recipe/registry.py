@@ -14,7 +14,7 @@ from functools import cached_property, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from pydantic_core import PydanticCustomError, core_schema
 
 from mrt_hpc.recipe.base import Section
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.recipe.algorithm import AlgorithmSettings
     from mrt_hpc.recipe.prover import ProverSettings
+    from mrt_hpc.recipe.site import SiteSettings
     from mrt_hpc.recipe.verifier import VerifierSettings
 
 
@@ -59,6 +60,10 @@ class Registry(Generic[S]):
         """Their discriminated union, as pydantic takes it."""
         return Annotated[reduce(or_, self.classes), Field(discriminator="type")]
 
+    @cached_property
+    def _adapter(self) -> TypeAdapter[S]:
+        return TypeAdapter(self.union)
+
     def find(self, name: Any) -> type[S] | None:
         """The class of a ``type``, built in or the user's own; None where there is none."""
         where = self.built_in.get(name) or (name if isinstance(name, str) and ":" in name else None)
@@ -79,7 +84,7 @@ class Registry(Generic[S]):
         except (ImportError, AttributeError, ValueError) as error:
             raise PydanticCustomError(
                 "misfit",
-                "module:Class of an importable module, which may lie beside the recipe: {reason}",
+                "module:Class of an importable module, which may lie beside this file: {reason}",
                 {"field": "type", "reason": repr(error)},
             ) from error
         if not (isinstance(found, type) and issubclass(found, Section)):
@@ -89,17 +94,21 @@ class Registry(Generic[S]):
         return found
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Built-in classes are checked as a union, so that each fault has its place in the file."""
+        """Built-in classes are checked as a union, so that each fault has its place in the file. What was read from a
+        file is checked as JSON, where a list may fill a tuple.
+        """
 
-        def check(value: Any, built_in: Any) -> Any:
+        def check(value: Any, built_in: Any, info: core_schema.ValidationInfo) -> Any:
             if isinstance(value, Section):
                 return value
             name = value.get("type") if isinstance(value, dict) else None
             if isinstance(name, str) and ":" in name:
                 return self.of_user(name).model_validate_json(json.dumps(value), strict=True)
-            return built_in(value)
+            return (
+                self._adapter.validate_json(json.dumps(value), strict=True) if info.mode == "json" else built_in(value)
+            )
 
-        return core_schema.no_info_wrap_validator_function(
+        return core_schema.with_info_wrap_validator_function(
             check,
             handler.generate_schema(self.union),
             serialization=core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True),
@@ -153,5 +162,12 @@ VERIFIERS: Registry[VerifierSettings] = Registry(
         "exact": "mrt_hpc.domains.exact:ExactVerifier",
         "choice": "mrt_hpc.domains.choice:ChoiceVerifier",
         "python": "mrt_hpc.domains.python:PythonVerifier",
+    },
+)
+SITES: Registry[SiteSettings] = Registry(
+    "site",
+    {
+        "local": "mrt_hpc.launch.local.site:LocalSite",
+        "slurm": "mrt_hpc.launch.slurm.site:SlurmSite",
     },
 )

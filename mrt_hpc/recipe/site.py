@@ -1,55 +1,20 @@
-"""The site profile: where and how jobs run. It never changes a run's result."""
+"""What every site profile says: where jobs run, and what the plan of a run has to keep to there. It never changes a
+run's result.
+
+What is particular to one kind of site (this machine, a Slurm cluster) stands with its back end, see
+:mod:`mrt_hpc.launch.backend`.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from mrt_hpc.errors import nearest
-from mrt_hpc.recipe.base import OPTION, VARIABLE, Line, Name, NotNegative, Positive, PositiveFloat, Section
-from mrt_hpc.recipe.sbatch_options import OF_THE_PLAN, OPTIONS
-
-
-def _not_of_the_plan(option: str) -> str:
-    if option in OF_THE_PLAN:
-        raise PydanticCustomError(
-            "owned",
-            "no --{option}: the plan of a run sets it for each of its jobs, and this would replace it in all",
-            {"option": option},
-        )
-    return option
-
+from mrt_hpc.recipe.base import VARIABLE, Name, PositiveFloat, Section
 
 EnvironmentName = Annotated[str, Field(pattern=VARIABLE)]
-SbatchOption = Annotated[str, Field(pattern=OPTION), AfterValidator(_not_of_the_plan)]
-
-
-class GpuRequest(StrEnum):
-    """How this cluster wants GPUs to be asked for."""
-
-    GRES = "gres"
-    """``--gres=gpu:k`` (a node)."""
-    GPUS_PER_NODE = "gpus_per_node"
-    """``--gpus-per-node=k``."""
-    NONE = "none"
-    """No request: whole nodes are given out."""
-
-
-class Container(Section):
-    """An Apptainer image in which every task runs."""
-
-    image: Line
-    """The SIF file, on a filesystem that the compute nodes see."""
-    executable: Line = "apptainer"
-    """The command, as found on the compute nodes."""
-    binds: tuple[Line, ...] = ()
-    """More folders to bind, as in ``source:target``; the run directory, models and TMPDIR are bound anyway.
-    """
-    python: Line = "python3"
-    """Python in the container that has mrt-hpc installed."""
 
 
 class MeasuredThroughput(Section):
@@ -66,104 +31,42 @@ class MeasuredThroughput(Section):
     """
 
 
-class LocalSite(Section):
-    """This machine, without Slurm."""
+@dataclass(frozen=True)
+class SiteLimits:
+    """What a plan has to keep to on a site; None where the profile states no limit."""
 
-    type: Literal["local"] = "local"
-    name: Name = "local"
-    """Name of the profile."""
-    cpus: Positive | None = None
-    """CPU slots to give out; null takes the machine's cores, or what the largest pair of roles needs where that is
-    more.
-    """
-    gpus: NotNegative | None = None
-    """GPU slots to give out; null takes the GPUs that the machine has."""
-    environment: dict[EnvironmentName, str] = Field(default_factory=dict)
-    """Environment variables of every task."""
-    throughput: MeasuredThroughput = MeasuredThroughput()
-    """How fast processes sample and train here."""
-    group_access: bool = False
-    """Whether members of your group may read the runs that are made with this profile; they may never write, and the
-    run's secrets stay yours alone.
-    """
+    array_size: int | None = None
+    """Tasks of one job, at most."""
+    tasks: int | None = None
+    """Tasks of all jobs together that one user may have queued at a time."""
+    minutes: int | None = None
+    """Time limit of a job, at most."""
+    preemption_notice_s: int | None = None
+    """Seconds between the signal of a preemption and the end of the task."""
 
 
-class Partitions(Section):
-    """Slurm partitions by kind of job; null leaves the choice to the cluster's default."""
+class SiteSettings(Section):
+    """The fields that every site profile has."""
 
-    cpu: Line | None = None
-    """Partition of jobs without GPUs."""
-    gpu: Line | None = None
-    """Partition of jobs with GPUs."""
-
-
-class SlurmSite(Section):
-    """A Slurm cluster."""
-
-    type: Literal["slurm"] = "slurm"
+    type: str
+    """Kind of site: one that comes with the package, or module:Class of your own."""
     name: Name
     """Name of the profile."""
-    account: Line | None = None
-    """Account to charge."""
-    qos: Line | None = None
-    """Quality of service."""
-    partitions: Partitions = Partitions()
-    """Where jobs go."""
-    gpu_request: GpuRequest = GpuRequest.GRES
-    """How GPUs are asked for."""
-    gpu_type: Line | None = None
-    """GPU model in the request, as in ``a100``."""
-    setup: tuple[str, ...] = ()
-    """Shell lines before each task, as in ``module load cuda``. Written to the job script as they stand."""
     environment: dict[EnvironmentName, str] = Field(default_factory=dict)
-    """Environment variables of every task; values are quoted."""
-    python: Line | None = None
-    """Python that runs the tasks; null is the one that runs this command."""
-    container: Container | None = None
-    """Apptainer image; null runs on the node itself."""
-    scratch: Line | None = None
-    """Node-local folder for sockets, temporary files and what vLLM, Triton and torch compile; null is the node's own.
-    """
-    max_array_size: Positive = 1001
-    """The cluster's MaxArraySize (``scontrol show config``); the largest array index is one less."""
-    max_submit_jobs: Positive | None = None
-    """Jobs and array tasks that you may have queued at a time (``sacctmgr show assoc``, MaxSubmit); null is no limit.
-    """
-    max_time_minutes: Positive | None = None
-    """The partition's longest time limit, minutes; null is no limit."""
-    preemption_notice_s: NotNegative | None = None
-    """Seconds between the signal of a preemption and the end of the task: GraceTime of the partition (``scontrol show
-    partition``) and KillWait (``scontrol show config``) together. `mrt-hpc plan` warns where a checkpoint is expected
-    to take longer; null compares nothing.
-    """
-    memory_request: bool = True
-    """Ask for memory; false where the cluster gives out whole nodes."""
+    """Environment variables of every task; in job scripts their values are quoted."""
     throughput: MeasuredThroughput = MeasuredThroughput()
     """How fast processes sample and train here."""
     group_access: bool = False
     """Whether members of your group may read the runs that are made with this profile; they may never write, and the
     run's secrets stay yours alone.
     """
-    sbatch: dict[SbatchOption, Line] = Field(default_factory=dict)
-    """More sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
 
+    @property
+    def limits(self) -> SiteLimits:
+        """What a plan has to keep to."""
+        return SiteLimits()
 
-class SiteFile(BaseModel):
-    """What a site file holds: one of the two kinds, told by ``type``."""
-
-    model_config = ConfigDict(frozen=True)
-
-    site: Annotated[LocalSite | SlurmSite, Field(discriminator="type")]
-
-
-Site = LocalSite | SlurmSite
-
-
-def unknown_options(site: Site) -> list[str]:
-    """A sentence for each option of a site profile that sbatch does not know, as far as this package can tell."""
-    options = site.sbatch if isinstance(site, SlurmSite) else {}
-    hints = {option: nearest(option, OPTIONS) for option in options if option not in OPTIONS}
-    return [
-        f"site {site.name}: sbatch knows no option --{option} ({f'the nearest is --{hint}' if hint else 'man sbatch'})"
-        for option, hint in hints.items()
-    ]
+    @property
+    def gpu_name(self) -> str:
+        """The model of the site's GPUs, as in ``h100``; empty where the profile does not say."""
+        return ""

@@ -25,6 +25,19 @@ def import_from(folder: Path) -> None:
         sys.path.append(text)
 
 
+def origin(name: str) -> Path | None:
+    """The folder that the class ``module:Class`` is imported from; None for a name without a colon, whose class comes
+    with the package, and for a module that is not there.
+    """
+    if ":" not in name:
+        return None
+    spec = importlib.util.find_spec(name.partition(":")[0].partition(".")[0])
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin)
+    return path.parent.parent if path.name == "__init__.py" else path.parent
+
+
 def modules_named(recipe: Recipe) -> list[str]:
     """The top-level modules whose classes a recipe names, each once."""
     names = (name.partition(":")[0].partition(".")[0] for name in _types(recipe.model_dump(mode="json")))

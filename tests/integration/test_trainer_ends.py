@@ -14,10 +14,10 @@ from training_support import tiny_model
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, is_over, trainer_settings

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
-from mrt_hpc.recipe.site import SlurmSite
+from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

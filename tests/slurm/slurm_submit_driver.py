@@ -14,17 +14,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-from mrt_hpc.cli.submit import submit_to_slurm
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.slurm import arrays as slurm
 from mrt_hpc.launch.slurm.arrays import submit
 from mrt_hpc.launch.slurm.queue import cancel
+from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.launch.submission import Listener, start
 from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.site import SlurmSite
 from mrt_hpc.run.layout import RunLayout
 
 
@@ -55,7 +56,8 @@ def submit_again(path: str) -> None:
     layout = RunLayout(Path(request["run_dir"]))
     slurm.submit = partial(submit, function=request["function"])
     site = SlurmSite.model_validate_json(json.dumps(request["site"]))
-    submit_to_slurm(read_recipe_lock(layout.recipe_lock), read_plan(layout.plan), layout, site)
+    told = Listener(print, print, nullcontext)
+    start(read_recipe_lock(layout.recipe_lock), read_plan(layout.plan), layout, site, told)
 
 
 COMMANDS = {"submit": submit_request, "again": submit_again, "cancel": lambda *ids: cancel(ids)}

@@ -9,9 +9,10 @@ from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_lives import run_directory, starts
 from slurm_plans import job, plan
 
-from mrt_hpc.cli.submit import live_jobs, without_hope
 from mrt_hpc.launch.ledger import current_ids, current_submissions, latest_ids, record_submission
+from mrt_hpc.launch.queued_jobs import live_jobs
 from mrt_hpc.launch.slurm.queue import QueueState, queue_states
+from mrt_hpc.launch.submission import without_hope
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
 
@@ -51,7 +52,7 @@ def test_jobs_that_are_just_being_ended_are_sent_again_at_once(
     assert queue_states([ids["slow"]])[ids["slow"]].state is QueueState.ENDING
     live = live_jobs(layout)
     assert "slow" not in live
-    hopeless = [live[name].slurm_id for name in without_hope(THE_PLAN.jobs, live, ())]
+    hopeless = [live[name].job_id for name in without_hope(THE_PLAN.jobs, live, ())]
     driver = str(plain_cluster.tests / "slurm_submit_driver.py")
     assert plain_cluster.as_user(plain_cluster.python, driver, "cancel", *hopeless).returncode == 0
     again = plain_cluster.submitted(THE_PLAN, layout.root, "slow_to_leave")

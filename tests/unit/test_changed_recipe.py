@@ -14,19 +14,19 @@ from click.testing import CliRunner
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.intervals import summarise_evaluation
 from mrt_hpc.cli.main import main
-from mrt_hpc.cli.submit import kept_recipe
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch import renewal
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.renewal import is_renewed, renew
+from mrt_hpc.launch.submission import kept_recipe
 from mrt_hpc.plan.compile import compile_plan, role_resources
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Evaluation
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.prepare import small_world_prompter
@@ -53,7 +53,7 @@ CONSTANT = ("training.schedule=constant", "schedule.iterations=10", "schedule.it
 
 def submitted(root: Path, *settings: str) -> tuple[RunLayout, Recipe]:
     """As the command does it, up to the point at which tasks are started."""
-    recipe = kept_recipe(RunLayout(root), load_recipe(QUICKSTART, settings))
+    recipe = kept_recipe(RunLayout(root), load_recipe(QUICKSTART, settings), print)
     plan = compile_plan(recipe, LocalSite())
     layout = create_or_open(root, recipe, plan)
     if is_renewed(layout, recipe, plan):
@@ -140,7 +140,7 @@ def test_what_was_done_cannot_be_changed_and_the_way_out_is_told(tmp_path: Path)
 def test_a_recipe_that_does_not_fit_the_rest_of_the_run_is_refused_like_any_other(tmp_path: Path, other: str) -> None:
     submitted(tmp_path / "run")
     recipe = load_recipe(QUICKSTART.parent / "small_world" / f"{other}.yaml")
-    kept = kept_recipe(RunLayout(tmp_path / "run"), recipe)
+    kept = kept_recipe(RunLayout(tmp_path / "run"), recipe, print)
     with pytest.raises(UserError, match=r"algorithm\.type was \"mrt_online\" and is") as refused:
         create_or_open(tmp_path / "run", kept, compile_plan(kept, LocalSite()))
     assert refused.value.advice is not None

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
 if TYPE_CHECKING:

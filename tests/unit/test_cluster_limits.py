@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm import cluster_limits as slurm_limits
 from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits, Partition, beyond, closed_partitions, cluster_limits
+from mrt_hpc.launch.slurm.site import Partitions, SlurmSite
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import Partitions, SlurmSite
 
 if TYPE_CHECKING:
     import pytest

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.data import read_problems
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import pytest
 
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.sampling.parts import Parts, merged
 from mrt_hpc.run.evaluation_settings import EvaluationSettings, RecordedSettings
 from mrt_hpc.run.groups import Sampled, commit_group, complete_groups

@@ -14,11 +14,11 @@ from mrt_hpc.launch import gpus
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import run_task
 from mrt_hpc.launch.gpus import NO_DEVICE, NO_LIBRARY, GpuView, look, require_gpus, verdict
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import JobResources
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.task_state import TaskState, read_task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mrt_hpc.cli.main import main
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.local.slots import beyond_machine, machine_memory_gib
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan

@@ -16,11 +16,11 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch import ledger
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import LocalProcess, claimed, local_process
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.renewal import is_renewed, renew
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, read_beat
 from mrt_hpc.run.waiting import wait_until
 

@@ -17,12 +17,12 @@ from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.registry import ALGORITHMS
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.recipe.user_code import changed, own_code
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.records import FinishReason, Rollout

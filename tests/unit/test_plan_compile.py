@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import build_plan, compile_plan, evaluated_versions
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite, SlurmSite
 from mrt_hpc.roles.training.artifacts import kept_versions
 from mrt_hpc.run.layout import collecting_version, is_collection
 

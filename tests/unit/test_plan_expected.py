@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.cli.main import main
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.expected import (
     expected_hours,
@@ -20,7 +22,7 @@ from mrt_hpc.plan.expected import (
 )
 from mrt_hpc.plan.throughput import STATED, Throughput, model_billions, power_law, throughput
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite, MeasuredThroughput, SlurmSite
+from mrt_hpc.recipe.site import MeasuredThroughput
 from mrt_hpc.roles.report import sampled_rate, trained_rate
 from mrt_hpc.run.layout import COLLECTION
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.cli.submit import failed
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.entry import record_after
+from mrt_hpc.launch.run_progress import failed
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Task

@@ -10,11 +10,11 @@ import pytest
 import mrt_hpc
 from mrt_hpc.algorithms.backtracking import Backtracking
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm.site import SlurmSite, unknown_options
 from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import Coupling, Recipe
-from mrt_hpc.recipe.site import LocalSite, SlurmSite, unknown_options
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 QUICKSTART = RECIPES / "quickstart.yaml"
@@ -159,7 +159,6 @@ def test_an_option_that_sbatch_does_not_know_is_named() -> None:
     site = SlurmSite(name="here", sbatch={"constrain": "ib", "exclusive": "user"})
     (said,) = unknown_options(site)
     assert "--constrain (the nearest is --constraint)" in said
-    assert unknown_options(LocalSite()) == []
 
 
 @pytest.mark.parametrize("path", sorted((RECIPES.parent / "slurm" / "sites").glob("*.yaml")), ids=lambda p: p.stem)

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.cli.submit import LiveJob, awaited_as, without_hope
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import current_ids, current_submissions, record_submission, slurm_names
+from mrt_hpc.launch.ledger import current_ids, current_submissions, record_submission, task_ids
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.queued_jobs import LiveJob
 from mrt_hpc.launch.slurm import commands as slurm_commands
 from mrt_hpc.launch.slurm import queue as slurm_queue
 from mrt_hpc.launch.slurm.arrays import array_of
 from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
+from mrt_hpc.launch.submission import awaited_as, without_hope
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ def test_what_waits_for_an_array_of_which_a_part_is_lost_is_sent_again(plan: Pla
 
 
 def test_a_dependency_on_an_array_in_parts_names_its_living_tasks() -> None:
-    assert awaited_as(LiveJob("12", True, {0: "12_0", 1: "12_1"}), partly=False) == "12"
-    assert awaited_as(LiveJob("12", True, {0: "12_0", 2: "12_2"}), partly=True) == "12_0:12_2"
-    assert awaited_as(LiveJob("15", True, {0: "12_0", 1: "15_1"}), partly=False) == "12_0:15_1"
+    assert awaited_as(LiveJob("12", True, {0: "12_0", 1: "12_1"}), partly=False) == ("12",)
+    assert awaited_as(LiveJob("12", True, {0: "12_0", 2: "12_2"}), partly=True) == ("12_0", "12_2")
+    assert awaited_as(LiveJob("15", True, {0: "12_0", 1: "15_1"}), partly=False) == ("12_0", "15_1")
 
 
 def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> 
     for slurm_id, tasks in (("10", None), ("12", None), ("15", (1, 2)), ("16", (2,))):
         record_submission(layout, INFERENCE, slurm_id, "here", tasks)
     array = plan.job(INFERENCE).model_copy(update={"tasks": 4})
-    assert slurm_names(array, current_submissions(layout)[INFERENCE]) == ["12_0", "15_1", "16_2", "12_3"]
+    assert task_ids(array, current_submissions(layout)[INFERENCE]) == ["12_0", "15_1", "16_2", "12_3"]
     assert current_ids(layout) == ["12", "15", "16"]
     assert array_of((1, 3), None) == "1,3%2"
 

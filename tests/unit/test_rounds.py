@@ -10,10 +10,10 @@ import pytest
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.roles.inference import NeedWatch, NotNeededError, Round, Rounds
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import Sampled, commit_group

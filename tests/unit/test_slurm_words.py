@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from mrt_hpc.cli.submit import submit_to_slurm
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import latest_ids
 from mrt_hpc.launch.slurm import commands as slurm_commands
 from mrt_hpc.launch.slurm.commands import run_slurm
+from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.launch.submission import Listener, start
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import SlurmSite
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 WORDS = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
@@ -65,7 +66,7 @@ def test_a_submission_that_stops_half_way_names_what_it_submitted(
     plan = compile_plan(recipe, site)
     layout = create_or_open(tmp_path / "run", recipe, plan)
     with pytest.raises(UserError) as refused:
-        submit_to_slurm(recipe, plan, layout, site)
+        start(recipe, plan, layout, site, Listener(print, print, nullcontext))
     message = str(refused.value)
     assert refused.value.exit_code is ExitCode.RETRYABLE
     assert WORDS in message

@@ -14,10 +14,10 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.launch.attempt_end import settled
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import record_submission
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.slurm import queue as slurm_queue
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from mrt_hpc.domains.python import PythonVerifier
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Grading, JsonlProblems
-from mrt_hpc.recipe.site import LocalSite
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.waiting import wait_until
 

@@ -24,8 +24,8 @@ from mrt_hpc.run.task_state import TaskState, forget_failures, read_task
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mrt_hpc.launch.local.site import LocalSite
     from mrt_hpc.plan.jobs import Dependency, Job, Plan
-    from mrt_hpc.recipe.site import LocalSite
     from mrt_hpc.run.layout import RunLayout
 
 LOOK_EVERY_S = 0.1
@@ -65,6 +65,16 @@ class LocalRun:
     ended: dict[tuple[str, int], TaskState] = field(default_factory=dict)
     turn: dict[tuple[str, int], int] = field(default_factory=dict)
     """How often each task was started: those that gave their slots back let others go first."""
+
+    @property
+    def roles(self) -> list[Role]:
+        """The role of each task that runs."""
+        return [task.job.role for task in self.running]
+
+    @property
+    def failed(self) -> int:
+        """Tasks that have failed for good."""
+        return sum(state is TaskState.FAILED for state in self.ended.values())
 
     def states(self, job: Job) -> list[TaskState]:
         """How each task of a job stands in this pass."""

@@ -15,8 +15,8 @@ from mrt_hpc.plan.jobs import Role
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mrt_hpc.launch.local.site import LocalSite
     from mrt_hpc.plan.jobs import Job, JobResources, Plan
-    from mrt_hpc.recipe.site import LocalSite
 
 MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """What a container may use, bytes, in the two versions of control groups; "max" is no limit."""

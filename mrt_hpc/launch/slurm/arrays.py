@@ -33,8 +33,8 @@ from mrt_hpc.run import atomic
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mrt_hpc.launch.slurm.site import SlurmSite
     from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.recipe.site import SlurmSite
     from mrt_hpc.run.layout import RunLayout
 
 MAX_TIMEOUTS = 8

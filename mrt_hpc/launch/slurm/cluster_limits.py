@@ -11,10 +11,10 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.slurm.commands import run_slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from mrt_hpc.launch.slurm.site import SlurmSite
     from mrt_hpc.plan.jobs import Job, Plan
-    from mrt_hpc.recipe.site import SlurmSite
 
 ANSWER_S = 5.0
 """For each of the two questions; a plan is printed and a run submitted without the answers, too."""
@@ -141,18 +141,12 @@ def closed_partitions(plan: Plan, site: SlurmSite, limits: ClusterLimits) -> lis
     return [f"partition {name} is {state} and starts no jobs" for name, state in closed.items() if state != "UP"]
 
 
-def require_within(plan: Plan, site: SlurmSite, limits: ClusterLimits | None) -> None:
-    """Refuse what the cluster would refuse or never start, before anything is submitted.
-
-    Raises:
-        UserError: with all that is beyond the cluster's limits.
-    """
-    found = [] if limits is None else beyond(plan, site, limits)
-    if found:
-        raise UserError(
-            f"the plan is beyond the limits of the cluster, or site profile {site.name} is wrong",
-            value="; ".join(found),
-            where=f"site {site.name}",
-            expected="what `scontrol show config` and `scontrol show partition` tell",
-            advice=f"change the fields named above in the profile of site {site.name}, then the same command again",
-        )
+def refusal(site: SlurmSite, found: Sequence[str]) -> UserError:
+    """The error of a submission that the cluster would refuse or never start; ``found`` is not empty."""
+    return UserError(
+        f"the plan is beyond the limits of the cluster, or site profile {site.name} is wrong",
+        value="; ".join(found),
+        where=f"site {site.name}",
+        expected="what `scontrol show config` and `scontrol show partition` tell",
+        advice=f"change the fields named above in the profile of site {site.name}, then type the same command again",
+    )

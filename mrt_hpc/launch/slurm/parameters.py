@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.attempt_end import AttemptOutcome
 from mrt_hpc.launch.slurm.environment import ENDS_AT
-from mrt_hpc.recipe.site import GpuRequest
+from mrt_hpc.launch.slurm.site import GpuRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mrt_hpc.launch.slurm.site import Container, SlurmSite
     from mrt_hpc.plan.jobs import Job, JobResources
-    from mrt_hpc.recipe.site import Container, SlurmSite
     from mrt_hpc.run.layout import RunLayout
 
 MIB_PER_GIB = 1024

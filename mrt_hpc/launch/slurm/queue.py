@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mrt_hpc.launch.backend import QueuedTask, QueueState
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, ask_slurm, run_slurm
 
 if TYPE_CHECKING:
@@ -25,53 +25,6 @@ _ENDING = "Ending"
 CLOCKS_APART_S = 30.0
 """At most, between this machine's clock and the controller's; every time limit is longer."""
 _ALREADY_OVER = re.compile(r"invalid job id|already compl|job has finished|has already finished", re.IGNORECASE)
-
-
-class QueueState(StrEnum):
-    """Where a task is. Slurm's two dozen states, reduced to what a reader acts on."""
-
-    PENDING = "pending"
-    """Queued, held, or waiting to be started again."""
-    RUNNING = "running"
-    """Running or starting; or just ending, to be started again."""
-    ENDING = "ending"
-    """Its processes are just being ended, and it will not be started again."""
-    COMPLETED = "completed"
-    """Ended well."""
-    FAILED = "failed"
-    """Ended with an exit code other than 0."""
-    OUT_OF_MEMORY = "out of memory"
-    """Killed for using more memory than it asked for."""
-    TIMEOUT = "timeout"
-    """Killed at its time limit."""
-    CANCELLED = "cancelled"
-    """Taken out by its user, by the site, or because what it depended on failed."""
-    NODE_FAIL = "node failed"
-    """Lost with its node and not started again."""
-    PREEMPTED = "preempted"
-    """Pushed out by another job and not started again."""
-    UNKNOWN = "unknown"
-    """Neither queue nor accounting knows it."""
-
-
-@dataclass(frozen=True)
-class QueuedTask:
-    """One array task, or one job without an array."""
-
-    task_id: str
-    """``1234`` or ``1234_5``."""
-    state: QueueState
-    reason: str = ""
-    """Why it waits, in Slurm's words; for an ended task the exit code as ``code:signal``."""
-    nodes: str = ""
-    """Where it runs or ran, in Slurm's notation."""
-    elapsed_s: int = 0
-    """Seconds that the last attempt ran; 0 while it is queued or running."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it will not run any more; what no command knows will not either."""
-        return self.state not in {QueueState.PENDING, QueueState.RUNNING}
 
 
 _SLURM_STATES = {
@@ -127,8 +80,8 @@ def queue_states(job_ids: Iterable[str], within_s: float | None = None) -> dict[
 
 
 def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, str]:
-    """Ids of a run's jobs that are queued or running and were never recorded, by job name: whoever submitted them ended
-    between sbatch and the ledger. They are known by the run's directory, which is their comment.
+    """Ids of a run's jobs that are queued or running and were never recorded, by job name: the submitting
+    command ended between sbatch and the ledger. They are known by the run's directory, which is their comment.
 
     Raises:
         UserError: squeue is missing, did not answer, or refused.

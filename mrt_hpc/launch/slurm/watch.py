@@ -58,5 +58,5 @@ class QueueWatch:
         except (UserError, OSError, ValueError) as error:  # no squeue on this node, or a filesystem away for a moment
             log.info("Slurm did not say whether the jobs that this task waits for are queued: %s", error)
             return False
-        queue, ids = set(listing.split()), {job: {one.slurm_id for one in sent if one.job == job} for job in jobs}
+        queue, ids = set(listing.split()), {job: {one.job_id for one in sent if one.job == job} for job in jobs}
         return self.own_id in queue and all(mine and mine.isdisjoint(queue) for mine in ids.values())

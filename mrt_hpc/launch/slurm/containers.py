@@ -10,8 +10,8 @@ from mrt_hpc.recipe.schema import HuggingFaceModel
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mrt_hpc.launch.slurm.site import SlurmSite
     from mrt_hpc.recipe.schema import Recipe
-    from mrt_hpc.recipe.site import SlurmSite
 
 
 def with_models_bound(site: SlurmSite, recipe: Recipe) -> SlurmSite:

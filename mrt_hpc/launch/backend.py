@@ -1,0 +1,211 @@
+"""What starts the tasks of a run: the protocol of a back end, and the site profile that gives one.
+
+Add a back end: one folder of ``launch/`` that holds a profile (a subclass of :class:`Site`) and a subclass of
+:class:`Backend`, and the profile's name in :data:`mrt_hpc.recipe.registry.SITES`; or the same two classes in a module
+of your own, named in the site profile as ``type: my_module:MySite``. All commands and the logic of submissions
+(:mod:`mrt_hpc.launch.submission`) know back ends by this protocol only.
+
+There are two kinds. A back end with a queue hands jobs over and ends; the queue starts ``python -m
+mrt_hpc.launch.one_task RUN JOB INDEX`` for each task, or what does the same. A back end without a queue runs the tasks
+itself, and the submitting command lasts as long as the run.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.site import SiteSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from mrt_hpc.plan.jobs import Job, Plan, Role
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.layout import RunLayout
+
+
+class QueueState(StrEnum):
+    """Where a task is in a queue: the states on which a reader acts."""
+
+    PENDING = "pending"
+    """Queued, held, or waiting to be started again."""
+    RUNNING = "running"
+    """Running or starting; or just ending, to be started again."""
+    ENDING = "ending"
+    """Its processes are just being ended, and it will not be started again."""
+    COMPLETED = "completed"
+    """Ended well."""
+    FAILED = "failed"
+    """Ended with an exit code other than 0."""
+    OUT_OF_MEMORY = "out of memory"
+    """Killed for using more memory than it asked for."""
+    TIMEOUT = "timeout"
+    """Killed at its time limit."""
+    CANCELLED = "cancelled"
+    """Taken out by its user, by the site, or because what it depended on failed."""
+    NODE_FAIL = "node failed"
+    """Lost with its node and not started again."""
+    PREEMPTED = "preempted"
+    """Pushed out by another job and not started again."""
+    UNKNOWN = "unknown"
+    """The queue no longer knows it."""
+
+
+@dataclass(frozen=True)
+class QueuedTask:
+    """One array task, or one job without an array."""
+
+    task_id: str
+    """``1234`` or ``1234_5``: the job's id, and for a task of an array its index."""
+    state: QueueState
+    reason: str = ""
+    """Why it waits, in the queue's words; for an ended task the exit code as ``code:signal``."""
+    nodes: str = ""
+    """Where it runs or ran, in the queue's notation."""
+    elapsed_s: int = 0
+    """Seconds that the last attempt ran; 0 while it is queued or running."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it will not run any more; what no command knows will not either."""
+        return self.state not in {QueueState.PENDING, QueueState.RUNNING}
+
+    @property
+    def job_id(self) -> str:
+        """The id of its job."""
+        return self.task_id.partition("_")[0]
+
+    @property
+    def index(self) -> int:
+        """Its index in the array; 0 for a job without one."""
+        return int(self.task_id.partition("_")[2] or 0)
+
+
+@dataclass(frozen=True)
+class Objections:
+    """What speaks against running a plan at a site."""
+
+    doubts: Sequence[str] = ()
+    """What may go wrong, a sentence each; a submission shows them and continues."""
+    refused: Sequence[str] = ()
+    """Why a submission is refused, a sentence each."""
+    error: UserError | None = None
+    """The error of a submission that is refused; None where nothing is."""
+
+
+class RunningHere(Protocol):
+    """A run whose tasks are children of the submitting command, as a display shows it."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is run."""
+
+    @property
+    def roles(self) -> Sequence[Role]:
+        """The role of each task that runs."""
+
+    @property
+    def failed(self) -> int:
+        """Tasks that have failed for good."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a submission asks of a back end. The submitting process holds the run."""
+
+    recipe: Recipe
+    plan: Plan
+    layout: RunLayout
+    jobs: Sequence[Job]
+    """Jobs of the plan that are not done, in the plan's order: each comes after those that it waits for."""
+    done: Collection[str]
+    """Names of the jobs that are done; no job needs to wait for them."""
+    queued: Mapping[str, Sequence[str]]
+    """By the name of a job that is queued or runs: what others have to wait for, its id, or the ids of its tasks.
+    These jobs are not sent again.
+    """
+    lost_tasks: Mapping[str, Sequence[int]]
+    """By the name of a job in ``queued``: the indices of its tasks that have left the queue and are sent again."""
+    record: Callable[[str, str], None]
+    """Called with a job's name and its id as soon as the queue has accepted it. An id holds no underscore."""
+    tell: Callable[[str], None]
+    """Shows the user a sentence."""
+    display: Callable[[RunLayout], AbstractContextManager[Callable[[RunningHere], None]]]
+    """Shows how far a run is while its tasks are children of this process; called at each look."""
+
+
+class Backend(Protocol):
+    """Starts the tasks of a plan at one site. A back end without a queue leaves the last three methods as they are."""
+
+    place: ClassVar[str]
+    """In words, for messages: ``this machine``, ``the cluster``."""
+
+    @property
+    def queue(self) -> str | None:
+        """Name of the queue that holds submitted jobs, for messages. Back ends that name the same queue find each
+        other's jobs there. None for a back end that runs the tasks itself.
+        """
+
+    def objections(self, plan: Plan) -> Objections:  # noqa: ARG002 - some object
+        """What speaks against running a plan here, known before anything is made or sent."""
+        return Objections()
+
+    def texts(self, plan: Plan, recipe: Recipe, layout: RunLayout) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Name and script of each job as a submission would write them, with ``{job name}`` in place of job ids.
+
+        Raises:
+            UserError: this back end writes no scripts.
+        """
+        raise UserError(f"jobs on {self.place} have no scripts", advice="add --site SITE, the name of a cluster")
+
+    @abstractmethod
+    def submit(self, order: Order) -> None:
+        """Send the jobs of an order to the queue; or, without a queue, run them to their end.
+
+        Raises:
+            UserError: the queue refuses, or does not answer, or a task has failed.
+        """
+
+    def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:  # noqa: ARG002
+        """The state of every task of these jobs, by task id. A job that the queue does not know any more gives one
+        entry under its own id, ``UNKNOWN``.
+
+        Args:
+            job_ids: as they were recorded.
+            within_s: seconds after which the queue counts as not reached; None waits as long as it may take.
+
+        Raises:
+            UserError: the queue cannot be asked.
+        """
+        return {}
+
+    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, str]:  # noqa: ARG002
+        """Ids, by job name, of jobs of the run at ``root`` that are queued or run and were never recorded: the
+        submission was interrupted in that moment.
+
+        Raises:
+            UserError: the queue cannot be asked.
+        """
+        return {}
+
+    def cancel(self, job_ids: Iterable[str]) -> None:  # noqa: ARG002
+        """Take jobs out of the queue for good; those that have ended already are passed over.
+
+        Raises:
+            UserError: the queue cannot be asked, or refuses.
+        """
+        return
+
+
+class Site(SiteSettings):
+    """A site profile: the fields of its kind, and the back end that it describes."""
+
+    @abstractmethod
+    def backend(self) -> Backend:
+        """The back end of this site. What is slow to load is imported here, so that ``plan`` answers at once."""

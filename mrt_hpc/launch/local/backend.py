@@ -1,0 +1,59 @@
+"""The back end without a queue: tasks are processes of the submitting command."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.backend import Backend, Objections
+from mrt_hpc.launch.local.processes import run_plan
+from mrt_hpc.launch.local.slots import beyond_machine, machine_slots
+from mrt_hpc.launch.run_progress import failed
+
+if TYPE_CHECKING:
+    from mrt_hpc.launch.backend import Order
+    from mrt_hpc.launch.local.site import LocalSite
+    from mrt_hpc.plan.jobs import Plan
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that stop the run, also where the shell has started the command with them ignored."""
+
+
+@dataclass(frozen=True)
+class LocalBackend(Backend):
+    """Runs a plan on this machine."""
+
+    site: LocalSite
+    place: ClassVar[str] = "this machine"
+
+    @property
+    def queue(self) -> str | None:
+        """There is none."""
+        return None
+
+    def objections(self, plan: Plan) -> Objections:
+        """Tasks that can never start here are refused; more cores or memory than there are, doubtful."""
+        doubts = beyond_machine(plan, self.site)
+        try:
+            machine_slots(plan, self.site)
+        except UserError as error:
+            return Objections(doubts, (f"{error.what}; {error.advice}",), error)
+        return Objections(doubts)
+
+    def submit(self, order: Order) -> None:
+        """Run the plan to its end, and show how far it is.
+
+        Raises:
+            UserError: a task failed.
+        """
+        for number in STOPS:
+            signal.signal(number, signal.default_int_handler)
+        order.tell(f"run directory: {order.layout.root}")
+        retries = order.recipe.resilience.retries
+        with order.display(order.layout) as show:
+            well = run_plan(order.plan, order.layout, self.site, retries, show)
+        if not well:
+            raise failed(order.plan, order.layout)
+        order.tell(f"done; the report: {order.layout.report}")

@@ -1,0 +1,31 @@
+"""The profile of this machine, where the command that submits a run also runs its tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from mrt_hpc.launch.backend import Site
+from mrt_hpc.recipe.base import Name, NotNegative, Positive
+
+if TYPE_CHECKING:
+    from mrt_hpc.launch.backend import Backend
+
+
+class LocalSite(Site):
+    """This machine, without a queue."""
+
+    type: Literal["local"] = "local"
+    name: Name = "local"
+    """Name of the profile."""
+    cpus: Positive | None = None
+    """CPU slots to give out; null takes the machine's cores, or what the largest pair of roles needs where that is
+    more.
+    """
+    gpus: NotNegative | None = None
+    """GPU slots to give out; null takes the GPUs that the machine has."""
+
+    def backend(self) -> Backend:
+        """Runs tasks as processes of the submitting command."""
+        from mrt_hpc.launch.local.backend import LocalBackend
+
+        return LocalBackend(self)

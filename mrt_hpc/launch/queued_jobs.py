@@ -1,0 +1,185 @@
+"""The jobs of a run in the queues that hold them: which live, how they stand, and how they are cancelled.
+
+All that is given is the run directory: its ledger tells which jobs were submitted, and with which site profiles.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.backend import QueueState, Site
+from mrt_hpc.launch.ledger import current_submissions, local_process, process_elsewhere, recorded_site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from mrt_hpc.launch.backend import Backend, QueuedTask
+    from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class JobQueue:
+    """A queue that was given jobs of the run."""
+
+    name: str
+    backend: Backend
+    jobs: dict[str, list[str]]
+    """By the job's name, the ids of its current submissions, the oldest first."""
+
+    @property
+    def ids(self) -> list[str]:
+        """All ids, each once."""
+        return sorted({job_id for ids in self.jobs.values() for job_id in ids})
+
+
+def job_queues(layout: RunLayout) -> list[JobQueue]:
+    """The queues of a run's current submissions.
+
+    Raises:
+        UserError: the back end of a site cannot be loaded.
+    """
+    found: dict[str, JobQueue] = {}
+    backends: dict[str, Backend] = {}
+    for job, parts in current_submissions(layout).items():
+        for one in parts:
+            if one.site not in backends:
+                backends[one.site] = backend_of(layout, one.site)
+            backend = backends[one.site]
+            name = str(backend.queue)
+            queue = found.setdefault(name, JobQueue(name, backend, {}))
+            queue.jobs.setdefault(job, []).append(one.job_id)
+    return list(found.values())
+
+
+def backend_of(layout: RunLayout, site_name: str) -> Backend:
+    """The back end of a site with which jobs of the run were submitted.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    site = recorded_site(layout, site_name)
+    assert isinstance(site, Site), "a profile without a back end is refused when it is submitted with"
+    return site.backend()
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """A job of the run that its queue will run, or runs."""
+
+    job_id: str
+    """Of its latest submission."""
+    at_work: bool
+    """Whether any task of it runs: what it waited for has happened."""
+    tasks: Mapping[int, str] = field(default_factory=dict)
+    """Ids of its tasks that are queued or run, by their indices."""
+    queue: str = ""
+    """Name of the queue that holds it."""
+
+    @property
+    def job_ids(self) -> set[str]:
+        """Of all submissions of which a task lives."""
+        return {self.job_id, *(name.partition("_")[0] for name in self.tasks.values())}
+
+
+def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
+    """The run's jobs that are queued or run, by job name; each queue is asked once.
+
+    Raises:
+        UserError: a queue cannot be asked.
+    """
+    found = {}
+    for queue in job_queues(layout):
+        states = queue.backend.states(queue.ids)
+        alive = {task_id: state for task_id, state in states.items() if not state.ended}
+        for job, ids in queue.jobs.items():
+            mine = [alive[name] for name in sorted(alive) if alive[name].job_id in ids]
+            if mine:
+                at_work = any(task.state is QueueState.RUNNING for task in mine)
+                found[job] = LiveJob(ids[-1], at_work, {task.index: task.task_id for task in mine}, queue.name)
+    return found
+
+
+@dataclass(frozen=True)
+class QueueLook:
+    """What the queues say of a run's jobs, as far as they answered."""
+
+    ids: Mapping[str, list[str]]
+    """By the job's name, its ids."""
+    tasks: Mapping[str, list[QueuedTask]]
+    """By the job's name, the states of its tasks; without the jobs of queues that were not reached."""
+    unreached: Mapping[str, str]
+    """By the name of a queue, why it was not reached."""
+
+
+def look_at_queues(layout: RunLayout, within_s: float) -> QueueLook:
+    """Ask each queue that holds jobs of the run, for some seconds at most."""
+    sent = current_submissions(layout)
+    ids = {job: [one.job_id for one in parts] for job, parts in sent.items()}
+    try:
+        queues = job_queues(layout)
+    except UserError as error:
+        return QueueLook(ids, {}, {", ".join(sorted({one.site for p in sent.values() for one in p})): _short(error)})
+    tasks: dict[str, list[QueuedTask]] = {}
+    unreached = {}
+    for queue in queues:
+        try:
+            states = queue.backend.states(queue.ids, within_s).values()
+        except UserError as error:
+            unreached[queue.name] = _short(error)
+            continue
+        for job, mine in queue.jobs.items():
+            tasks.setdefault(job, []).extend(task for task in states if task.job_id in mine)
+    return QueueLook(ids, tasks, unreached)
+
+
+def _short(error: UserError) -> str:
+    return f"{error.what}: {error.value}" if error.value else error.what
+
+
+def cancel_run(layout: RunLayout) -> Iterator[str]:
+    """Stop the process of this machine that runs or submits the run, and take its jobs out of every queue.
+
+    Yields:
+        What was done, a sentence each.
+
+    Raises:
+        UserError: there is nothing to cancel, or a queue cannot be asked.
+    """
+    process, queues = local_process(layout), job_queues(layout)
+    if process is None and not queues:
+        raise nothing_to_cancel(layout)
+    if process is not None:
+        os.kill(process.pid, signal.SIGINT)
+        yield f"asked process {process.pid} to stop"
+    for queue in queues:
+        yield cancel_queued(layout, queue)
+
+
+def cancel_queued(layout: RunLayout, queue: JobQueue) -> str:
+    """Take all jobs of the run out of a queue, those that were never recorded among them."""
+    ids = {*queue.ids, *queue.backend.unrecorded(layout.root, queue.ids).values()}
+    queue.backend.cancel(sorted(ids))
+    return f"cancelled {len(ids)} {queue.name} job(s)"
+
+
+def nothing_to_cancel(layout: RunLayout) -> UserError:
+    """The error of a cancellation that finds no job, and no process on this machine."""
+    if (other := process_elsewhere(layout)) is None:
+        return UserError(
+            "no job and no process of this run is running", where=layout.root, advice=f"mrt-hpc status {layout.root}"
+        )
+    return UserError(
+        f"this run was last started on another machine, as process {other.pid}",
+        where=layout.root,
+        value=other.host,
+        advice=f"on that machine: mrt-hpc cancel {layout.root}",
+    )
+
+
+def job_ids_of(live: Iterable[LiveJob]) -> list[str]:
+    """Ids of all submissions of living jobs, each once, in a fixed order."""
+    return sorted({job_id for job in live for job_id in job.job_ids})

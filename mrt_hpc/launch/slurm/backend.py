@@ -1,0 +1,106 @@
+"""The back end for Slurm: each job of the plan is one sbatch call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.backend import Backend, Objections
+from mrt_hpc.launch.slurm import cluster_limits, queue
+from mrt_hpc.launch.slurm.containers import with_models_bound
+from mrt_hpc.launch.slurm.site import unknown_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from mrt_hpc.launch.backend import Order, QueuedTask
+    from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits
+    from mrt_hpc.launch.slurm.site import SlurmSite
+    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class SlurmBackend(Backend):
+    """Submits job arrays to a cluster. submitit is imported only where sbatch texts are made."""
+
+    site: SlurmSite
+    place: ClassVar[str] = "the cluster"
+
+    @property
+    def queue(self) -> str | None:
+        """There is one Slurm, whichever profile a job was submitted with."""
+        return "Slurm"
+
+    def objections(self, plan: Plan) -> Objections:
+        """By the profile, and by the cluster's limits where it can be asked."""
+        limits, unknown = _known_limits()
+        doubts = [*unknown, *unknown_options(self.site)]
+        if limits is None:
+            return Objections(doubts)
+        refused = cluster_limits.beyond(plan, self.site, limits)
+        error = cluster_limits.refusal(self.site, refused) if refused else None
+        return Objections([*doubts, *cluster_limits.closed_partitions(plan, self.site, limits)], refused, error)
+
+    def texts(self, plan: Plan, recipe: Recipe, layout: RunLayout) -> list[tuple[str, str]]:
+        """The sbatch texts.
+
+        Raises:
+            UserError: the run directory has a path that Slurm would misread.
+        """
+        from mrt_hpc.launch.slurm.arrays import sbatch_texts
+
+        return sbatch_texts(plan, with_models_bound(self.site, recipe), layout)
+
+    def submit(self, order: Order) -> None:
+        """Call sbatch once for each job that is not in the queue.
+
+        Raises:
+            UserError: sbatch is missing, does not answer, or refuses.
+        """
+        from mrt_hpc.launch.slurm.arrays import submit
+
+        submit(
+            order.jobs,
+            with_models_bound(self.site, order.recipe),
+            order.layout,
+            known_ids={name: ":".join(awaited) for name, awaited in order.queued.items()},
+            record=order.record,
+            satisfied=order.done,
+            lost_tasks=order.lost_tasks,
+        )
+
+    def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
+        """By one squeue and one sacct.
+
+        Raises:
+            UserError: a command is missing, did not answer, or refused.
+        """
+        return queue.queue_states(job_ids, within_s)
+
+    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, str]:
+        """By one squeue.
+
+        Raises:
+            UserError: squeue is missing, did not answer, or refused.
+        """
+        return queue.unrecorded_jobs(root, recorded)
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """By scancel.
+
+        Raises:
+            UserError: a command is missing, did not answer, or refused.
+        """
+        queue.cancel(job_ids)
+
+
+def _known_limits() -> tuple[ClusterLimits | None, list[str]]:
+    """The cluster's limits, and a sentence where it did not tell them."""
+    try:
+        return cluster_limits.cluster_limits(), []
+    except UserError as error:
+        return None, [f"the cluster's limits are not known: {error.what}: {error.value or 'no answer'}"]

@@ -1,0 +1,131 @@
+"""The profile of a Slurm cluster."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from mrt_hpc.errors import nearest
+from mrt_hpc.launch.backend import Site
+from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
+from mrt_hpc.recipe.base import OPTION, Line, NotNegative, Positive, Section
+from mrt_hpc.recipe.site import SiteLimits
+
+if TYPE_CHECKING:
+    from mrt_hpc.launch.backend import Backend
+
+
+def _not_of_the_plan(option: str) -> str:
+    if option in OF_THE_PLAN:
+        raise PydanticCustomError(
+            "owned",
+            "no --{option}: the plan of a run sets it for each of its jobs, and this would replace it in all",
+            {"option": option},
+        )
+    return option
+
+
+SbatchOption = Annotated[str, Field(pattern=OPTION), AfterValidator(_not_of_the_plan)]
+
+
+class GpuRequest(StrEnum):
+    """How this cluster wants GPUs to be asked for."""
+
+    GRES = "gres"
+    """``--gres=gpu:k`` (a node)."""
+    GPUS_PER_NODE = "gpus_per_node"
+    """``--gpus-per-node=k``."""
+    NONE = "none"
+    """No request: whole nodes are given out."""
+
+
+class Container(Section):
+    """An Apptainer image in which every task runs."""
+
+    image: Line
+    """The SIF file, on a filesystem that the compute nodes see."""
+    executable: Line = "apptainer"
+    """The command, as found on the compute nodes."""
+    binds: tuple[Line, ...] = ()
+    """More folders to bind, as in ``source:target``; the run directory, models and TMPDIR are bound anyway.
+    """
+    python: Line = "python3"
+    """Python in the container that has mrt-hpc installed."""
+
+
+class Partitions(Section):
+    """Slurm partitions by kind of job; null leaves the choice to the cluster's default."""
+
+    cpu: Line | None = None
+    """Partition of jobs without GPUs."""
+    gpu: Line | None = None
+    """Partition of jobs with GPUs."""
+
+
+class SlurmSite(Site):
+    """A Slurm cluster."""
+
+    type: Literal["slurm"] = "slurm"
+    account: Line | None = None
+    """Account to charge."""
+    qos: Line | None = None
+    """Quality of service."""
+    partitions: Partitions = Partitions()
+    """Where jobs go."""
+    gpu_request: GpuRequest = GpuRequest.GRES
+    """How GPUs are asked for."""
+    gpu_type: Line | None = None
+    """GPU model in the request, as in ``a100``."""
+    setup: tuple[str, ...] = ()
+    """Shell lines before each task, as in ``module load cuda``. Written to the job script as they stand."""
+    python: Line | None = None
+    """Python that runs the tasks; null is the one that runs this command."""
+    container: Container | None = None
+    """Apptainer image; null runs on the node itself."""
+    scratch: Line | None = None
+    """Node-local folder for sockets, temporary files and what vLLM, Triton and torch compile; null is the node's own.
+    """
+    max_array_size: Positive = 1001
+    """The cluster's MaxArraySize (``scontrol show config``); the largest array index is one less."""
+    max_submit_jobs: Positive | None = None
+    """Jobs and array tasks that you may have queued at a time (``sacctmgr show assoc``, MaxSubmit); null is no limit.
+    """
+    max_time_minutes: Positive | None = None
+    """The partition's longest time limit, minutes; null is no limit."""
+    preemption_notice_s: NotNegative | None = None
+    """Seconds between the signal of a preemption and the end of the task: GraceTime of the partition (``scontrol show
+    partition``) and KillWait (``scontrol show config``) together. `mrt-hpc plan` warns where a checkpoint is expected
+    to take longer; null compares nothing.
+    """
+    memory_request: bool = True
+    """Ask for memory; false where the cluster gives out whole nodes."""
+    sbatch: dict[SbatchOption, Line] = Field(default_factory=dict)
+    """More sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
+
+    @property
+    def limits(self) -> SiteLimits:
+        """As the profile states them."""
+        return SiteLimits(self.max_array_size, self.max_submit_jobs, self.max_time_minutes, self.preemption_notice_s)
+
+    @property
+    def gpu_name(self) -> str:
+        """``gpu_type``"""
+        return self.gpu_type or ""
+
+    def backend(self) -> Backend:
+        """Submits jobs with sbatch."""
+        from mrt_hpc.launch.slurm.backend import SlurmBackend
+
+        return SlurmBackend(self)
+
+
+def unknown_options(site: SlurmSite) -> list[str]:
+    """A sentence for each option of a site profile that sbatch does not know, as far as this package can tell."""
+    hints = {option: nearest(option, OPTIONS) for option in site.sbatch if option not in OPTIONS}
+    return [
+        f"site {site.name}: sbatch knows no option --{option} ({f'the nearest is --{hint}' if hint else 'man sbatch'})"
+        for option, hint in hints.items()
+    ]

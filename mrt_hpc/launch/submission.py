@@ -1,0 +1,285 @@
+"""A submission: from recipe, site and run directory to the jobs that are left to do, handed to the site's back end.
+
+It refuses what cannot run before anything is made, and holds the run while it works, so that two submissions at once
+cannot double its jobs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.backend import Order
+from mrt_hpc.launch.changes import with_warmup_begun
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.ledger import claimed, record_site, record_submission
+from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
+from mrt_hpc.launch.renewal import is_renewed, renew
+from mrt_hpc.launch.run_progress import task_records
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.begun import as_begun, differences
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.user_code import changed
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.task_state import TaskState, forget_failures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from mrt_hpc.launch.backend import Backend, RunningHere, Site
+    from mrt_hpc.launch.queued_jobs import LiveJob
+    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What a submission tells its caller."""
+
+    tell: Callable[[str], None]
+    """Takes a sentence on what was done."""
+    warn: Callable[[str], None]
+    """Takes a sentence on what may go wrong."""
+    display: Callable[[RunLayout], AbstractContextManager[Callable[[RunningHere], None]]]
+    """Shows how far a run is while its tasks are children of this process."""
+
+
+def submit(recipe: Recipe, site: Site, root: Path, listener: Listener) -> None:
+    """Check everything, make or open the run directory, and start what is left to do.
+
+    Args:
+        recipe: what to run.
+        site: where to run it.
+        root: the run directory, which may be there already.
+        listener: is told what is done.
+
+    Raises:
+        UserError: recipe, site or data are wrong, the run is in use, the site refuses, or a task failed.
+    """
+    recipe = kept_recipe(RunLayout(root), recipe, listener.tell)
+    plan = compile_plan(recipe, site)
+    refuse_objections(site.backend(), plan, listener.warn)
+    layout = create_or_open(root, recipe, plan, group_access=site.group_access)
+    start(recipe, plan, layout, site, listener)
+
+
+def kept_recipe(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) -> Recipe:
+    """The recipe of a submission: where its run is there already, with the run's values in fields it does not name.
+
+    Values that are not today's defaults are told.
+    """
+    if not layout.recipe_lock.is_file():
+        return recipe
+    locked = read_recipe_lock(layout.recipe_lock)
+    for file in changed(recipe, layout.code):
+        tell(f"the run keeps its own copy of {file.name}, as it began: {layout.code}; another run takes the new one")
+    kept = with_warmup_begun(layout, locked, as_begun(locked, recipe))
+    for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
+        tell(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")
+    return kept
+
+
+def refuse_objections(backend: Backend, plan: Plan, warn: Callable[[str], None]) -> None:
+    """Tell what is doubtful about a plan at a site, before anything is made.
+
+    Raises:
+        UserError: the site would refuse the plan, or never start it.
+    """
+    objections = backend.objections(plan)
+    for sentence in objections.doubts:
+        warn(sentence)
+    if objections.error is not None:
+        raise objections.error
+
+
+def start(recipe: Recipe, plan: Plan, layout: RunLayout, site: Site, listener: Listener) -> None:
+    """Give the back end of a site what is neither done nor queued.
+
+    Raises:
+        UserError: the run is in use elsewhere, or queued with other values; or the back end refuses, or a task failed.
+    """
+    backend = site.backend()
+    with claimed(layout, recipe.resilience.heartbeat_limit_s):  # two submissions at once would double every job
+        live = live_jobs(layout)
+        refuse_other_queue(layout, live, backend)
+        if live and is_renewed(layout, recipe, plan):
+            raise queued_otherwise(layout, live)
+        renew_if_asked(layout, recipe, plan, listener.tell)
+        left = what_is_left(plan, layout, live)
+        backend.cancel(job_ids_of(live[name] for name in left.hopeless))
+        left.forget_failures(layout)
+        sent = Sent(layout, site, left, listener.tell)
+        order = left.order(recipe, plan, layout, sent.record, listener)
+        if backend.queue is not None:
+            record_site(layout, site)
+        try:
+            backend.submit(order)
+        except UserError as error:
+            raise half_way(error, sent.jobs, sent.missing) from error
+    if backend.queue is not None:
+        listener.tell(f"{len(sent.jobs)} job(s) submitted, {len(left.queued)} queued before, {len(left.done)} done")
+        listener.tell(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.root}")
+
+
+def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: Backend) -> None:
+    """A run is started in one place at a time.
+
+    Raises:
+        UserError: jobs of it are in another queue than the back end's.
+    """
+    others = {name: job for name, job in live.items() if job.queue != backend.queue}
+    if not others:
+        return
+    queues = ", ".join(sorted({job.queue for job in others.values()}))
+    raise UserError(
+        f"{len(others)} job(s) of this run are in another queue: {queues}",
+        value=", ".join(job_ids_of(others.values())),
+        where=layout.root,
+        advice=f"submit with --site as before, or first mrt-hpc cancel {layout.root}",
+    )
+
+
+@dataclass(frozen=True)
+class Left:
+    """How the jobs of a plan stand when a submission begins."""
+
+    jobs: Sequence[Job]
+    """Not done, in the plan's order."""
+    done: Sequence[str]
+    """Names of those that are."""
+    queued: Mapping[str, LiveJob]
+    """Those that are queued or run, and stay so."""
+    lost: Mapping[str, Sequence[int]]
+    """By the name of one that stays queued, its tasks that have left the queue without being done."""
+    hopeless: Sequence[str]
+    """Names of queued jobs that can never start, or would start too early: they are cancelled and sent again."""
+
+    def forget_failures(self, layout: RunLayout) -> None:
+        """Let the tasks that are sent again begin with no failure counted."""
+        for job in self.jobs:
+            again = range(job.tasks) if job.name not in self.queued else self.lost.get(job.name, ())
+            forget_failures(layout, job.name, again)
+
+    def order(
+        self, recipe: Recipe, plan: Plan, layout: RunLayout, record: Callable[[str, str], None], listener: Listener
+    ) -> Order:
+        """What the back end is asked for."""
+        return Order(
+            recipe=recipe,
+            plan=plan,
+            layout=layout,
+            jobs=self.jobs,
+            done=self.done,
+            queued={name: awaited_as(job, name in self.lost) for name, job in self.queued.items()},
+            lost_tasks=self.lost,
+            record=record,
+            tell=listener.tell,
+            display=listener.display,
+        )
+
+
+def what_is_left(plan: Plan, layout: RunLayout, live: Mapping[str, LiveJob]) -> Left:
+    """What a submission has to do, by the files of the run and its queue."""
+    done = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
+    jobs = [job for job in plan.jobs if job.name not in done]
+    lost = lost_tasks(jobs, live, layout)
+    hopeless = without_hope(jobs, live, done, lost)
+    queued = {name: job for name, job in live.items() if name not in hopeless}
+    return Left(jobs, done, queued, {name: lost[name] for name in lost if name in queued}, hopeless)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The jobs that this submission has sent."""
+
+    layout: RunLayout
+    site: Site
+    left: Left
+    tell: Callable[[str], None]
+    jobs: list[tuple[str, str]] = field(default_factory=list)
+    """Name and id of each, in order."""
+
+    def record(self, job: str, job_id: str) -> None:
+        """Write one down, and tell of it."""
+        lost = self.left.lost.get(job)
+        record_submission(self.layout, job, job_id, self.site.name, lost)
+        self.jobs.append((job, job_id))
+        again = f", of which task(s) {', '.join(map(str, lost))} had been lost" if lost else ""
+        self.tell(f"submitted {job} as job {job_id}{again}")
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the jobs that are neither queued nor sent."""
+        there = {*self.left.queued, *dict(self.jobs)}
+        return [job.name for job in self.left.jobs if job.name not in there]
+
+
+def lost_tasks(jobs: Sequence[Job], live: Mapping[str, LiveJob], layout: RunLayout) -> dict[str, list[int]]:
+    """By job name, the tasks that have ended without being done while others of the same array are queued or run."""
+    lost = {
+        job.name: [
+            index
+            for index, record in enumerate(task_records(job, layout))
+            if index not in live[job.name].tasks and record.state is not TaskState.DONE
+        ]
+        for job in jobs
+        if job.name in live
+    }
+    return {name: indices for name, indices in lost.items() if indices}
+
+
+def awaited_as(job: LiveJob, partly: bool) -> tuple[str, ...]:
+    """What others that depend on a live job wait for: its id, or its living tasks where others of it are lost."""
+    one = not partly and len(job.job_ids) == 1
+    return (job.job_id,) if one else tuple(job.tasks.values())
+
+
+def without_hope(
+    jobs: Sequence[Job], live: Mapping[str, LiveJob], satisfied: Collection[str], partly: Collection[str] = ()
+) -> list[str]:
+    """Queued jobs of which a job that they wait for has ended without being done, or a part of it has (``partly``):
+    the queue is about to cancel them, or to start them too early. In the plan's order, so that all jobs that wait for
+    one of these are found as well.
+    """
+    kept: set[str] = set()
+    for job in jobs:
+        hopeful = all(wait.job in satisfied or wait.job in kept.difference(partly) for wait in job.after)
+        if job.name in live and (live[job.name].at_work or hopeful):
+            kept.add(job.name)
+    return [name for name in live if name not in kept and name not in satisfied]
+
+
+def renew_if_asked(layout: RunLayout, recipe: Recipe, plan: Plan, tell: Callable[[str], None]) -> None:
+    """Take over what the submission changes, and say what; no task of the run runs."""
+    if is_renewed(layout, recipe, plan):
+        for sentence in renew(layout, recipe, plan):
+            tell(sentence)
+
+
+def queued_otherwise(layout: RunLayout, queued: Collection[str]) -> UserError:
+    """The error of a submission that changes a run of which jobs are queued, by their names."""
+    return UserError(
+        "jobs of this run are queued with other values",
+        value=", ".join(sorted(queued)),
+        where=layout.root,
+        advice=f"submit as before, or first mrt-hpc cancel {layout.root}",
+    )
+
+
+def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[str]) -> UserError:
+    """The reason why a submission stopped, with what it had submitted until then, and what is left."""
+    if not new:
+        return error
+    submitted = ", ".join(f"{name} as job {job_id}" for name, job_id in new)
+    return UserError(
+        f"{error.what}\n  submitted before it, and queued: {submitted}\n  left: {', '.join(left)}",
+        value=error.value,
+        where=error.where,
+        expected=error.expected,
+        advice=f"{error.advice or 'type the same submit command again'}; that submits the jobs that are left",
+        exit_code=error.exit_code,
+    )
