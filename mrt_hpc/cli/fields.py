@@ -4,30 +4,47 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.recipe.explain import DocumentedField, documented_fields
 from mrt_hpc.recipe.extends import EXTENDS
+from mrt_hpc.recipe.registry import SITES
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.site import SiteSettings
+from mrt_hpc.recipe.words import tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pydantic import BaseModel
+    from collections.abc import Callable, Iterator
 
 
-KINDS: dict[str, type[BaseModel]] = {"recipe": Recipe, "site": SlurmSite}
 EXTENDS_MEANS = """The path or the name of another recipe, of which this one says only what differs. Sections are merged
 field by field, lists and single values replace, and a section of another type replaces the whole section."""
-OUTSIDE_THE_MODEL = {"recipe": [DocumentedField(EXTENDS, "text", "null", EXTENDS_MEANS.replace("\n", " "))]}
-"""Fields that are resolved before a file is checked."""
 INDENT = "    "
 WIDEST = 110
 """Columns of a line, at most: longer ones are hard to read."""
+
+
+def recipe_fields() -> list[DocumentedField]:
+    """Every field of a recipe; ``extends`` is resolved before the rest is checked."""
+    return [DocumentedField(EXTENDS, "text", "null", EXTENDS_MEANS.replace("\n", " ")), *documented_fields(Recipe)]
+
+
+def site_fields() -> list[DocumentedField]:
+    """Every field of a site profile: those of all kinds, and those of each kind, which say so."""
+    kinds_in_words = f"{', '.join(SITES.built_in)}, or module:Class"
+    fields = documented_fields(SiteSettings)
+    common = [replace(field, values=kinds_in_words) if field.name == "type" else field for field in fields]
+    names = {field.name for field in common}
+    kinds = {str(tag_of(site)): documented_fields(site) for site in SITES.classes}
+    own = [(kind, field) for kind, fields in kinds.items() for field in fields if field.name not in names]
+    return [*common, *(replace(field, text=f"{field.text} Only with type: {kind}.") for kind, field in own)]
+
+
+KINDS: dict[str, Callable[[], list[DocumentedField]]] = {"recipe": recipe_fields, "site": site_fields}
 
 
 def print_fields(words: tuple[str, ...]) -> None:
@@ -40,7 +57,7 @@ def print_fields(words: tuple[str, ...]) -> None:
         UserError: there is no such field.
     """
     kind, *asked = words if words[:1] and words[0] in KINDS else ("recipe", *words)
-    fields = [*OUTSIDE_THE_MODEL.get(kind, ()), *documented_fields(KINDS[kind])]
+    fields = KINDS[kind]()
     for name in asked:
         fields = _within(kind, fields, name)
     width = min(shutil.get_terminal_size().columns, WIDEST)

@@ -65,7 +65,7 @@ def print_status(run: Path) -> None:
     console.print(table)
     for name, why in look.unreached.items():
         click.echo(why, err=True)
-        told = f"[yellow]{name}'s queue was not reached:[/] all else is from the run's files"
+        told = f"[yellow]the queue was not reached ({name}):[/] all else is from the run's files"
         console.print(told, highlight=False)
     console.print(f"{collection_text(now)}{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
     if warning := few_answers(now.answered, f"iteration {now.iterations_done - 1}"):

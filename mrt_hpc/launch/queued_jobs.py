@@ -163,7 +163,7 @@ def cancel_queued(layout: RunLayout, queue: JobQueue) -> str:
     """Take all jobs of the run out of a queue, those that were never recorded among them."""
     ids = {*queue.ids, *queue.backend.unrecorded(layout.root, queue.ids).values()}
     queue.backend.cancel(sorted(ids))
-    return f"cancelled {len(ids)} {queue.name} job(s)"
+    return f"cancelled {len(ids)} job(s) in the queue ({queue.name})"
 
 
 def nothing_to_cancel(layout: RunLayout) -> UserError:

@@ -7,17 +7,13 @@ plan again goes on.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
-import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.local.slots import Slots, machine_slots
-from mrt_hpc.launch.placement import Placement
+from mrt_hpc.launch.ranks import Running, start_ranks, stop, task_code, tell_to_stop
 from mrt_hpc.plan.jobs import DependencyKind, Role
 from mrt_hpc.run.task_state import TaskState, forget_failures, read_task
 
@@ -30,25 +26,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.1
 """Between two looks at the children."""
-STOP_DEADLINE_S = 30.0
-"""For a child to unwind after SIGTERM, before it is killed."""
 URGENCY = {Role.PREPARE: 0, Role.TRAINER: 0, Role.INFERENCE: 0, Role.EVALUATION: 1, Role.REPORT: 2}
 """Training comes before evaluation where slots are short."""
-
-
-@dataclass
-class Running:
-    """An attempt at a task under way, one child a rank."""
-
-    job: Job
-    index: int
-    attempt: str
-    children: list[subprocess.Popen[bytes]]
-    gpus: list[str]
-
-    def exit_codes(self) -> list[int | None]:
-        """Of each rank; None while it runs."""
-        return [child.poll() for child in self.children]
 
 
 @dataclass
@@ -169,35 +148,18 @@ def waiting_tasks(run: LocalRun) -> list[tuple[Job, int]]:
 
 def start_task(run: LocalRun, job: Job, index: int) -> Running:
     """Start all ranks of one task."""
-    attempt = uuid.uuid4().hex[:8]
     gpus = run.slots.take(job.resources)
-    ranks = job.resources.ranks
     run.turn[job.name, index] = run.turns(job, index) + 1
-    children = [_start_rank(run, job, index, Placement(rank, ranks, rank, attempt), gpus) for rank in range(ranks)]
-    return Running(job, index, attempt, children, gpus)
+    return start_ranks(run.layout, job, index, _environment(run.site, job, gpus), gpus)
 
 
-def _start_rank(run: LocalRun, job: Job, index: int, placement: Placement, gpus: list[str]) -> subprocess.Popen[bytes]:
-    log = run.layout.logs / f"{job.name}.{index:05d}.{placement.attempt}.rank{placement.rank}.log"
-    with log.open("ab") as stream:
-        return subprocess.Popen(
-            [sys.executable, "-m", "mrt_hpc.launch.entry", str(run.layout.root), job.name, str(index)],
-            env=_environment(run.site, job, placement, gpus),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def _environment(site: LocalSite, job: Job, placement: Placement, gpus: list[str]) -> dict[str, str]:
-    threads = str(job.resources.cpus_per_rank)
+def _environment(site: LocalSite, job: Job, gpus: list[str]) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONSAFEPATH": "1",  # the folder that the command was typed in holds no modules of ours
-        "OMP_NUM_THREADS": threads,
+        "OMP_NUM_THREADS": str(job.resources.cpus_per_rank),
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         **site.environment,
-        **placement.environment(),
     }
 
 
@@ -217,8 +179,7 @@ def reap(run: LocalRun) -> None:
 
 def _settle(run: LocalRun, task: Running, codes: list[int]) -> TaskState:
     """The outcome of an ended task, by the codes of the ranks that ended by themselves."""
-    code = max(128 - code if code < 0 else code for code in codes)  # a child killed by signal n ends with -n
-    return settled(run.layout, task.job.name, task.index, task.attempt, code, run.retries).state
+    return settled(run.layout, task.job.name, task.index, task.attempt, task_code(codes), run.retries).state
 
 
 def cancel_hopeless(run: LocalRun) -> None:
@@ -233,26 +194,7 @@ def cancel_hopeless(run: LocalRun) -> None:
 def stop_all(run: LocalRun) -> None:
     """Stop every child: all are told first, then waited for."""
     for task in run.running:
-        for child in task.children:
-            _signal(child, signal.SIGTERM)
+        tell_to_stop(task)
     for task in run.running:
         stop(task)
     run.running.clear()
-
-
-def stop(task: Running) -> None:
-    """Tell a task's processes to end, and kill those that do not within the deadline."""
-    for child in task.children:
-        _signal(child, signal.SIGTERM)
-    end = time.monotonic() + STOP_DEADLINE_S
-    for child in task.children:
-        try:
-            child.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    if child.poll() is None:
-        child.send_signal(number)
