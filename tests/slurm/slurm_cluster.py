@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ONEHOST = REPOSITORY / "slurm" / "onehost"
+ONEHOST = Path(__file__).resolve().with_name("onehost")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import Coupling, Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+PROFILES = [
+    *sorted((RECIPES.parent / "slurm" / "sites").glob("*.yaml")),
+    RECIPES.parent / "tests" / "slurm" / "onehost.yaml",
+]
 QUICKSTART = RECIPES / "quickstart.yaml"
 
 
@@ -161,7 +165,7 @@ def test_an_option_that_sbatch_does_not_know_is_named() -> None:
     assert "--constrain (the nearest is --constraint)" in said
 
 
-@pytest.mark.parametrize("path", sorted((RECIPES.parent / "slurm" / "sites").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
 def test_every_site_profile_of_the_project_is_valid(path: Path) -> None:
     assert load_site(path).name
 

@@ -18,7 +18,7 @@ from onehost_processes import OnehostError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
+TEMPLATES = Path(__file__).resolve().parent / "onehost_templates"
 CLUSTER = "onehost"
 PREEMPT_TYPES = {"partition": "preempt/partition_prio", "qos": "preempt/qos"}
 SHAPES: dict[str, dict[str, Any]] = {
