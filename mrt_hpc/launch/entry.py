@@ -88,7 +88,7 @@ def attempt(task: Task, role: RoleFunction) -> None:
         BaseException: what the role raised.
     """
     _say_started(task)
-    task.notice.record = lambda ending: _record(task, ending)
+    task.shutdown.record = lambda ending: _record(task, ending)
     try:
         _without_exits(role, task)
     except BaseException as error:
@@ -157,7 +157,7 @@ def _fruitless(task: Task, progressed: bool) -> bool:
     """Whether the time limit came before anything was finished, though the task was at work: another attempt like this
     one would do no better.
     """
-    return task.rank == 0 and not progressed and not task.notice.found_waiting and task.seconds_left < NEAR_LIMIT_S
+    return task.rank == 0 and not progressed and not task.shutdown.found_waiting and task.seconds_left < NEAR_LIMIT_S
 
 
 def _explained(task: Task, error: BaseException) -> tuple[str, ExitCode]:

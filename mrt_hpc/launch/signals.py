@@ -2,7 +2,7 @@
 
 Slurm sends SIGTERM before it preempts or cancels, and SIGUSR2 some time before the time limit (and, on some sites,
 before a preemption). Both unwind the task, so that servers end and leases are free at once; a role may ask for a safe
-point first (see ``roles.notice``).
+point first (see ``roles.shutdown``).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def heed_signals(task: Task) -> None:
 
 
 def _stop(task: Task, number: int) -> None:
-    if task.notice.leaving:
+    if task.shutdown.leaving:
         return
     _unwind_in_time()
-    if task.notice.tell(Interrupted(128 + number)):
+    if task.shutdown.tell(Interrupted(128 + number)):
         signal.alarm(0)  # whoever sent the signal ends what takes too long
 
 
 def _give_back(task: Task) -> None:
-    if task.notice.leaving:
+    if task.shutdown.leaving:
         return
     _unwind_in_time()
-    if task.notice.tell(
+    if task.shutdown.tell(
         RequeueRequested("gave the nodes back: the time limit is near, or Slurm needs them for another job")
     ):
         signal.signal(signal.SIGALRM, lambda _number, _frame: _force(task))
@@ -50,7 +50,7 @@ def _give_back(task: Task) -> None:
 
 def _force(task: Task) -> None:
     _unwind_in_time()
-    task.notice.force()
+    task.shutdown.force()
 
 
 def _unwind_in_time() -> None:

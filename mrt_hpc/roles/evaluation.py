@@ -223,7 +223,7 @@ class UnitEvaluation:
             running_server(self.task, weights, length, common_seeds=common) as server,
         ):
             finisher = _PartFinisher(parts, self.unit, positions)
-            run_until_told(self.task.notice, self._sample(groups, server, pool, policy, maker, finisher))
+            run_until_told(self.task.shutdown, self._sample(groups, server, pool, policy, maker, finisher))
 
     def _prover_maker(self, policy: ProverModel) -> ProverFactory | None:
         wanted = self.task.recipe.evaluation.prover

@@ -337,7 +337,7 @@ class Worker:
         clock = _Clock(waiting=work.waited_s, loading=self.loading_s)
         self.prefetch = Prefetch(self.task.layout, self.weights.version, self._last_version(work))
         with self.prefetch.running():
-            count = run_until_told(self.task.notice, self._sample(work, equipment, clock))
+            count = run_until_told(self.task.shutdown, self._sample(work, equipment, clock))
         log.info("iteration %d: %d groups in %.1f s", work.iteration, count, clock.now)
 
     def _last_version(self, work: Round) -> int:

@@ -80,7 +80,7 @@ def run(task: Task) -> None:
             return
         with Tracker.of(task) as tracker:
             trainer = Trainer.resumed(task, ranks, tracker)
-            with task.notice.at_safe_points():
+            with task.shutdown.at_safe_points():
                 while trainer.iteration < task.job.end_iteration:
                     trainer.go_on()
     finally:
@@ -192,7 +192,7 @@ class Trainer:
     def _next(self) -> Next | None:
         """On rank 0: what can be done now."""
         self._refuse_to_be_late()
-        if self.task.notice.given:
+        if self.task.shutdown.given:
             return Next.LEAVE
         if not self.keeper.is_published(self.iteration):
             return Next.PUBLISH
@@ -201,9 +201,9 @@ class Trainer:
     def _refuse_to_be_late(self) -> None:
         """Request the end of this task where the next step and its checkpoint would not end before the time limit."""
         needed = self._longest_step_s + self.keeper.longest_save_s
-        if needed and self.task.seconds_left < needed + SPARE_S and not self.task.notice.given:
+        if needed and self.task.seconds_left < needed + SPARE_S and not self.task.shutdown.given:
             left = f"{self.task.seconds_left:.0f} s are left, and a step with its checkpoint takes {needed:.0f} s"
-            self.task.notice.tell(RequeueRequested(f"gave the nodes back: {left}"))
+            self.task.shutdown.tell(RequeueRequested(f"gave the nodes back: {left}"))
 
     def _leave(self) -> None:
         """Save the state that no checkpoint has, and leave.
@@ -212,7 +212,7 @@ class Trainer:
             Interrupted: always.
         """
         self.keeper.save(self.iteration)
-        self.task.notice.leave_if_given()
+        self.task.shutdown.leave_if_given()
         raise Interrupted(128 + 15)  # the first rank had the request, this one not yet
 
     def _iterate(self, timeline: Timeline) -> None:

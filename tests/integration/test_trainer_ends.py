@@ -73,15 +73,15 @@ def trainer_of(task: Task, engine: TrainerEngine) -> Trainer:
 
 
 def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> BaseException:
-    with trainer.task.notice.at_safe_points(), pytest.raises(ending) as caught:
+    with trainer.task.shutdown.at_safe_points(), pytest.raises(ending) as caught:
         trainer.go_on()
     verify(trainer.task.layout.checkpoint(3))
     return caught.value
 
 
 def test_one_that_is_told_to_leave_saves_first(trainer: Trainer) -> None:
-    with trainer.task.notice.at_safe_points():
-        trainer.task.notice.tell(Interrupted(143))
+    with trainer.task.shutdown.at_safe_points():
+        trainer.task.shutdown.tell(Interrupted(143))
     leaves_after_saving(trainer, Interrupted)
 
 

@@ -103,12 +103,12 @@ def _work(task: Task) -> None:
         if what == "gives-back":
             raise UserError("nobody is at work", exit_code=ExitCode.GIVE_BACK)
         if what == "saves":
-            with task.notice.at_safe_points():
-                wait_until(lambda: task.notice.given, reason="notice", deadline_s=600)
+            with task.shutdown.at_safe_points():
+                wait_until(lambda: task.shutdown.given, reason="the request to shut down", deadline_s=600)
                 _note(str(task.layout.root), "saved", what)
-                task.notice.leave_if_given()
+                task.shutdown.leave_if_given()
         if what == "outlasts":
-            with task.notice.at_safe_points():
+            with task.shutdown.at_safe_points():
                 wait_until(_time_is_over, reason="the end of the grace", deadline_s=600, longest_pause_s=0.1)
         else:
             wait_until(lambda: False, reason="the end", deadline_s=600)

@@ -59,12 +59,12 @@ async def sample():
         async for _ in sampler.sample(groups):
             pass
 
-task = SimpleNamespace(notice=shutdown.ShutdownRequest(), seconds_left=1000.0)
-task.notice.record = lambda ending: print("recorded", ending.why)
+task = SimpleNamespace(shutdown=shutdown.ShutdownRequest(), seconds_left=1000.0)
+task.shutdown.record = lambda ending: print("recorded", ending.why)
 heed_signals(task)
 run = getattr(shutdown, "run_until_told", lambda _, work: asyncio.run(work))
 try:
-    run(task.notice, sample())
+    run(task.shutdown, sample())
 except shutdown.RequeueRequested:
     print("left")
 """
@@ -121,15 +121,15 @@ def test_a_closed_server_is_not_started_again_by_a_thread_that_waited_for_it(
     assert server.starts == 0
 
 
-async def _told(notice: ShutdownRequest, ending: Interrupted) -> str:
-    assert not notice.tell(ending)
+async def _told(request: ShutdownRequest, ending: Interrupted) -> str:
+    assert not request.tell(ending)
     return "done all the same"
 
 
-def test_a_notice_that_comes_when_all_is_done_is_heeded_too() -> None:
+def test_a_request_that_comes_when_all_is_done_is_heeded_too() -> None:
     with pytest.raises(RequeueRequested):
-        run_until_told(notice := ShutdownRequest(), _told(notice, RequeueRequested("why")))
-    assert not notice.tell(Interrupted(128 + signal.SIGTERM)), "it leaves already"
+        run_until_told(request := ShutdownRequest(), _told(request, RequeueRequested("why")))
+    assert not request.tell(Interrupted(128 + signal.SIGTERM)), "it leaves already"
 
 
 def test_work_that_is_not_disturbed_gives_its_result() -> None:

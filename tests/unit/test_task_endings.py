@@ -80,8 +80,8 @@ def test_a_time_limit_too_short_for_anything_counts_as_a_failure(tmp_path: Path)
     after = record_after(hurried, RequeueRequested("why"), RUNNING)
     assert (after.state, after.failures) == (TaskState.RETRYING, 2)
     assert "raise resources.report.time_limit_minutes" in after.message
-    with pytest.raises(RequeueRequested), hurried.notice.while_waiting():
-        hurried.notice.tell(RequeueRequested("why"))
+    with pytest.raises(RequeueRequested), hurried.shutdown.while_waiting():
+        hurried.shutdown.tell(RequeueRequested("why"))
     assert record_after(hurried, RequeueRequested("why"), RUNNING).state is TaskState.GAVE_BACK, (
         "it had to wait for its peers"
     )
@@ -182,39 +182,39 @@ def test_a_full_disk_does_not_turn_giving_back_into_a_failure(tmp_path: Path) ->
     assert (after.state, after.failures) == (TaskState.GAVE_BACK, 3)
 
 
-def test_a_notice_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
-    notice = ShutdownRequest()
+def test_a_request_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
+    request = ShutdownRequest()
     with pytest.raises(RequeueRequested):
-        notice.tell(RequeueRequested("why"))
-    notice = ShutdownRequest()
-    with notice.at_safe_points():
-        assert notice.tell(RequeueRequested("why"))
-        assert notice.given
-        assert notice.tell(Interrupted(143)), "a preemption may be announced and then come"
+        request.tell(RequeueRequested("why"))
+    request = ShutdownRequest()
+    with request.at_safe_points():
+        assert request.tell(RequeueRequested("why"))
+        assert request.given
+        assert request.tell(Interrupted(143)), "a preemption may be announced and then come"
         with pytest.raises(Interrupted) as ending:
-            notice.leave_if_given()
+            request.leave_if_given()
         assert ending.value.code == 143
-    notice = ShutdownRequest()
-    with notice.at_safe_points():
-        assert notice.tell(RequeueRequested("why"))
+    request = ShutdownRequest()
+    with request.at_safe_points():
+        assert request.tell(RequeueRequested("why"))
         with pytest.raises(RequeueRequested):
-            notice.force()
+            request.force()
     ShutdownRequest().leave_if_given()
 
 
 def test_what_unwinds_is_not_unwound_anew() -> None:
-    notice = ShutdownRequest()
+    request = ShutdownRequest()
     with pytest.raises(RequeueRequested):
-        notice.tell(RequeueRequested("why"))
-    assert not notice.tell(Interrupted(143))
-    notice.force()
+        request.tell(RequeueRequested("why"))
+    assert not request.tell(Interrupted(143))
+    request.force()
 
 
 class Told:
     """As much of a task as the handlers look at."""
 
     def __init__(self) -> None:
-        self.notice = ShutdownRequest()
+        self.shutdown = ShutdownRequest()
         self.seconds_left = float("inf")
 
 
@@ -229,12 +229,12 @@ def told() -> Iterator[Told]:
         signal.signal(number, handler)
 
 
-def test_signals_become_notices(told: Told) -> None:
+def test_signals_become_requests(told: Told) -> None:
     with pytest.raises(Interrupted) as stopped:
         os.kill(os.getpid(), signal.SIGTERM)
     assert stopped.value.code == 143
     assert signal.alarm(0) > 0, "should a library swallow the exception, the kernel ends the process"
-    told.notice = ShutdownRequest()
+    told.shutdown = ShutdownRequest()
     with pytest.raises(RequeueRequested) as gave_back:
         os.kill(os.getpid(), signal.SIGUSR2)
     assert gave_back.value.code == ExitCode.GIVE_BACK
@@ -242,13 +242,13 @@ def test_signals_become_notices(told: Told) -> None:
 
 def test_near_the_time_limit_the_way_to_a_safe_point_is_cut_short(told: Told) -> None:
     told.seconds_left = signals.LAST_MOMENT_S + 1.5
-    with pytest.raises(RequeueRequested), told.notice.at_safe_points():
+    with pytest.raises(RequeueRequested), told.shutdown.at_safe_points():
         os.kill(os.getpid(), signal.SIGUSR2)
         signal.sigtimedwait([], 20)  # until the alarm comes
 
 
 def test_while_there_is_time_a_safe_point_is_waited_for(told: Told) -> None:
-    with told.notice.at_safe_points():
+    with told.shutdown.at_safe_points():
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert told.notice.given
+        assert told.shutdown.given
         assert signal.alarm(0) > 3600

@@ -242,8 +242,8 @@ async def client_of(task: Task, server: Server) -> AsyncIterator[GenerationClien
             yield client
         finally:
             watch.cancel()
-            if task.notice.leaving:
-                task.notice.announce()  # recorded before the seconds that the server takes to end
+            if task.shutdown.leaving:
+                task.shutdown.announce()  # recorded before the seconds that the server takes to end
                 server.close()  # threads that wait for its answers stop waiting
             await _ended(watch)
 

@@ -59,7 +59,7 @@ class Task:
     """Seconds to the time limit when the attempt began; None where there is no limit."""
     gone: Gone = never_gone
     """Answers whether the jobs of other tasks have left the queue, which no file of the run can say."""
-    notice: ShutdownRequest = field(default_factory=ShutdownRequest)
+    shutdown: ShutdownRequest = field(default_factory=ShutdownRequest)
     _began: float = field(default_factory=time.monotonic, init=False)
 
     @property
@@ -98,7 +98,7 @@ class Task:
             UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
                 allows, and this task gives its nodes back.
         """
-        with self.notice.while_waiting():
+        with self.shutdown.while_waiting():
             return wait_until(
                 condition, reason=vigil.reason, deadline_s=inf, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
             )

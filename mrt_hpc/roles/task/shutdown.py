@@ -82,7 +82,7 @@ class ShutdownRequest:
         """Raise the request now: there is no more time for a safe point.
 
         Raises:
-            Interrupted: what the notice said.
+            Interrupted: what was requested.
         """
         self._safe_points_only = False
         self.leave_if_given()
@@ -123,7 +123,7 @@ class ShutdownRequest:
         """Raise what has cancelled the work of this task, if that was a request.
 
         Raises:
-            Interrupted: what the notice said.
+            Interrupted: what was requested.
         """
         if self._ending is not None and self.leaving:
             raise self._ending
@@ -132,35 +132,35 @@ class ShutdownRequest:
         """A safe point: raise the request, if there is one.
 
         Raises:
-            Interrupted: what the notice said.
+            Interrupted: what was requested.
         """
         if self._ending is not None and not self.leaving:
             self.leaving = True
             raise self._ending
 
 
-def run_until_told(notice: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
+def run_until_told(shutdown: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in an event loop of its own; a request to shut down cancels it with all that it has started.
 
     An exception that a signal's handler raises would break out of the loop and leave its tasks pending.
 
     Raises:
-        Interrupted: what the notice said.
+        Interrupted: what was requested.
     """
     try:
-        result = asyncio.run(_cancelled_by(notice, work))
+        result = asyncio.run(_cancelled_by(shutdown, work))
     except asyncio.CancelledError:
-        notice.raise_if_leaving()
+        shutdown.raise_if_leaving()
         raise
-    notice.raise_if_leaving()  # the cancellation came when all work was done
+    shutdown.raise_if_leaving()  # the cancellation came when all work was done
     return result
 
 
-async def _cancelled_by(notice: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
+async def _cancelled_by(shutdown: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
     cancel = asyncio.current_task(loop := asyncio.get_running_loop()).cancel  # type: ignore[union-attr]
-    with notice.cancelling(lambda: loop.call_soon_threadsafe(cancel)):  # it also wakes a loop that sleeps
+    with shutdown.cancelling(lambda: loop.call_soon_threadsafe(cancel)):  # it also wakes a loop that sleeps
         try:
             return await work
         except asyncio.CancelledError:
-            notice.announce()
+            shutdown.announce()
             raise
