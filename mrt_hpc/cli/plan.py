@@ -14,17 +14,12 @@ from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
-from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
-from mrt_hpc.launch.ledger import local_process
-from mrt_hpc.launch.queued_jobs import live_jobs
-from mrt_hpc.launch.renewal import Renewal, is_renewed
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.submission import kept_recipe, queued_otherwise
+from mrt_hpc.launch.submission import foreseen, kept_recipe
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, late_checkpoint
-from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.plan.throughput import throughput
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import HuggingFaceModel
@@ -65,7 +60,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
         console.print(line, highlight=False, soft_wrap=wide)
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
     if layout.recipe_lock.is_file():
-        for refused, sentence in told_of_begun(layout, recipe, plan):
+        for refused, sentence in foreseen(layout, recipe, plan):
             words = "[yellow]submit will refuse:[/]" if refused else "submit will change the run:"
             console.print(f"{words} {escape(sentence)}", highlight=False, soft_wrap=wide)
     else:
@@ -78,25 +73,6 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     beyond = [(f"beyond {backend.place}, submit will refuse", sentence) for sentence in objections.refused]
     for words, sentence in [*beyond, *(("doubtful", sentence) for sentence in objections.doubts)]:
         console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=wide)
-
-
-def told_of_begun(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bool, str]]:
-    """What submit would refuse of a run that is there already (True), and what it would change of it (False)."""
-    try:
-        refuse_other_recipe(layout, recipe)
-        if not is_renewed(layout, recipe, plan):
-            return
-        renewal, queued = Renewal.of(layout, recipe, plan), live_jobs(layout)
-    except UserError as error:
-        yield True, error.message()
-        return
-    yield from ((False, sentence) for sentence in renewal.sentences())
-    if opened := [job.name for job in renewal.jobs_to_open(read_plan(layout.plan))]:
-        yield False, f"these jobs are looked at for what is left to do: {', '.join(opened)}"
-    if queued:
-        yield True, queued_otherwise(layout, queued).message()
-    if (process := local_process(layout)) is not None:
-        yield True, f"the run is under way in process {process.pid}: first mrt-hpc cancel {layout.root}"
 
 
 def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Order
-from mrt_hpc.launch.changes import with_warmup_begun
+from mrt_hpc.launch.changes import refuse_other_recipe, with_warmup_begun
 from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import claimed, record_site, record_submission
+from mrt_hpc.launch.ledger import claimed, local_process, record_site, record_submission
 from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
-from mrt_hpc.launch.renewal import is_renewed, renew
+from mrt_hpc.launch.renewal import Renewal, is_renewed, renew
 from mrt_hpc.launch.run_progress import task_records
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.user_code import changed
@@ -26,7 +27,7 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, forget_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -81,6 +82,27 @@ def kept_recipe(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) 
     for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
         tell(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")
     return kept
+
+
+def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bool, str]]:
+    """What a submission would refuse of a run that is there already (True), and what it would change (False): a
+    sentence each. Nothing is changed here.
+    """
+    try:
+        refuse_other_recipe(layout, recipe)
+        if not is_renewed(layout, recipe, plan):
+            return
+        renewal, queued = Renewal.of(layout, recipe, plan), live_jobs(layout)
+    except UserError as error:
+        yield True, error.message()
+        return
+    yield from ((False, sentence) for sentence in renewal.sentences())
+    if opened := [job.name for job in renewal.jobs_to_open(read_plan(layout.plan))]:
+        yield False, f"these jobs are looked at for what is left to do: {', '.join(opened)}"
+    if queued:
+        yield True, queued_otherwise(layout, queued).message()
+    if (process := local_process(layout)) is not None:
+        yield True, f"process {process.pid} runs it now: first mrt-hpc cancel {layout.root}"
 
 
 def refuse_objections(backend: Backend, plan: Plan, warn: Callable[[str], None]) -> None:

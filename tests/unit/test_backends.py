@@ -16,9 +16,11 @@ from ruamel.yaml import YAML
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Site
 from mrt_hpc.launch.ledger import latest_ids, record_submission, recorded_site, submissions
+from mrt_hpc.launch.one_task import run_one_task
 from mrt_hpc.launch.queued_jobs import live_jobs
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.registry import SITES
 from mrt_hpc.run.layout import RunLayout
@@ -27,7 +29,7 @@ from mrt_hpc.run.task_state import TaskState, read_task
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 EXAMPLE = ROOT / "tests" / "examples" / "my_queue.py"
-SMALL = ("model.warm_start_steps=1", "resources.inference.tasks=2", "data.problems=40")
+SMALL = ("model.warm_start_steps=1", "resources.inference.tasks=2", "data.problems=40", "resilience.retries=1")
 TRAINER = "segment-000.trainer"
 JOBS = ("prepare", "segment-000.inference", TRAINER, "segment-000.evaluation", "report")
 
@@ -98,6 +100,22 @@ def test_a_script_runs_its_task_and_the_next_submission_sends_the_rest(site: Pat
     assert latest_ids(run)[TRAINER] == "7"
     trainer = (site.parent / "scripts" / "7_0.sh").read_text()
     assert "1_0.ended" not in trainer, "what is done is not waited for"
+
+
+def test_a_task_that_fails_for_good_is_not_run_again(site: Path, run: RunLayout) -> None:
+    """The wrong lock is a failure that no further attempt can mend."""
+    run.recipe_lock.write_text("name: [\n")
+    subprocess.run(["sh", site.parent / "scripts" / "1_0.sh"], check=True, timeout=120)
+    assert (site.parent / "scripts" / "1_0.ended").read_text() == "2\n"
+    assert "1 failed" in command("status", str(run.root)).stdout
+
+
+def test_a_task_is_run_as_often_as_its_retries_allow(run: RunLayout) -> None:
+    """Each attempt is a real process, which finds a folder in the place of its file."""
+    run.report.mkdir()
+    record = run_one_task(run, read_plan(run.plan).job("report"), 0, retries=1)
+    assert (record.state, record.failures) == (TaskState.FAILED, 2), record.message
+    assert len({path.name for path in run.logs.glob("report.*")}) == 2
 
 
 def test_a_lost_task_of_an_array_is_sent_again_alone(site: Path, run: RunLayout) -> None:
