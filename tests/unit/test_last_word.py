@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mrt_hpc.launch.attempt_end import abandoned, awaited_tasks
 from mrt_hpc.launch.ledger import record_submission
+from mrt_hpc.launch.slurm.after_srun import abandoned, awaited_tasks
 from mrt_hpc.launch.slurm.parameters import LAST_WORD
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe

@@ -1,4 +1,4 @@
-# The end of every job script. Given: code, srun's exit status; settle, which runs mrt_hpc.launch.attempt_end for this task;
+# The end of every job script. Given: code, srun's exit status; settle, which runs mrt_hpc.launch.slurm.after_srun for this;
 # AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is to come back; MOST_AWAITED, the tasks
 # that a dependency may name; WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.attempt_end import AttemptOutcome
+from mrt_hpc.launch.slurm.after_srun import AttemptOutcome
 from mrt_hpc.launch.slurm.environment import ENDS_AT
 from mrt_hpc.launch.slurm.site import GpuRequest
 
@@ -135,7 +135,7 @@ def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for:
     The task goes by the id that names it alone: the raw id of one task of each array is that of the whole array.
     Slurm's commands are run here, on the node itself, so a container needs none of them.
     """
-    settle = [*_python(job, site, layout), "-m", "mrt_hpc.launch.attempt_end", str(layout.root), job.name]
+    settle = [*_python(job, site, layout), "-m", "mrt_hpc.launch.slurm.after_srun", str(layout.root), job.name]
     return [
         "code=$?",
         f'settle() {{ {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code "$@"; }}',

@@ -1,0 +1,108 @@
+"""What a job script asks when srun has ended: whether the task is queued again, and for which others it waits.
+
+    python -m mrt_hpc.launch.slurm.after_srun RUN_DIR JOB INDEX EXIT_CODE [abandoned]    ends with an AttemptOutcome
+
+It prints the Slurm tasks of which one has to run before this one can go on, a line each; none where it may go on alone.
+Where none of those is in the queue any more the job script says so: ``abandoned``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from enum import IntEnum
+from pathlib import Path
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
+from mrt_hpc.launch.ledger import current_submissions, task_ids
+from mrt_hpc.launch.slurm.environment import slurm_task
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.events import event_file, has_progressed
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.retries import retrying
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+
+
+class AttemptOutcome(IntEnum):
+    """What the job script is told, as an exit code; any other says that this module failed, and is asked again."""
+
+    AGAIN = 0
+    """The task is to be run again."""
+    OVER = 4
+    """It is not."""
+    DONE = 3
+    """It is done, whatever its process ended with afterwards."""
+
+
+ABANDONED = "abandoned"
+"""The argument that says: no task that this one waits for is in the queue."""
+
+
+def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> list[str]:
+    """Slurm's names of the tasks that a task which gave its nodes back waits for, without those that are over.
+
+    None for one that has done something in this attempt: its peers may follow soon, and it keeps its turn in the queue.
+
+    Raises:
+        UserError: the plan, or the state of a task, cannot be read.
+    """
+    mine = record.state is TaskState.GAVE_BACK and record.attempt == attempt
+    if not mine or not record.awaited or has_progressed(event_file(layout.events, job, index, 0, attempt)):
+        return []
+    sent = current_submissions(layout)
+    awaited = [
+        other
+        for other in read_plan(layout.plan).jobs
+        if other.name in record.awaited and other.name in sent and job not in [wait.job for wait in other.after]
+    ]  # who waits for the end of this very job cannot start before it
+    return [
+        name
+        for other in awaited
+        for number, name in enumerate(task_ids(other, sent[other.name]))
+        if read_task(layout, other.name, number).state not in (TaskState.DONE, TaskState.FAILED)
+    ]
+
+
+def abandoned(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> TaskRecord:
+    """The last word on a task of which nobody that it waits for is in the queue any more: it ends as well; unless
+    another attempt has spoken in the meantime.
+    """
+    if record.state is not TaskState.GAVE_BACK or record.attempt != attempt:
+        return record
+    message = f"{', '.join(record.awaited)}, which it waits for, has left the queue\n  next:     submit the run again"
+    record = replace(record, state=TaskState.FAILED, message=message, awaited=())
+    retrying(lambda: write_task(layout, job, index, record), "the state of the task")
+    return record
+
+
+def main(arguments: list[str]) -> int:
+    """Settle the attempt that the arguments name; returns an AttemptOutcome."""
+    run_dir, name, number, exit_code, *word = arguments
+    layout, index, attempt = RunLayout(Path(run_dir)), int(number), slurm_task().attempt
+    try:
+        retries = read_recipe_lock(layout.recipe_lock).resilience.retries
+        record = settled(layout, name, index, attempt, int(exit_code), retries)
+        if ABANDONED in word:
+            record = abandoned(layout, name, index, attempt, record)
+    except UserError as error:
+        print(error.message(), file=sys.stderr)
+        return AttemptOutcome.OVER
+    print(f"task {index} of {name}: {record.state}, {record.failures} failure(s)", file=sys.stderr)
+    _tell_awaited(layout, name, index, attempt, record)
+    if record.state is TaskState.DONE:
+        return AttemptOutcome.DONE
+    return AttemptOutcome.AGAIN if record.state in RUNS_AGAIN else AttemptOutcome.OVER
+
+
+def _tell_awaited(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> None:
+    """Without them the task is queued again all the same, only sooner than it need be."""
+    try:
+        print(*awaited_tasks(layout, job, index, attempt, record), sep="\n")
+    except (UserError, OSError, ValueError) as error:
+        print(f"the tasks that task {index} of {job} waits for could not be read: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
