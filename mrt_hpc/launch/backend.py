@@ -89,7 +89,7 @@ class QueuedTask:
 
 @dataclass(frozen=True)
 class Objections:
-    """What speaks against running a plan at a site."""
+    """The objections of a site to a plan."""
 
     doubts: Sequence[str] = ()
     """What may go wrong, a sentence each; a submission shows them and continues."""
@@ -153,7 +153,7 @@ class Backend(Protocol):
         """
 
     def objections(self, plan: Plan) -> Objections:  # noqa: ARG002 - some object
-        """What speaks against running a plan here, known before anything is made or sent."""
+        """The objections to running a plan here. They are known before anything is made or sent."""
         return Objections()
 
     def texts(self, plan: Plan, recipe: Recipe, layout: RunLayout) -> list[tuple[str, str]]:  # noqa: ARG002

@@ -179,7 +179,7 @@ def local_process(layout: RunLayout) -> LocalProcess | None:
 
 
 def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
-    """The process of another machine that ran the plan last; from here nobody can tell whether it lives."""
+    """The process of another machine that ran the plan last; this machine cannot find out whether it lives."""
     _, entry = _newest_claim(layout)
     return entry if entry is not None and entry.host != socket.gethostname() else None
 

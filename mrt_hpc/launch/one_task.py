@@ -44,7 +44,7 @@ def run_one_task(layout: RunLayout, job: Job, index: int, retries: int) -> TaskR
         The last record of the task.
 
     Raises:
-        KeyboardInterrupt: this process was told to stop; the processes of the task have ended.
+        KeyboardInterrupt: this process got SIGINT or SIGTERM; the processes of the task have ended.
     """
     while True:
         attempt, code = _run_attempt(layout, job, index)

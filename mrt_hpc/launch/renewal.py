@@ -163,7 +163,7 @@ class Renewal:
 
     def sentences(self) -> list[str]:
         """What to tell the user."""
-        told = [f"the run goes on with another value: {c}" for c in self.changes if not is_of_resources(c)]
+        told = [f"the run continues with another value: {c}" for c in self.changes if not is_of_resources(c)]
         if len(told) < len(self.changes):
             told.append("the run continues with the changed resources")
         if self.evaluates_otherwise and self.pruned:

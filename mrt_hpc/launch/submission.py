@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listener:
-    """What a submission tells its caller."""
+    """Receives what a submission has to say."""
 
     tell: Callable[[str], None]
     """Takes a sentence on what was done."""
@@ -56,7 +56,7 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener) -> None:
         recipe: what to run.
         site: where to run it.
         root: the run directory, which may be there already.
-        listener: is told what is done.
+        listener: receives a sentence on each thing that is done.
 
     Raises:
         UserError: recipe, site or data are wrong, the run is in use, the site refuses, or a task failed.
@@ -71,7 +71,7 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener) -> None:
 def kept_recipe(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) -> Recipe:
     """The recipe of a submission: where its run is there already, with the run's values in fields it does not name.
 
-    Values that are not today's defaults are told.
+    ``tell`` receives a sentence on each value that differs from today's default.
     """
     if not layout.recipe_lock.is_file():
         return recipe

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.launch.submission import Listener, start
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 WORDS = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
@@ -30,6 +33,38 @@ if [ $(wc -l < calls) -gt 2 ]; then
 fi
 echo $(wc -l < calls)
 """
+
+
+COUNTS = """#!/bin/sh
+cd "$(dirname "$0")"
+for script; do :; done
+echo x >> calls
+cp "$script" script-$(wc -l < calls)
+echo $(wc -l < calls)
+"""
+QUEUE = """#!/bin/sh
+case "$*" in *--me*) ;; *) cat "$(dirname "$0")/queue" ;; esac
+"""
+SUBMIT = """
+from contextlib import nullcontext
+from pathlib import Path
+from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.launch.submission import Listener, start
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.layout import RunLayout
+layout = RunLayout(Path("{run}"))
+listener = Listener(print, print, nullcontext)
+start(read_recipe_lock(layout.recipe_lock), read_plan(layout.plan), layout, SlurmSite(name="x"), listener)
+"""
+
+
+def submitted(run: Path) -> str:
+    """What a submission of a run that is there prints; a process holds the run as long as it lives."""
+    code = [sys.executable, "-c", SUBMIT.format(run=run)]
+    done = subprocess.run(code, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def command(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +109,28 @@ def test_a_submission_that_stops_half_way_names_what_it_submitted(
     assert "left: segment-000.trainer, segment-000.evaluation, report" in message
     assert "that submits the jobs that are left" in message
     assert latest_ids(layout) == {"prepare": "1", "segment-000.inference": "2"}
+
+
+def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One evaluation task is lost: it is sent again, and the report, which waits for all of them, after it."""
+    command(tmp_path, "squeue", QUEUE, monkeypatch)
+    command(tmp_path, "sbatch", COUNTS, monkeypatch)
+    for name in ("sacct", "scontrol", "scancel"):
+        command(tmp_path, name, f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/asked\n', monkeypatch)
+    recipe, site = load_recipe(QUICKSTART, ("resources.inference.tasks=2",)), SlurmSite(name="x")
+    plan = compile_plan(recipe, site)
+    layout = create_or_open(tmp_path / "run", recipe, plan)
+    (tmp_path / "queue").write_text("")
+    assert "5 job(s) submitted" in submitted(layout.root)
+    write_task(layout, "prepare", 0, TaskRecord(TaskState.DONE))
+    alive = ["2_0|RUNNING", "2_1|RUNNING", "3|RUNNING", "4_0|RUNNING", "5|PENDING"]
+    (tmp_path / "queue").write_text("".join(f"{task}|N/A|None|n1\n" for task in alive))
+    again = submitted(layout.root)
+    assert "2 job(s) submitted, 3 queued before, 1 done" in again
+    assert "of which task(s) 1 had been lost" in again
+    assert "scancel 5\n" in (tmp_path / "asked").read_text()
+    lost, report = ((tmp_path / f"script-{number}").read_text() for number in (6, 7))
+    assert "#SBATCH --array=1%1\n" in lost
+    assert "#SBATCH --dependency=afterany:3,afterany:4_0:6\n" in report

@@ -192,7 +192,7 @@ def cancel_hopeless(run: LocalRun) -> None:
 
 
 def stop_all(run: LocalRun) -> None:
-    """Stop every child: all are told first, then waited for."""
+    """Stop every child: all get the signal first, and then each is waited for."""
     for task in run.running:
         tell_to_stop(task)
     for task in run.running:

@@ -26,7 +26,7 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 
 class AttemptOutcome(IntEnum):
-    """What the job script is told, as an exit code; any other says that this module failed, and is asked again."""
+    """The exit code of this module, on which the job script acts; after any other code it asks again."""
 
     AGAIN = 0
     """The task is to be run again."""
@@ -66,8 +66,8 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
 
 
 def abandoned(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> TaskRecord:
-    """The last word on a task of which nobody that it waits for is in the queue any more: it ends as well; unless
-    another attempt has spoken in the meantime.
+    """The record of a task where no task that it waits for is in the queue any more: it has failed, unless another
+    attempt has written a record in the meantime.
     """
     if record.state is not TaskState.GAVE_BACK or record.attempt != attempt:
         return record
