@@ -21,12 +21,11 @@ class MeasuredThroughput(Section):
     """Rates that were measured on this site, for the estimate of ``mrt-hpc plan``; the report of a run tells them."""
 
     sampled_tokens_per_second: PositiveFloat | None = None
-    """Tokens per second that one inference process samples; null takes a stated rate of the GPU, where there is one."""
+    """The tokens per second that one inference process samples; null takes a stated rate of the GPU, if any."""
     trained_tokens_per_second: PositiveFloat | None = None
-    """Tokens per second that one rank of the trainer computes; null takes a stated rate of the GPU, where there is one.
-    """
+    """The tokens per second that one rank of the trainer computes; null takes a stated rate of the GPU, if any."""
     checkpoint_gb_per_second: PositiveFloat = 1.0
-    """Gigabytes per second at which the ranks of the trainer together write a checkpoint into the run directory and
+    """The gigabytes per second at which the ranks of the trainer together write a checkpoint into the run directory and
     compute its checksums; a checkpoint has 12 bytes for each parameter.
     """
 
@@ -49,13 +48,13 @@ class SiteSettings(Section):
     """The fields that every site profile has."""
 
     type: str
-    """Kind of site: one that comes with the package, or module:Class of your own."""
+    """The kind of site: one that comes with the package, or module:Class of your own."""
     name: Name
-    """Name of the profile."""
+    """The name of the profile."""
     environment: dict[EnvironmentName, str] = Field(default_factory=dict)
-    """Environment variables of every task; in job scripts their values are quoted."""
+    """The environment variables of every task; in job scripts their values are quoted."""
     throughput: MeasuredThroughput = MeasuredThroughput()
-    """How fast processes sample and train here."""
+    """The measured speed of processes on this site."""
     group_access: bool = False
     """Whether members of your group may read the runs that are made with this profile; they may never write, and the
     run's secrets stay yours alone.

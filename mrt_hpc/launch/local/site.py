@@ -16,13 +16,13 @@ class LocalSite(Site):
 
     type: Literal["local"] = "local"
     name: Name = "local"
-    """Name of the profile."""
+    """The name of the profile."""
     cpus: Positive | None = None
-    """CPU slots to give out; null takes the machine's cores, or what the largest pair of roles needs where that is
-    more.
+    """The number of CPU slots for tasks; null takes the machine's cores, or what the largest pair of roles needs where
+    that is more.
     """
     gpus: NotNegative | None = None
-    """GPU slots to give out; null takes the GPUs that the machine has."""
+    """The number of GPU slots for tasks; null takes the GPUs that the machine has."""
 
     def backend(self) -> Backend:
         """Runs tasks as processes of the submitting command."""

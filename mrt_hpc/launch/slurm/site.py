@@ -46,23 +46,23 @@ class Container(Section):
     """An Apptainer image in which every task runs."""
 
     image: Line
-    """The SIF file, on a filesystem that the compute nodes see."""
+    """The path of the SIF file, on a filesystem that the compute nodes see."""
     executable: Line = "apptainer"
-    """The command, as found on the compute nodes."""
+    """The command of Apptainer, as the compute nodes find it."""
     binds: tuple[Line, ...] = ()
-    """More folders to bind, as in ``source:target``; the run directory, models and TMPDIR are bound anyway.
+    """Further folders to bind, as in ``source:target``; the run directory, models and TMPDIR are bound anyway.
     """
     python: Line = "python3"
-    """Python in the container that has mrt-hpc installed."""
+    """The Python in the container that has mrt-hpc installed."""
 
 
 class Partitions(Section):
     """Slurm partitions by kind of job; null leaves the choice to the cluster's default."""
 
     cpu: Line | None = None
-    """Partition of jobs without GPUs."""
+    """The partition of jobs without GPUs."""
     gpu: Line | None = None
-    """Partition of jobs with GPUs."""
+    """The partition of jobs with GPUs."""
 
 
 class SlurmSite(Site):
@@ -70,40 +70,42 @@ class SlurmSite(Site):
 
     type: Literal["slurm"] = "slurm"
     account: Line | None = None
-    """Account to charge."""
+    """The account that jobs are charged to."""
     qos: Line | None = None
-    """Quality of service."""
+    """The quality of service of jobs."""
     partitions: Partitions = Partitions()
-    """Where jobs go."""
+    """The partitions that jobs go to."""
     gpu_request: GpuRequest = GpuRequest.GRES
-    """How GPUs are asked for."""
+    """The sbatch option that asks for GPUs."""
     gpu_type: Line | None = None
-    """GPU model in the request, as in ``a100``."""
+    """The GPU model in the request, as in ``a100``."""
     setup: tuple[str, ...] = ()
-    """Shell lines before each task, as in ``module load cuda``. Written to the job script as they stand."""
+    """Shell lines that run before each task, as in ``module load cuda``. The job script holds them as they stand."""
     python: Line | None = None
-    """Python that runs the tasks; null is the one that runs this command."""
+    """The Python that runs the tasks; null is the one that runs this command."""
     container: Container | None = None
-    """Apptainer image; null runs on the node itself."""
+    """The Apptainer image that tasks run in; null runs them on the node itself."""
     scratch: Line | None = None
-    """Node-local folder for sockets, temporary files and what vLLM, Triton and torch compile; null is the node's own.
+    """A folder on each node for sockets, temporary files and what vLLM, Triton and torch compile; null takes the node's
+    own folder for temporary files.
     """
     max_array_size: Positive = 1001
     """The cluster's MaxArraySize (``scontrol show config``); the largest array index is one less."""
     max_submit_jobs: Positive | None = None
-    """Jobs and array tasks that you may have queued at a time (``sacctmgr show assoc``, MaxSubmit); null is no limit.
+    """The number of jobs and array tasks that you may have queued at a time (``sacctmgr show assoc``, MaxSubmit); null
+    is no limit.
     """
     max_time_minutes: Positive | None = None
-    """The partition's longest time limit, minutes; null is no limit."""
+    """The longest time limit of the partition, minutes; null is no limit."""
     preemption_notice_s: NotNegative | None = None
-    """Seconds between the signal of a preemption and the end of the task: GraceTime of the partition (``scontrol show
-    partition``) and KillWait (``scontrol show config``) together. `mrt-hpc plan` warns where a checkpoint is expected
-    to take longer; null compares nothing.
+    """The seconds between the signal of a preemption and the end of the task: GraceTime of the partition (``scontrol
+    show partition``) and KillWait (``scontrol show config``) together. `mrt-hpc plan` warns where a checkpoint is
+    expected to take longer; null compares nothing.
     """
     memory_request: bool = True
-    """Ask for memory; false where the cluster gives out whole nodes."""
+    """Whether jobs ask for memory; false suits a cluster that gives out whole nodes."""
     sbatch: dict[SbatchOption, Line] = Field(default_factory=dict)
-    """More sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
+    """Further sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
 
     @property
     def limits(self) -> SiteLimits:
