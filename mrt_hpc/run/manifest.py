@@ -45,7 +45,7 @@ class DamagedError(UserError):
 
 
 def is_of_the_filesystem(error: BaseException) -> bool:
-    """Whether an error tells of the filesystem, and not of the file that was to be read."""
+    """Whether an error comes from the filesystem, and not from the file that was to be read."""
     return error_number(error) is not None and not isinstance(error, NOT_THERE)
 
 

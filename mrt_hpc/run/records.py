@@ -127,7 +127,7 @@ class PrefixValue:
     branches: int
     """How many were drawn."""
     baseline: float
-    """b, the reward expected of an answer not known beforehand; 0 where the prover has no use for it."""
+    """b, the reward expected of an answer not known beforehand; 0 where the prover does not use it."""
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ def backend() -> str:
 def choose_kernels(deterministic: bool | None) -> None:
     """Use only deterministic kernels, or the fastest; before this process first uses its device.
 
-    cuBLAS reads its variable when it starts on a device. Where the environment has set it, it stays: torch names a
-    value that is of no use in the error of the first matrix product.
+    cuBLAS reads its variable when it starts on a device. A value that the environment has set stays. If
+    that value does not work, torch names it in the error of the first matrix product.
 
     Args:
         deterministic: an operation without a deterministic kernel is then an error; None: on CPU only.

@@ -95,7 +95,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
         agree(own.failure)
         told: list[Any] = [None] * trainer.ranks.world_size
         written: list[Any] = [None] * trainer.ranks.world_size
-        distributed.all_gather_object(told, Generators.here().told)
+        distributed.all_gather_object(told, Generators.capture().told)
         distributed.all_gather_object(written, own.files)
         state = {
             "step": trainer.step,
@@ -135,7 +135,7 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
     trainer.step = state["step"]
     rank = trainer.ranks.rank
     if rank < state["world_size"]:
-        Generators.of(state["generators"][rank]).restore()
+        Generators.from_json(state["generators"][rank]).restore()
     else:
         generators.seed(derive_seed(trainer.settings.seed, "trainer", rank, trainer.step))
     return dict(state["cursor"])
@@ -322,7 +322,7 @@ def _read_state(file: Path) -> dict[str, Any]:
         raise _unusable("the generators are not those of all ranks", file)
     try:
         for told in state["generators"]:
-            Generators.of(told)
+            Generators.from_json(told)
     except ValueError as error:
         raise _unusable(str(error), file) from error
     return state

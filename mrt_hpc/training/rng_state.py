@@ -1,4 +1,4 @@
-"""The random generators of a process: seeded, told as JSON, and put back to where they were."""
+"""The random generators of a process: this module seeds them, captures their state as JSON, and restores it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 PYTHON_VERSION = 3
-"""Of ``random.getstate``."""
+"""The version of the state that ``random.getstate`` returns."""
 
 
 def seed(value: int) -> None:
@@ -23,13 +23,13 @@ def seed(value: int) -> None:
 
 @dataclass(frozen=True)
 class Generators:
-    """Where all generators of one process stand, as JSON holds it."""
+    """The state of all random generators of one process, as JSON holds it."""
 
     told: dict[str, Any]
 
     @staticmethod
-    def here() -> Generators:
-        """This process's, as they stand."""
+    def capture() -> Generators:
+        """Return the current state of this process's generators."""
         version, words, normal = random.getstate()
         kind, keys, position, has_normal, cached = np.random.get_state(legacy=True)
         assert version == PYTHON_VERSION
@@ -50,25 +50,25 @@ class Generators:
         )
 
     @staticmethod
-    def of(told: Any) -> Generators:
-        """What ``told`` of an earlier process holds; it is tried on generators that are not in use.
+    def from_json(state: Any) -> Generators:
+        """Read the state that an earlier process captured, and try it on generators that are not in use.
 
         Raises:
-            ValueError: it is not what ``here`` tells.
+            ValueError: it is not a state that ``capture`` makes.
         """
-        generators = Generators(told)
+        generators = Generators(state)
         try:
             random.Random().setstate(generators._python())
             np.random.RandomState().set_state(generators._numpy())
             torch.Generator().set_state(generators._bytes("torch"))
-            if told["cuda"] is not None:
+            if state["cuda"] is not None:
                 generators._bytes("cuda")
         except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"not the state of random generators: {error!r}") from error
         return generators
 
     def restore(self) -> None:
-        """Put this process's generators there; the device's only where it had one when they were told."""
+        """Restore this process's generators; the device's only if the state has one and this process has a device."""
         random.setstate(self._python())
         np.random.set_state(self._numpy())
         torch.set_rng_state(self._bytes("torch"))
@@ -76,12 +76,12 @@ class Generators:
             torch.cuda.set_rng_state(self._bytes("cuda"))
 
     def _python(self) -> tuple[int, tuple[int, ...], float | None]:
-        told = self.told["python"]
-        return PYTHON_VERSION, tuple(_array(told["words"]).tolist()), told["normal"]
+        state = self.told["python"]
+        return PYTHON_VERSION, tuple(_array(state["words"]).tolist()), state["normal"]
 
     def _numpy(self) -> tuple[str, np.ndarray, int, int, float]:
-        told = self.told["numpy"]
-        return "MT19937", _array(told["words"]), told["position"], told["has_normal"], told["normal"]
+        state = self.told["numpy"]
+        return "MT19937", _array(state["words"]), state["position"], state["has_normal"], state["normal"]
 
     def _bytes(self, name: str) -> torch.Tensor:
         return torch.from_numpy(_array(self.told[name], np.uint8).copy())

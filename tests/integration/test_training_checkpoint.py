@@ -316,11 +316,11 @@ def test_a_state_that_is_not_whole_is_refused(changes: dict[str, Any], reason: s
 
 @pytest.mark.parametrize("part", ["words", "position", "normal"])
 def test_generators_that_no_generator_takes_are_refused(part: str) -> None:
-    told = json.loads(json.dumps(Generators.here().told))
-    Generators.of(told).restore()
+    told = json.loads(json.dumps(Generators.capture().told))
+    Generators.from_json(told).restore()
     told["numpy"][part] = "AAAA"
     with pytest.raises(ValueError, match="not the state of random generators"):
-        Generators.of(told)
+        Generators.from_json(told)
 
 
 def test_an_older_format_is_refused(one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
