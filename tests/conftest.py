@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ FIRST = ("slurm", "chaos", "integration", "install")
 """Folders in the order in which their tests begin where several processes share the work: the longest first, and unit
 tests last, as they fill what is left.
 """
+
+
+def pytest_configure() -> None:
+    """Commands print to a pipe as they do for users: readline, which pytest loads, sets a width of 80 for the processes
+    that share the tests.
+    """
+    os.environ.pop("COLUMNS", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
