@@ -104,10 +104,6 @@ class GraderPool:
         self.fast.stop()
         self.slow.stop()
 
-    def grade_all(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """``grade`` for callers without an event loop."""
-        return asyncio.run(self.grade(pairs))
-
     async def grade(self, pairs: Sequence[Pair], *, tell: bool = True) -> list[Verdict]:
         """The verdict on each pair, in order; equal pairs are graded once.
 

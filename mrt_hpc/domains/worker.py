@@ -6,17 +6,15 @@ milliseconds.
 
 from __future__ import annotations
 
-import fcntl
-import multiprocessing
 import os
 import resource
 import signal
 import time
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.base import Judgement
+from mrt_hpc.run.parent_death import die_with_pool_owner
 
 if TYPE_CHECKING:
     from mrt_hpc.domains.base import Verifier
@@ -26,25 +24,8 @@ def initialise(memory_limit_bytes: int, niceness: int) -> None:
     """Prepare a fresh worker process; to be called in it, before its first pair."""
     os.nice(niceness)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would never run inside a long multiplication
-    die_with_parent()
+    die_with_pool_owner()
     limit_memory(memory_limit_bytes)
-
-
-def die_with_parent() -> None:
-    """Have the kernel end this process when the one that owns the pool is gone, however it went.
-
-    The kernel's parent is the fork server, so PR_SET_PDEATHSIG would watch the wrong process. The pipe that
-    multiprocessing keeps open for its parent is asked for SIGIO instead: its end of file kills, even inside a long
-    multiplication of big integers.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        raise RuntimeError("a grader process was not started by multiprocessing")
-    pipe = int(parent.sentinel)
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if wait([pipe], timeout=0):  # it died before we listened
-        os._exit(1)
 
 
 def limit_memory(limit_bytes: int) -> None:

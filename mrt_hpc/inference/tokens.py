@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -82,11 +82,6 @@ class TokenBytes:
     def text(self, ids: Iterable[int]) -> str:
         """The text of the tokens; bytes that are no UTF-8, as where a limit cut a character, become U+FFFD."""
         return b"".join(self.pieces(ids)).decode(errors="replace")
-
-
-def token_pieces(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> list[bytes]:
-    """[T] the bytes of each token; joined they are the decoded text. For many traces make a `TokenBytes` once."""
-    return TokenBytes(tokenizer).pieces(ids)
 
 
 def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:

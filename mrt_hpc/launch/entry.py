@@ -5,7 +5,6 @@ work.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
 import logging
 import os
@@ -33,6 +32,7 @@ from mrt_hpc.run.access import follow_access
 from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.parent_death import signal_at_parent_end
 from mrt_hpc.run.retries import RetryPolicy
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
 NEAR_LIMIT_S = 150.0
 """Of the time limit: a signal to give the nodes back that comes this near to it was sent for its sake."""
 
@@ -235,7 +234,7 @@ def _set_up_logging(task: Task) -> None:
 
 def stop_with_parent() -> None:
     """Have the kernel send SIGTERM when the process that started this one dies, by whatever death."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_at_parent_end(signal.SIGTERM)
     if os.getppid() != int(os.environ[PARENT]):  # it died before the call above
         raise Interrupted(128 + signal.SIGTERM)
 

@@ -120,22 +120,12 @@ def _site_file(layout: RunLayout, name: str) -> Path:
     return layout.jobs / f"site-{name}.json"
 
 
-def latest_ids(layout: RunLayout) -> dict[str, str]:
-    """For each job of the plan the id of its latest submission."""
-    return {s.job: s.job_id for s in submissions(layout)}
-
-
 def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
     """For each job of the plan the latest submission of all its tasks, and later ones that sent some of them again."""
     found: dict[str, list[Submission]] = {}
     for one in submissions(layout):
         found[one.job] = [one] if one.tasks is None else [*found.get(one.job, ()), one]
     return found
-
-
-def current_ids(layout: RunLayout) -> list[str]:
-    """The ids under which any task of the run may be queued or at work."""
-    return sorted({one.job_id for parts in current_submissions(layout).values() for one in parts})
 
 
 def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from chaos_target import Target
 from slurm_cluster import is_known_to_have_ended
 from slurm_recipes import options, site_file
+from submitted import current_ids
 
-from mrt_hpc.launch.ledger import current_ids
 from mrt_hpc.launch.run_progress import task_records
 from mrt_hpc.launch.slurm.queue import QueueState, queue_states
 from mrt_hpc.plan.jobs import read_plan

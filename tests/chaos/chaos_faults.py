@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 from chaos_target import Target
+from submitted import current_ids
 
-from mrt_hpc.launch.ledger import current_ids
 from mrt_hpc.launch.slurm.queue import queue_states
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until

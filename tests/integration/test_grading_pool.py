@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from graded import grade_all
 
 from mrt_hpc.domains import worker
 from mrt_hpc.domains.math.slow_forms import may_take_long
@@ -54,7 +55,7 @@ def grade_with_times(pool: GraderPool, pairs: list[Pair]) -> list[tuple[Verdict,
 
 def test_right_and_wrong_answers(pool: GraderPool) -> None:
     pairs = [("\\frac{1}{2}", "0.5"), ("0.5", "\\frac{2}{3}"), ("42", "42"), ("41", "42"), (None, "1"), ("  ", "1")]
-    verdicts = pool.grade_all(pairs)
+    verdicts = grade_all(pool, pairs)
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     assert [verdict.status for verdict in verdicts[-2:]] == [VerdictStatus.NO_ANSWER] * 2
 
@@ -62,7 +63,7 @@ def test_right_and_wrong_answers(pool: GraderPool) -> None:
 def test_a_strict_pool_wants_the_value_and_not_the_way_to_it() -> None:
     with GraderPool(MathVerifier(strict=True), processes=1) as strict:
         pairs: list[Pair] = [("10!", "3628800"), ("3628800", "3628800"), ("\\frac{2}{4}", "\\frac{1}{2}")]
-        assert [verdict.reward for verdict in strict.grade_all(pairs)] == [0.0, 1.0, 1.0]
+        assert [verdict.reward for verdict in grade_all(strict, pairs)] == [0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("hostile", [TOWER, NESTED, *UNBALANCED, *HANGS])
@@ -126,7 +127,7 @@ def test_hangs_together_step_aside_for_the_others(pool: GraderPool) -> None:
 
 def test_an_answer_that_looks_slow_does_not_hold_up_the_others_at_all(pool: GraderPool) -> None:
     hangs: list[Pair] = [(f"{20 + number}^{{10^{{10}}}}", "7") for number in range(3)]
-    pool.grade_all([("\\frac{1}{103}", "2")])
+    grade_all(pool, [("\\frac{1}{103}", "2")])
     timed = grade_with_times(pool, [*hangs, ("\\frac{1}{107}", "2"), ("\\binom{5}{2}+x", "10+x")])
     assert [verdict.status for verdict, _ in timed[:3]] == [VerdictStatus.TIMED_OUT] * 3
     assert timed[3][1] < FIRST_LIMIT_S
@@ -138,8 +139,8 @@ def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
 ) -> None:
     hung, malformed = "(10^9+1)!" + "+x" * 50, "\\frac{1}{" + "y" * 100
     with caplog.at_level(logging.WARNING, logger="mrt_hpc.domains.pool"):
-        verdicts = pool.grade_all([(hung, "7"), (malformed, "7"), (hung, "7")])
-        again = pool.grade_all([(hung, "7")])
+        verdicts = grade_all(pool, [(hung, "7"), (malformed, "7"), (hung, "7")])
+        again = grade_all(pool, [(hung, "7")])
     assert [v.status for v in verdicts] == [VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED, VerdictStatus.TIMED_OUT]
     assert again == verdicts[:1]
     messages = [record.getMessage() for record in caplog.records]
@@ -151,16 +152,16 @@ def test_a_hung_or_malformed_answer_is_logged_once_with_its_beginning(
 
 def test_equal_pairs_are_graded_once_and_remembered_within_bounds() -> None:
     with GraderPool(MathVerifier(), processes=1, cache_size=2) as small:
-        small.grade_all([("1/2", "0.5")] * 3 + [("1/4", "0.25"), ("1/5", "0.2")])
+        grade_all(small, [("1/2", "0.5")] * 3 + [("1/4", "0.25"), ("1/5", "0.2")])
         assert list(small._cache) == [("1/4", "0.25"), ("1/5", "0.2")]
-        assert small.grade_all([("1/2", "0.5")])[0].reward == 1.0
+        assert grade_all(small, [("1/2", "0.5")])[0].reward == 1.0
 
 
 def test_the_pool_goes_on_when_its_processes_are_killed_from_outside(pool: GraderPool) -> None:
     for child in multiprocessing.active_children():
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
-    assert pool.grade_all([("\\frac{3}{6}", "\\frac{1}{2}")])[0].reward == 1.0
+    assert grade_all(pool, [("\\frac{3}{6}", "\\frac{1}{2}")])[0].reward == 1.0
 
 
 def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> None:
@@ -181,20 +182,20 @@ def test_memory_is_limited_and_the_process_goes_on() -> None:
         assert tight.fast.pool is not None
         with pytest.raises(MemoryError):
             tight.fast.pool.schedule(bytearray, args=(200 * 2**20,)).result()
-        assert tight.grade_all([("\\frac{1}{2}", "0.5")])[0].reward == 1.0
+        assert grade_all(tight, [("\\frac{1}{2}", "0.5")])[0].reward == 1.0
 
 
 def test_processes_are_replaced_after_their_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrt_hpc.domains.lane.TASKS_PER_PROCESS", 5)
     with GraderPool(MathVerifier(), processes=1) as pool:
         pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
-        assert all(verdict.reward == 1.0 for verdict in pool.grade_all(pairs))
+        assert all(verdict.reward == 1.0 for verdict in grade_all(pool, pairs))
 
 
 def test_leaving_the_pool_ends_its_processes() -> None:
     before = {child.pid for child in multiprocessing.active_children()}
     with GraderPool(MathVerifier(), processes=2) as pool:
-        pool.grade_all([("1/2", "0.5")])
+        grade_all(pool, [("1/2", "0.5")])
         assert {child.pid for child in multiprocessing.active_children()} - before
     assert not {child.pid for child in multiprocessing.active_children()} - before
 
@@ -207,7 +208,7 @@ from mrt_hpc.domains.pool import GraderPool
 if __name__ == "__main__":
     with GraderPool(MathVerifier(), processes=2, time_limit_s=300) as pool:
         print("started", flush=True)
-        pool.grade_all([(sys.argv[1], "7")])
+        grade_all(pool, [(sys.argv[1], "7")])
 """
 
 

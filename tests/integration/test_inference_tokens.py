@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.tokens import TokenBytes, token_pieces
+from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.schema import Prompt
 
 CORPUS = [
@@ -57,7 +57,7 @@ TOKENIZERS = {"byte level": byte_level(), "sentencepiece": sentencepiece(), "sma
 def test_the_pieces_of_any_text_join_to_its_bytes(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert b"".join(token_pieces(tokenizer, ids)) == text.encode()
+    assert b"".join(TokenBytes(tokenizer).pieces(ids)) == text.encode()
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -74,14 +74,14 @@ def test_the_pieces_of_random_ids_join_to_what_the_tokenizer_decodes(name: str) 
 def test_there_is_a_piece_for_every_token_and_boundaries_fall_between_them() -> None:
     tokenizer = TOKENIZERS["byte level"]
     ids = tokenizer.encode("Wait, 🙂</think>\n\nx", add_special_tokens=False)
-    pieces = token_pieces(tokenizer, ids)
+    pieces = TokenBytes(tokenizer).pieces(ids)
     assert len(pieces) == len(ids)
     assert b"</think>" in pieces
     assert any(piece and not _is_text(piece) for piece in pieces)  # a character that lies over several tokens
 
 
 def test_rows_that_only_pad_the_vocabulary_are_empty() -> None:
-    assert token_pieces(TOKENIZERS["byte level"], [10_000]) == [b""]
+    assert TokenBytes(TOKENIZERS["byte level"]).pieces([10_000]) == [b""]
 
 
 def test_another_family_is_refused() -> None:
@@ -104,4 +104,4 @@ def _is_text(piece: bytes) -> bool:
 def test_a_text_that_goes_on_gets_no_space_of_the_tokenizers_own(name: str, text: str) -> None:
     tokenizer = sentencepiece(prepends=True) if name == "prepends" else TOKENIZERS[name]
     prompter = Prompter(tokenizer, Prompt(), (0,))
-    assert b"".join(token_pieces(tokenizer, prompter.ids(text))) == text.encode()
+    assert b"".join(TokenBytes(tokenizer).pieces(prompter.ids(text))) == text.encode()

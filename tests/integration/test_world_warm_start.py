@@ -22,7 +22,7 @@ from mrt_hpc.domains.small_world.equations import (
     example,
     problems,
 )
-from mrt_hpc.domains.small_world.tokenizer import NUMBERS, build_tokenizer, save_tokenizer
+from mrt_hpc.domains.small_world.tokenizer import NUMBERS, build_tokenizer
 from mrt_hpc.domains.small_world.warm_start import (
     IGNORED,
     Example,
@@ -109,7 +109,7 @@ def test_no_word_of_the_world_falls_apart_into_bytes(tokenizer: PreTrainedTokeni
 
 
 def test_auto_tokenizer_reads_it_back_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path):
-    save_tokenizer(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "Solve 3*x+14=35\n<think>\nFirst, x=10: naïve  \t日本</think>\n\n\\boxed{7}"
     assert encode(loaded, text) == encode(tokenizer, text)

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from submitted import latest_ids
+
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.ledger import latest_ids
 from mrt_hpc.launch.slurm.call import run_plan_task
 from mrt_hpc.launch.slurm.commands import run_slurm
 from mrt_hpc.launch.slurm.environment import SlurmTask

@@ -8,8 +8,9 @@ import pytest
 from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_lives import run_directory, starts
 from slurm_plans import job, plan
+from submitted import current_ids, latest_ids
 
-from mrt_hpc.launch.ledger import current_ids, current_submissions, latest_ids, record_submission
+from mrt_hpc.launch.ledger import current_submissions, record_submission
 from mrt_hpc.launch.queued_jobs import live_jobs
 from mrt_hpc.launch.slurm.queue import QueueState, queue_states
 from mrt_hpc.launch.submission import without_hope

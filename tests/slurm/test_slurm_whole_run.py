@@ -9,8 +9,9 @@ import json
 import pytest
 from slurm_cluster import Cluster, wait_for_end
 from slurm_recipes import SHRUNK, accounting, options, site_file
+from submitted import latest_ids
 
-from mrt_hpc.launch.ledger import latest_ids, submissions
+from mrt_hpc.launch.ledger import submissions
 from mrt_hpc.launch.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from submitted import latest_ids
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Site
-from mrt_hpc.launch.ledger import latest_ids, record_submission, recorded_site, submissions
+from mrt_hpc.launch.ledger import record_submission, recorded_site, submissions
 from mrt_hpc.launch.one_task import run_one_task
 from mrt_hpc.launch.queued_jobs import live_jobs
 from mrt_hpc.launch.sites import find_site

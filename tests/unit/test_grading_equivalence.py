@@ -15,11 +15,19 @@ from math_verify import parser
 
 from mrt_hpc.domains.math import equivalence, two_stages, values_differ
 from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS, clean
-from mrt_hpc.domains.math.equivalence import Judgement, certain_verdict, is_correct, judge
+from mrt_hpc.domains.math.equivalence import Judgement, certain_verdict, judge
 from mrt_hpc.domains.math.slow_forms import may_take_long
+from mrt_hpc.domains.math.verifier import MathVerifier
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 BENCHMARKS = ["aime24", "aime25", "amc23", "math500", "minerva_math"]
+
+
+def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:
+    """The verdict of the math verifier, in this process."""
+    verifier = MathVerifier(strict=strict)
+    certain = verifier.certain(answer, gold)
+    return verifier.judge(answer, gold).correct if certain is None else certain
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from submitted import current_ids
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import current_ids, current_submissions, record_submission, task_ids
+from mrt_hpc.launch.ledger import current_submissions, record_submission, task_ids
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.queued_jobs import LiveJob
 from mrt_hpc.launch.slurm import commands as slurm_commands

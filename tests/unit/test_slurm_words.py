@@ -9,10 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from submitted import latest_ids
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import latest_ids
 from mrt_hpc.launch.slurm import commands as slurm_commands
 from mrt_hpc.launch.slurm.commands import run_slurm
 from mrt_hpc.launch.slurm.site import SlurmSite

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from graded import grade_all
 from ruamel.yaml import YAML
 
 from mrt_hpc.domains.choice import ChoiceVerifier
@@ -110,7 +111,7 @@ def test_the_pool_grades_by_its_verifier(
     verifier: Verifier, pairs: list[tuple[str | None, str]], expected: list[float]
 ) -> None:
     with GraderPool(verifier, processes=1) as pool:
-        verdicts = pool.grade_all(pairs)
+        verdicts = grade_all(pool, pairs)
     assert [verdict.reward for verdict in verdicts] == expected
 
 
@@ -166,7 +167,7 @@ def test_a_verifier_beside_the_recipe_grades_in_the_pool(own_recipe: Path) -> No
     assert verifier.extract("<think>B?</think>So it is\nAnswer: (c).", thinking=True) == "C"
     assert verifier.extract("<think>Answer: B", thinking=True) is None
     with GraderPool(verifier, processes=1) as pool:
-        right, wrong, beyond, none = pool.grade_all([("C", "c"), ("A", "C"), ("D", "C"), (None, "C")])
+        right, wrong, beyond, none = grade_all(pool, [("C", "c"), ("A", "C"), ("D", "C"), (None, "C")])
     assert (right.reward, wrong.reward, beyond.reward) == (1.0, 0.0, 0.0)
     assert none.status is VerdictStatus.NO_ANSWER
 

@@ -40,12 +40,6 @@ for _module in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_module).setLevel(logging.ERROR)  # they warn that their time-out is off, which is meant
 
 
-def is_correct(answer: str, gold: str, *, strict: bool = False) -> bool:
-    """Whether ``answer`` equals ``gold``. May take forever on a hostile answer: see ``pool.GraderPool``."""
-    certain = certain_verdict(answer, gold, strict=strict)
-    return judge(answer, gold).correct if certain is None else certain
-
-
 def certain_verdict(answer: str, gold: str, *, strict: bool = False) -> bool | None:
     """The verdict where it is known without asking math-verify, None elsewhere.
 

@@ -49,13 +49,6 @@ class Number:
     """Written with a power of ten, so that its digits say how exactly it is known."""
 
 
-def read_number(text: str) -> Number | None:
-    """The number that ``text`` is, None where it is anything else; linear in its length."""
-    text = text.strip()
-    found = leading_number(text)
-    return found[0] if found is not None and found[1] == len(text) else None
-
-
 def leading_number(text: str) -> tuple[Number, int] | None:
     """The number that ``text`` begins with and where it ends; None where it begins with none."""
     found = _NUMBER.match(text)

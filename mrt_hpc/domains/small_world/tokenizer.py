@@ -7,15 +7,10 @@ Hugging Face directory like any other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mrt_hpc.domains.small_world.equations import END_THINK, PARAGRAPH_END, THINK
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 END_OF_TEXT = "<|end|>"
 PADDING = "<|pad|>"
@@ -53,11 +48,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=_LONGEST,
     )
-
-
-def save_tokenizer(directory: Path) -> None:
-    """Write the tokenizer's part of a Hugging Face directory."""
-    build_tokenizer().save_pretrained(directory)
 
 
 def _byte_level(text: str) -> str:
