@@ -1,0 +1,16 @@
+"""Grading for tests without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.domains.pool import GraderPool, Pair, Verdict
+
+
+def grade_all(pool: GraderPool, pairs: Sequence[Pair]) -> list[Verdict]:
+    """The verdict on each pair, in order."""
+    return asyncio.run(pool.grade(pairs))

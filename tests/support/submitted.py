@@ -1,0 +1,20 @@
+"""The ids of a run's submissions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.launch.ledger import current_submissions, submissions
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.layout import RunLayout
+
+
+def latest_ids(layout: RunLayout) -> dict[str, str]:
+    """For each job of the plan the id of its latest submission."""
+    return {s.job: s.job_id for s in submissions(layout)}
+
+
+def current_ids(layout: RunLayout) -> list[str]:
+    """The ids under which any task of the run may be queued or running."""
+    return sorted({one.job_id for parts in current_submissions(layout).values() for one in parts})
