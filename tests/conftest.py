@@ -26,6 +26,7 @@ def pytest_configure() -> None:
     os.environ.pop("COLUMNS", None)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes share the tests, those of one file stay together, as they share servers and runs; those
     on Slurm stay together, as they share a cluster. Unit tests are shared out one by one.

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.append(str(Path(__file__).parents[1] / "slurm"))  # the cluster is that of the Slurm tests
+for _folder in ("slurm", "support"):  # the cluster is that of the Slurm tests
+    sys.path.append(str(Path(__file__).parents[1] / _folder))
 
 from chaos_auditor import Audit, audit
 from chaos_backends import LocalRun, Run, SlurmRun

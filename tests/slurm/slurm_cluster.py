@@ -56,7 +56,7 @@ class Cluster:
     @property
     def python_path(self) -> str:
         """Where Python finds the package and the trivial tasks."""
-        return f"{self.checkout}:{self.tests}"
+        return f"{self.checkout}:{self.tests}:{self.tests.parent / 'support'}"
 
     def push_out(self, node: str) -> str:
         """Have somebody with a right to the whole of a node ask for it; the id of their job."""
