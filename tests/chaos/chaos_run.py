@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-for _folder in ("slurm", "support"):  # the cluster is that of the Slurm tests
-    sys.path.append(str(Path(__file__).parents[1] / _folder))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("slurm", "support")]  # their cluster is used here
 
 from chaos_auditor import Audit, audit
 from chaos_backends import LocalRun, Run, SlurmRun
