@@ -12,7 +12,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from mrt_hpc.algorithms.starts import whole_traces
-from mrt_hpc.plan.tokens import boundaries_per_trace, sequence_tokens, tokens_per_value, trace_tokens
+from mrt_hpc.plan.token_counts import boundaries_per_trace, sequence_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.provers.base import every_boundary
 from mrt_hpc.recipe.algorithm import AlgorithmSettings
 from mrt_hpc.recipe.base import Count, Positive, misfit

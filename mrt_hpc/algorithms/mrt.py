@@ -24,7 +24,7 @@ from mrt_hpc.mrt.mrt import (
     draw_boundary,
     stop_advantages,
 )
-from mrt_hpc.plan.tokens import branch_tokens, tokens_per_value, trace_tokens
+from mrt_hpc.plan.token_counts import branch_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.recipe.algorithm import Refreshed
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.run.layout import is_collection

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.plan.tokens import tokens_per_value
+from mrt_hpc.plan.token_counts import tokens_per_value
 from mrt_hpc.recipe.schema import Coupling
 from mrt_hpc.run.layout import is_collection
 

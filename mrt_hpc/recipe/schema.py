@@ -203,7 +203,7 @@ class Sampling(Section):
     """
 
 
-class AttachedServer(Section):
+class ServerAttachment(Section):
     """A vLLM server that `mrt-hpc serve` has started, for one inference task at a time."""
 
     address: Line
@@ -227,7 +227,7 @@ class Serving(Section):
     """The maximum number of sequences in one batch of the server."""
     enforce_eager: bool = False
     """Whether to skip compilation and CUDA graphs. The server is then slower on a GPU, and starts faster."""
-    attach: AttachedServer | None = None
+    attach: ServerAttachment | None = None
     """A vLLM server that runs already and that the inference task uses in place of one of its own; null starts one.
     Servers of evaluations, and of a prover with a model of its own, are started in any case.
     """

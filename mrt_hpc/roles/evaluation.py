@@ -27,7 +27,7 @@ from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.mrt.regret import TraceCurve, regret_by_problem, tokens_to_answer
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.provers.session import ProverFactory, ProverModel
+from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.parts import Parts, merged

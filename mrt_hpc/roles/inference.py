@@ -22,7 +22,7 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.provers.session import ProverFactory, ProverModel
+from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.prefetch import Prefetch
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.server_control import Server
     from mrt_hpc.inference.traces import PromptedGroup
-    from mrt_hpc.provers.session import ProverSession
+    from mrt_hpc.provers.prover_session import ProverSession
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.sampling.grading import GradedTrace
     from mrt_hpc.roles.task.context import Task

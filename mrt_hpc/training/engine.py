@@ -18,9 +18,9 @@ from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
-from mrt_hpc.training.batch import MicroBatch, collate
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
+from mrt_hpc.training.micro_batch import MicroBatch, collate
 from mrt_hpc.training.packing import pack, padded_tokens, split_by_group
 from mrt_hpc.training.policy import Policy, load_policy, logit_chunks, parameter_count
 from mrt_hpc.training.settings import Objective, TrainerSettings

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from mrt_hpc.training.batch import MicroBatch
+    from mrt_hpc.training.micro_batch import MicroBatch
 
 LOGIT_ELEMENTS = 1 << 28
 """Most logits kept at once: 1 GiB in 32 bits."""

@@ -16,7 +16,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace,
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.provers.monte_carlo import MonteCarlo
-from mrt_hpc.provers.session import ProverSession
+from mrt_hpc.provers.prover_session import ProverSession
 from mrt_hpc.roles.sampling.grading import GradedTrace, TraceGrader
 from mrt_hpc.run.records import FinishReason, Problem
 

@@ -25,7 +25,7 @@ from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.serving import collecting_weights, verified_weights
 from mrt_hpc.roles.training.artifacts import Keeper
 from mrt_hpc.roles.training.iteration_data import RolloutIntake, SampleIntake
-from mrt_hpc.roles.training.samples import Samples
+from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import COLLECTION, collection_of

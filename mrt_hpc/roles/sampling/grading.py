@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.sampler import ValuedTrace
     from mrt_hpc.inference.traces import BoundaryPlan, SampledBranch, SampledTrace, ScoringCost, Valuation
     from mrt_hpc.mrt.values import Estimate
-    from mrt_hpc.provers.session import ProverSession
+    from mrt_hpc.provers.prover_session import ProverSession
     from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Rollout
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.sampler import Generator, RolloutPlan
     from mrt_hpc.inference.tokens import TokenBytes
     from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
-    from mrt_hpc.provers.session import ProverSession
+    from mrt_hpc.provers.prover_session import ProverSession
     from mrt_hpc.roles.sampling.grading import GradedTrace
 
 GradedGroup = list[asyncio.Task["GradedTrace"]]

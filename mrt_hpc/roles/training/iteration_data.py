@@ -14,7 +14,7 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
-from mrt_hpc.roles.training.samples import Samples
+from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_indices
 from mrt_hpc.run.manifest import DamagedError, unreadable
