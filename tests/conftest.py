@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 # Machines that run tests are shared and slow by turns: no test fails for being slow once.
 settings.register_profile("mrt-hpc", deadline=None)
@@ -26,20 +31,33 @@ def pytest_configure() -> None:
     os.environ.pop("COLUMNS", None)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes share the tests, those of one file stay together, as they share servers and runs; those
-    on Slurm stay together, as they share a cluster. Unit tests are shared out one by one.
-    """
-    items.sort(key=lambda item: FIRST.index(_folder(item)) if _folder(item) in FIRST else len(FIRST))
-    for item in items:
-        if _folder(item) in FIRST:
-            together = "slurm" if _folder(item) == "slurm" else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(together))
+    """The longest tests begin first."""
+    items.sort(key=lambda item: FIRST.index(_folder(item.nodeid)) if _folder(item.nodeid) in FIRST else len(FIRST))
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(ROOT / "tests").parts[0]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Share the tests out among processes by `what_stays_together`."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return what_stays_together(nodeid)
+
+    return Scheduler(config, log)
+
+
+def what_stays_together(nodeid: str) -> str:
+    """Tests on Slurm share a cluster, those of another slow file share servers and runs, and unit tests share nothing."""
+    folder = _folder(nodeid)
+    if folder == "slurm":
+        return folder
+    return nodeid.split("::", 1)[0] if folder in FIRST else nodeid
+
+
+def _folder(nodeid: str) -> str:
+    return Path(nodeid.split("::", 1)[0]).parts[1]
 
 
 @pytest.fixture(scope="session")
