@@ -49,7 +49,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def what_stays_together(nodeid: str) -> str:
-    """Tests on Slurm share a cluster, those of another slow file share servers and runs, and unit tests share nothing."""
+    """Tests on Slurm share a cluster, those of another slow file servers and runs; unit tests share nothing."""
     folder = _folder(nodeid)
     if folder == "slurm":
         return folder
