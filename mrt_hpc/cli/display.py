@@ -1,4 +1,4 @@
-"""What a local run shows: bars on a terminal, plain lines elsewhere."""
+"""Shows the progress of a local run: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 LOOK_EVERY_S = 0.5
-"""Between two looks at the run directory."""
+"""The seconds between two checks of the run directory."""
 
 
 class Display(ABC):
@@ -36,7 +36,7 @@ class Display(ABC):
         return BarDisplay(layout) if terminal else LineDisplay(layout)
 
     def show(self, run: RunningHere) -> None:
-        """Take one look, unless the last was a moment ago and tasks still run."""
+        """Read the progress once, unless it was just read and tasks still run."""
         if time.monotonic() < self._next_look and run.roles:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
@@ -44,7 +44,7 @@ class Display(ABC):
 
     @abstractmethod
     def update(self, now: Progress, doing: str) -> None:
-        """Show one look."""
+        """Show the progress of one moment."""
 
     def __enter__(self) -> Display:
         return self
@@ -55,7 +55,7 @@ class Display(ABC):
 
 
 class LineDisplay(Display):
-    """A line for whatever has changed, with the time since the start."""
+    """Prints a line for each change, with the time since the start."""
 
     def __init__(self, layout: RunLayout) -> None:
         super().__init__(layout)
@@ -106,7 +106,7 @@ class BarDisplay(Display):
 
 
 def doing(run: RunningHere) -> str:
-    """Which roles are at work, and how many of each."""
+    """The roles that are running, and the number of tasks of each."""
     counts = {role: run.roles.count(role) for role in Role}
     busy = [f"{role} x{count}" if count > 1 else str(role) for role, count in counts.items() if count]
     return ("running " + ", ".join(busy) if busy else "nothing runs") + (f"; {run.failed} FAILED" if run.failed else "")
@@ -119,7 +119,7 @@ def iterations_text(now: Progress) -> str:
 
 
 def collection_text(now: Progress) -> str:
-    """How far the collection is that precedes the next iteration; nothing where there is none."""
+    """The progress of the collection before the next iteration; empty if there is none."""
     if now.groups_collected is None:
         return ""
     return f"{now.groups_collected} groups collected; "

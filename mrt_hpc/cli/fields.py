@@ -25,7 +25,7 @@ EXTENDS_MEANS = """The path or the name of another recipe, of which this one say
 field by field, lists and single values replace, and a section of another type replaces the whole section."""
 INDENT = "    "
 WIDEST = 110
-"""Columns of a line, at most: longer ones are hard to read."""
+"""The maximum number of columns of a line: longer lines are hard to read."""
 
 
 def recipe_fields() -> list[DocumentedField]:
@@ -48,7 +48,7 @@ KINDS: dict[str, Callable[[], list[DocumentedField]]] = {"recipe": recipe_fields
 
 
 def print_fields(words: tuple[str, ...]) -> None:
-    """Print fields with what they take, their defaults and what they mean.
+    """Print fields with their values, defaults and meanings.
 
     Args:
         words: the kind of file, or none for a recipe; then the field below which to look, or none for all.
@@ -82,7 +82,7 @@ def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[Docume
 
 
 def _lines(field: DocumentedField, width: int) -> Iterator[str]:
-    """What a field takes, and what it means."""
+    """The values that a field takes, and its meaning."""
     default = "required" if field.default is None else f"default {field.default}"
     takes = default if field.values == field.default else f"{field.values}; {default}"
     for text in (takes, field.text):

@@ -18,11 +18,11 @@ RUN = click.Path(path_type=Path, file_okay=False)
 
 
 NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
-"""What the system answers where a path is wrong, not the program."""
+"""The errors of the system that mean a wrong path, not a defect of the program."""
 
 
 class CommandGroup(click.Group):
-    """Shows the user's errors as they are, and everything else as the defect that it is."""
+    """Shows a user's error as its text, and every other error as a defect of the program."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a UserError becomes its text and exit code."""
@@ -49,7 +49,7 @@ class CommandGroup(click.Group):
 
 
 def full_disk(error: OSError) -> UserError:
-    """What a command says when it cannot write; tasks of a run wait for room instead."""
+    """The error of a command that cannot write; tasks of a run wait for space instead."""
     return UserError(
         f"the disk is full: {error.strerror or error}",
         where=error.filename,
@@ -59,12 +59,12 @@ def full_disk(error: OSError) -> UserError:
 
 
 def _working_directory_is_gone(error: OSError) -> bool:
-    """Whether it is the working directory that is not there: the system names no file then."""
+    """Whether the working directory does not exist: the system then names no file."""
     return isinstance(error, FileNotFoundError) and error.filename is None
 
 
 def no_place(error: OSError) -> UserError:
-    """What a command says where a file or folder is gone, is of another kind, or may not be written or read."""
+    """The error of a command if a file or folder is missing, has another kind, or may not be read or written."""
     where = error.filename if error.filename is not None else "the working directory"
     return UserError(
         f"the place cannot be used: {error.strerror or error}",
@@ -158,7 +158,7 @@ def serve(
 def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
     """Run RECIPE: on this machine, or with --site on a Slurm cluster.
 
-    What is finished stays finished: the same command again goes on where the run stopped.
+    Finished results stay: type the same command again to continue a run that stopped.
 
     \b
     Examples:
@@ -174,7 +174,7 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
 @main.command(short_help="Show how a run stands.")
 @click.argument("run", type=RUN)
 def status(run: Path) -> None:
-    """Show how RUN stands: its jobs, iterations, evaluations and failures.
+    """Show the state of RUN: its jobs, iterations, evaluations and failures.
 
     \b
     Examples:
@@ -208,7 +208,7 @@ def logs(run: Path, role: str | None, lines: int, everything: bool) -> None:
 @main.command(short_help="Stop a run.")
 @click.argument("run", type=RUN)
 def cancel(run: Path) -> None:
-    """Stop RUN; what is finished stays, and submit goes on from there.
+    """Stop RUN. All results stay, and submit continues from there.
 
     \b
     Examples:
@@ -222,7 +222,7 @@ def cancel(run: Path) -> None:
 @main.command(short_help="Write a run's report from what is there now.")
 @click.argument("run", type=RUN)
 def report(run: Path) -> None:
-    """Write report.md and the plots of RUN from what is there now.
+    """Write report.md and the plots of RUN from the results that exist now.
 
     \b
     Examples:
@@ -236,7 +236,7 @@ def report(run: Path) -> None:
 @main.command(short_help="List the fields of a recipe or a site profile.")
 @click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]")
 def fields(words: tuple[str, ...]) -> None:
-    """List the fields of a recipe (or a site profile), or those below one: what each takes, its default and meaning.
+    """List the fields of a recipe (or a site profile), or those of one section, with values, defaults and meanings.
 
     \b
     Examples:

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
 
 TABLE_WIDTH = 140
-"""Columns that the table of jobs needs, if no name is to be broken."""
+"""The columns that the table of jobs needs to print every name in one piece."""
 
 
 def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
-    """Print the jobs, what they are expected to take, and what their limits allot."""
+    """Print the jobs, their expected hours, and the hours of their time limits."""
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
     layout = RunLayout(run_path(recipe.name, run))
     recipe = kept_recipe(layout, recipe, click.echo)
@@ -91,7 +91,7 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
 
 
 def cost_lines(plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput | None) -> Iterator[str]:
-    """What the plan takes, in sentences."""
+    """The cost of the plan, in sentences."""
     if rates is None:
         yield "ExpectedHours hours are unknown: state `throughput` in the site profile (mrt-hpc fields site)."
     else:
@@ -110,7 +110,7 @@ def cost_lines(plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput
 
 
 def plan_lines(plan: Plan, expected: dict[str, ExpectedHours], width: int) -> Iterator[str]:
-    """A paragraph a job, for a terminal that is too narrow for the table.
+    """One paragraph for each job, for a terminal that is too narrow for the table.
 
     Args:
         plan: the jobs.
@@ -171,7 +171,7 @@ def _clock(minutes: int) -> str:
 
 
 def missing_inputs(recipe: Recipe) -> Iterator[str]:
-    """Files and folders that the recipe names and that are not there."""
+    """The files and folders that the recipe names and that do not exist."""
     if isinstance(recipe.model, HuggingFaceModel) and not Path(recipe.model.path).is_dir():
         yield f"model.path {recipe.model.path}"
     sources = {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}

@@ -1,4 +1,4 @@
-"""Starting a vLLM server that outlives the tasks that use it, for `serving.attach` of a recipe."""
+"""Starts a vLLM server that keeps running between the tasks that use it, for `serving.attach` of a recipe."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
 
 LOOK_EVERY_S = 5.0
-"""Between two looks at whether the server lives."""
+"""The seconds between two checks of the server."""
 
 
 def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None, log: Path) -> None:
     """Serve a recipe's policy until this command is interrupted.
 
     Args:
-        recipe: whose server.
+        recipe: the recipe whose policy is served.
         model: the directory of the weights to begin with; None takes the recipe's model.
-        key_file: where the key goes, readable for this user alone.
+        key_file: the file for the key; only this user can read it.
         listen: ``http://HOST:PORT``; None for a Unix socket on this node.
         log: what vLLM writes goes here.
 
@@ -84,7 +84,7 @@ def _model_of(recipe: Recipe) -> Path:
 
 
 def _write_key(path: Path, key: str) -> None:
-    """For this user alone, from the first byte on."""
+    """Write the key into a file that only this user can read from the start."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:

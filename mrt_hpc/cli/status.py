@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job
 
 QUEUE_WITHIN_S = 3.5
-"""Seconds for a queue to answer; what the run's files tell is not held back for longer."""
+"""The seconds that a queue has for its answer; the content of the run's files is then shown without it."""
 
 
 def open_run(run: Path) -> tuple[RunLayout, Plan]:
-    """An existing run and its plan.
+    """Open an existing run and its plan.
 
     Raises:
         UserError: there is no run at this place.
@@ -81,7 +81,7 @@ def print_status(run: Path) -> None:
         age = " (older than the newest results; mrt-hpc report writes it from what is there)" if now.stale else ""
         console.print(f"report: {layout.report}{age}", highlight=False, soft_wrap=True)
     if (waiting := upload(layout)) is not None:
-        click.echo(f"{waiting}\n  {waiting.command}")  # as it stands, so that it can be copied
+        click.echo(f"{waiting}\n  {waiting.command}")  # unchanged, so that it can be copied
 
 
 def _tasks(job: Job, layout: RunLayout) -> str:
@@ -99,7 +99,9 @@ def _in_queue(job: Job, look: QueueLook) -> str:
 
 
 def _word(task: QueuedTask) -> str:
-    """A task that the queue has forgotten has left it; how it ended stands beside, from the run's files."""
+    """The state of a task in words. A task that the queue does not know has left it; its outcome is shown beside, from
+    the run's files.
+    """
     return "no longer queued" if task.state is QueueState.UNKNOWN else str(task.state)
 
 
@@ -132,7 +134,7 @@ def cancel_run(run: Path) -> None:
 
 
 def print_report(run: Path) -> None:
-    """Write the report from what is there and say where."""
+    """Write the report from the existing results, and print its path."""
     from mrt_hpc.roles.report import write_report  # plots take a second to import
 
     layout, _ = open_run(run)

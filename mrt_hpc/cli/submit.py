@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
-    """Start a recipe at a site, and print what is done.
+    """Start a recipe at a site, and print each step.
 
     Raises:
         UserError: recipe, site or data are wrong, the site refuses, or a task failed.

@@ -2,10 +2,10 @@
 
 Add a back end: one folder of ``launch/`` that holds a profile (a subclass of :class:`Site`) and a subclass of
 :class:`Backend`, and the profile's name in :data:`mrt_hpc.recipe.registry.SITES`; or the same two classes in a module
-of your own, named in the site profile as ``type: my_module:MySite``. All commands and the logic of submissions
-(:mod:`mrt_hpc.launch.submission`) know back ends by this protocol only.
+of your own, named in the site profile as ``type: my_module:MySite``. The commands and submissions
+(:mod:`mrt_hpc.launch.submission`) use back ends only through this protocol.
 
-There are two kinds. A back end with a queue hands jobs over and ends; the queue starts ``python -m
+There are two kinds. A back end with a queue submits jobs and returns; the queue starts ``python -m
 mrt_hpc.launch.one_task RUN JOB INDEX`` for each task, or what does the same. A back end without a queue runs the tasks
 itself, and the submitting command lasts as long as the run.
 """
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class QueueState(StrEnum):
-    """Where a task is in a queue: the states on which a reader acts."""
+    """The state of a task in a queue."""
 
     PENDING = "pending"
     """Queued, held, or waiting to be started again."""
     RUNNING = "running"
     """Running or starting; or just ending, to be started again."""
     ENDING = "ending"
-    """Its processes are just being ended, and it will not be started again."""
+    """Its processes are ending, and it will not be started again."""
     COMPLETED = "completed"
     """Ended well."""
     FAILED = "failed"
@@ -48,11 +48,11 @@ class QueueState(StrEnum):
     TIMEOUT = "timeout"
     """Killed at its time limit."""
     CANCELLED = "cancelled"
-    """Taken out by its user, by the site, or because what it depended on failed."""
+    """Removed by the user, by the site, or because a job that it depends on failed."""
     NODE_FAIL = "node failed"
     """Lost with its node and not started again."""
     PREEMPTED = "preempted"
-    """Pushed out by another job and not started again."""
+    """Preempted by another job and not started again."""
     UNKNOWN = "unknown"
     """The queue no longer knows it."""
 
@@ -65,7 +65,7 @@ class QueuedTask:
     """``1234`` or ``1234_5``: the job's id, and for a task of an array its index."""
     state: QueueState
     reason: str = ""
-    """Why it waits, in the queue's words; for an ended task the exit code as ``code:signal``."""
+    """Why it waits, as the queue reports it; for an ended task the exit code as ``code:signal``."""
     nodes: str = ""
     """Where it runs or ran, in the queue's notation."""
     elapsed_s: int = 0
@@ -73,7 +73,7 @@ class QueuedTask:
 
     @property
     def ended(self) -> bool:
-        """Whether it will not run any more; what no command knows will not either."""
+        """Whether it has ended; a task that the queue does not know has ended too."""
         return self.state not in {QueueState.PENDING, QueueState.RUNNING}
 
     @property
@@ -117,7 +117,7 @@ class RunningHere(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """What a submission asks of a back end. The submitting process holds the run."""
+    """The jobs that a submission gives to a back end. The submitting process holds the run's claim."""
 
     recipe: Recipe
     plan: Plan
@@ -127,11 +127,11 @@ class Order:
     done: Collection[str]
     """Names of the jobs that are done; no job needs to wait for them."""
     queued: Mapping[str, Sequence[str]]
-    """By the name of a job that is queued or runs: what others have to wait for, its id, or the ids of its tasks.
-    These jobs are not sent again.
+    """For each job that is queued or running, by name: the id of the job, or the ids of its tasks, for which other jobs
+    wait. These jobs are not submitted again.
     """
     lost_tasks: Mapping[str, Sequence[int]]
-    """By the name of a job in ``queued``: the indices of its tasks that have left the queue and are sent again."""
+    """For jobs in ``queued``, by name: the indices of the tasks that have left the queue and are submitted again."""
     record: Callable[[str, str], None]
     """Called with a job's name and its id as soon as the queue has accepted it. An id holds no underscore."""
     tell: Callable[[str], None]
@@ -153,7 +153,7 @@ class Backend(Protocol):
         """
 
     def objections(self, plan: Plan) -> Objections:  # noqa: ARG002 - some object
-        """The objections to running a plan here. They are known before anything is made or sent."""
+        """Return the objections to running a plan here, before anything is created or submitted."""
         return Objections()
 
     def texts(self, plan: Plan, recipe: Recipe, layout: RunLayout) -> list[tuple[str, str]]:  # noqa: ARG002
@@ -195,7 +195,7 @@ class Backend(Protocol):
         return {}
 
     def cancel(self, job_ids: Iterable[str]) -> None:  # noqa: ARG002
-        """Take jobs out of the queue for good; those that have ended already are passed over.
+        """Remove jobs from the queue so that they do not start again; jobs that have already ended are skipped.
 
         Raises:
             UserError: the queue cannot be asked, or refuses.

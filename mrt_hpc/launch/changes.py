@@ -1,5 +1,5 @@
-"""What a later submission changes of a run's recipe: accepted where everything that was done stays as it would have
-been, refused with the reason and the way out where not.
+"""Compares the recipe of a later submission with the recipe of the run. A change is accepted if all results of the run
+would be the same with it; otherwise it is refused, with the reason and what to type instead.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 PROMPT_LIMITS = ("sampling.max_prompt_tokens", "sampling.long_prompts")
 NAMED = 6
-"""Options in an advice, at most."""
+"""The maximum number of options that an advice names."""
 OF_THE_RESULT = "it decides what the run has done"
-"""Why most fields cannot be changed."""
+"""The reason why most fields cannot be changed."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One field of which a submission asks for another value than the run has."""
+    """One field whose value in a submission differs from the value in the run."""
 
     field: str
     """Dotted path."""
@@ -50,17 +50,18 @@ class Change:
 
     @property
     def refusal(self) -> str:
-        """The change with the reason against it."""
+        """The change and the reason why it is refused."""
         return f"{self}: {self.refused}"
 
     @property
     def restored(self) -> str:
-        """The option that takes it back."""
+        """The command-line option that restores the run's value."""
         return f"--set {shlex.quote(f'{self.field}={json.dumps(self.old)}')}"
 
 
 def changes(layout: RunLayout, recipe: Recipe) -> list[Change]:
-    """The fields in which a submission's recipe differs from the run's, each with the reason against it, if any.
+    """Return the fields in which a submission's recipe differs from the run's, each with the reason why it is refused,
+    if it is.
 
     Raises:
         UserError: the run's lock cannot be read.
@@ -71,7 +72,7 @@ def changes(layout: RunLayout, recipe: Recipe) -> list[Change]:
 
 
 def refuse_other_recipe(layout: RunLayout, recipe: Recipe) -> None:
-    """A run directory holds one experiment: what would change what was done is refused.
+    """Refuse a recipe that would change the results that the run already has: a run directory holds one experiment.
 
     Raises:
         UserError: naming the fields, their old and new values, and why they cannot be changed.
@@ -107,7 +108,7 @@ def _against(layout: RunLayout, locked: Recipe, wanted: Recipe, field: str) -> s
 
 
 def _against_prompts(layout: RunLayout, locked: Sampling, wanted: Sampling) -> str | None:
-    """Another limit of prompts must leave the training problems as they are, once anything was sampled."""
+    """Refuse another limit of prompts that would change the training problems after something was sampled."""
     if nothing_sampled(layout):
         return None
     if wanted.max_prompt_tokens < locked.max_prompt_tokens:
@@ -129,7 +130,7 @@ def nothing_sampled(layout: RunLayout) -> bool:
 
 
 def _against_iterations(layout: RunLayout, locked: Recipe, wanted: Recipe) -> str | None:
-    """Another number of iterations must leave the learning rate of every step that was taken as it was."""
+    """Refuse another number of iterations that would change the learning rate of a step that was taken."""
     done = iterations_done(layout)
     if wanted.schedule.iterations < done:
         return f"{done} iterations are done already"
@@ -151,7 +152,7 @@ def _warmup_steps(recipe: Recipe) -> int:
 
 
 def iterations_done(layout: RunLayout) -> int:
-    """Updates of which something stays: a checkpoint or a weights version."""
+    """Return the number of updates that a checkpoint or a weights version holds."""
     checkpoints = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints)]
     return max([0, *published_versions(layout), *checkpoints])
 

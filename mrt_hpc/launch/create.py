@@ -1,6 +1,5 @@
-"""Making a run directory, or recognising one: its identity, its data, its plan.
-
-The directory is made under a temporary name and takes its place whole, so a refused recipe leaves nothing behind.
+"""Creates a run directory, or opens an existing one: its identity, data and plan. The directory is created under a
+temporary name and then renamed, so a refused recipe leaves no files.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def create_or_open(root: Path, recipe: Recipe, plan: Plan, *, group_access: bool = False) -> RunLayout:
-    """The run directory of a recipe: made if absent, opened if it was made from this experiment.
+    """Create the run directory of a recipe, or open it if it exists and belongs to this experiment.
 
     Args:
         root: where it is, or will be.
@@ -89,7 +88,7 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan, *, group_access: bool
 
 
 def refuse_writable_by_others(root: Path) -> None:
-    """Tasks run what the run directory holds, so nobody else may put anything there.
+    """Refuse a run directory that other users may write to: tasks execute what the directory holds.
 
     Raises:
         UserError: it belongs to somebody else, or others may write to it.
@@ -106,7 +105,7 @@ def refuse_writable_by_others(root: Path) -> None:
 
 
 def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> None:
-    """The groups of an iteration are of different problems.
+    """Refuse an iteration that would need the same problem twice.
 
     Raises:
         UserError: an iteration draws more problems than there are.
@@ -124,7 +123,7 @@ def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> Non
 
 @dataclass(frozen=True)
 class RunData:
-    """All data of a run, checked."""
+    """All data of a run, after they were checked."""
 
     problems: list[Problem]
     """To train on; none where samples are given."""
@@ -134,7 +133,7 @@ class RunData:
     """By name."""
 
     def write(self, layout: RunLayout) -> None:
-        """Copy them into a run directory."""
+        """Write the data into a run directory."""
         if self.problems:
             write_problems(layout.train_data, self.problems)
         else:
@@ -144,7 +143,7 @@ class RunData:
 
 
 def read_all_data(recipe: Recipe) -> RunData:
-    """All data that the run needs.
+    """Read all data that the run needs.
 
     Raises:
         UserError: a file is missing or wrong.
@@ -178,8 +177,8 @@ def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Refuse models and a chat template that are not there, or that cannot be right by their files alone, while the
-    user still looks.
+    """Refuse models and a chat template that are missing, or whose files alone show that they cannot work, before
+    anything is submitted.
 
     Raises:
         UserError: naming the field, and what is missing, damaged, unknown or too short.
@@ -196,7 +195,7 @@ def check_model(recipe: Recipe) -> None:
 
 
 def check_length(layout: RunLayout, locked: Recipe, recipe: Recipe) -> None:
-    """Refuse longer sequences than a run's model can hold, where its recipe asks for longer ones than before.
+    """Refuse a recipe that asks for longer sequences than before, if the run's model cannot hold them.
 
     Raises:
         UserError: naming what is too long.
@@ -210,8 +209,8 @@ def check_length(layout: RunLayout, locked: Recipe, recipe: Recipe) -> None:
 
 
 def longest_sequence(recipe: Recipe) -> int:
-    """Tokens, at least, of the longest sequence that a server is asked to hold: prompt, trace and forced answer; the
-    tokens of the forced text itself come on top.
+    """Return the minimum number of tokens of the longest sequence that a server must hold: prompt, trace and forced
+    answer, without the tokens of the forced text.
     """
     sampling, evaluation = recipe.sampling, recipe.evaluation
     lengths = [0]

@@ -1,6 +1,4 @@
-"""The entry point of every array task, whoever started it: from (run directory, job, index) to the role that does the
-work.
-"""
+"""The entry point of every array task on every back end: it runs the role for (run directory, job, index)."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NEAR_LIMIT_S = 150.0
-"""Of the time limit: a signal to give the nodes back that comes this near to it was sent for its sake."""
+"""In seconds: a requeue signal that arrives this close to the time limit was sent because of the limit."""
 
 
 RoleFunction = Callable[["Task"], None]
@@ -63,8 +61,8 @@ def run_task(
         job_name: the job's name in the plan.
         index: the task's index within the job.
         placement: which rank this process is, of which attempt.
-        role: does the work; None for the role that the plan names.
-        gone: whether jobs have left for good whatever would start them.
+        role: the function to run; None for the role that the plan names.
+        gone: tells whether jobs have left the queue and will not start again.
 
     Raises:
         UserError: the role failed in a way that it can explain, or gives its nodes back.
@@ -81,7 +79,7 @@ def run_task(
 
 
 def attempt(task: Task, role: RoleFunction) -> None:
-    """Run the role, and say how that went.
+    """Run the role, and record its outcome.
 
     Raises:
         BaseException: what the role raised.
@@ -97,7 +95,7 @@ def attempt(task: Task, role: RoleFunction) -> None:
 
 
 def _without_exits(role: RoleFunction, task: Task) -> None:
-    """Run the role; that a library ends the process counts as a failure, whatever code it had in mind."""
+    """Run the role; an attempt of a library to end the process counts as a failure, whatever its exit code."""
     try:
         role(task)
     except Interrupted:
@@ -107,7 +105,7 @@ def _without_exits(role: RoleFunction, task: Task) -> None:
 
 
 def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement) -> Task:
-    """What the role is given, read from the run directory."""
+    """Read from the run directory what the role needs."""
     plan = read_plan(layout.plan)
     job = plan.job(job_name)
     recipe = read_recipe_lock(layout.recipe_lock)
@@ -129,7 +127,7 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
 
 
 def record_after(task: Task, error: BaseException | None, running: TaskRecord) -> TaskRecord:
-    """What to say of a task whose attempt has ended."""
+    """Return the record of a task whose attempt has ended."""
     progressed = _progressed(task)
     unfailed = replace(running, failures=0 if progressed else running.failures)
     if error is None:
@@ -148,13 +146,13 @@ def record_after(task: Task, error: BaseException | None, running: TaskRecord) -
 
 
 def _progressed(task: Task) -> bool:
-    """Whether the attempt has done something that stays; the first rank writes that down."""
+    """Whether the attempt has produced a result that stays; the first rank records it."""
     return has_progressed(event_file(task.layout.events, task.job.name, task.index, 0, task.attempt))
 
 
 def _fruitless(task: Task, progressed: bool) -> bool:
-    """Whether the time limit came before anything was finished, though the task was at work: another attempt like this
-    one would do no better.
+    """Whether the time limit came before the task finished anything, although it worked all the time: a second attempt
+    would end in the same way.
     """
     return task.rank == 0 and not progressed and not task.shutdown.found_waiting and task.seconds_left < NEAR_LIMIT_S
 
@@ -169,8 +167,8 @@ def _explained(task: Task, error: BaseException) -> tuple[str, ExitCode]:
 
 
 def _unexpected(task: Task, error: BaseException) -> UserError:
-    """An error that nothing in the package explains: its type and message, and where it was raised; the log has the
-    whole traceback.
+    """Describe an error that the package does not expect: its type, its message and where it was raised. The log has
+    the whole traceback.
     """
     what = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)
@@ -194,8 +192,8 @@ def _say_ended(task: Task, error: BaseException | None) -> None:
 
 
 def _record(task: Task, error: BaseException | None) -> TaskRecord:
-    """Write down how an attempt ends, and return it. The first word of an attempt stands: a rank that fails because
-    another has failed adds nothing.
+    """Record how an attempt ends, and return the record. The first record of an attempt is kept: a rank that fails
+    because another rank has failed does not replace it.
     """
     before = read_task(task.layout, task.job.name, task.index)
     after = record_after(task, error, before)
@@ -215,8 +213,9 @@ def _heart(task: Task) -> AbstractContextManager[object]:
 
 
 def role_function(role: Role) -> RoleFunction:
-    """What does a role's work; imported in the moment of the call, so that nobody pays for another role's libraries and
-    a failing import is told like any other failure. The task's GPUs are looked for before that.
+    """Return the function of a role. Its module is imported when the function is called, so that a task loads only the
+    libraries of its own role, and a failing import is recorded like any other failure. The task's GPUs are checked
+    before.
     """
 
     def run(task: Task) -> None:
@@ -233,7 +232,7 @@ def _set_up_logging(task: Task) -> None:
 
 
 def stop_with_parent() -> None:
-    """Have the kernel send SIGTERM when the process that started this one dies, by whatever death."""
+    """Have the kernel send SIGTERM when the process that started this one ends, for any reason."""
     signal_at_parent_end(signal.SIGTERM)
     if os.getppid() != int(os.environ[PARENT]):  # it died before the call above
         raise Interrupted(128 + signal.SIGTERM)

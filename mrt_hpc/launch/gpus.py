@@ -1,7 +1,6 @@
-"""What a task sees of the GPUs that it asked for, and whether the environment can use them.
-
-torch goes on without a word on CPU where it finds no GPU, a hundred times slower. So a task that asked for GPUs looks
-first, in a process of its own: a driver may hang, and a process that has spoken to it can no longer be forked safely.
+"""Checks that a task can use the GPUs that it asked for. Without a usable GPU torch would continue on the CPU without a
+warning, a hundred times slower. The check runs in a process of its own, because a driver may hang, and because a
+process that has used the driver cannot be forked safely.
 """
 
 from __future__ import annotations
@@ -26,21 +25,23 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY = "libcuda.so.1"
 NO_LIBRARY = f"no {DRIVER_LIBRARY}"
 NO_DEVICE = "cuInit failed with error 100"
-"""CUDA_ERROR_NO_DEVICE: none was given to this process."""
+"""CUDA_ERROR_NO_DEVICE: this process has no GPU."""
 LEAVE_OUT = "leave the node out (sbatch: {exclude: NODE} in the site profile) and submit again"
 OLDEST_CAPABILITY = (7, 5)
-"""Turing: the wheels of torch for CUDA 12.8 and newer have no code for Volta and older."""
+"""The compute capability of Turing: the wheels of torch for CUDA 12.8 and newer have no code for Volta and older."""
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Of NVIDIA's data-centre drivers, by CUDA's major version (NVIDIA, CUDA Compatibility, table 1)."""
+"""The oldest data-centre driver for each major version of CUDA (NVIDIA, CUDA Compatibility, table 1)."""
 LOOK_LIMIT_S = 120.0
-"""For the driver's answer; a machine with eight GPUs takes a few seconds where no daemon keeps the driver awake."""
+"""The limit for the driver's answer, seconds; a machine with eight GPUs takes a few seconds if no daemon keeps the
+driver loaded.
+"""
 _MAJOR, _MINOR = 75, 76
 """Numbers of the two attributes in cuda.h."""
 
 
 @dataclass(frozen=True)
 class GpuView:
-    """What a process sees, before any library has looked for GPUs."""
+    """The GPUs, driver and environment that a process sees, before any library has looked for GPUs."""
 
     driver: str | None
     """Version of the kernel's driver; None where there is none."""
@@ -53,14 +54,14 @@ class GpuView:
     torch_cuda: str | None
     """CUDA version that the installed torch was built for; None for a build without."""
     problem: str | None = None
-    """What the driver's library said instead of an answer, as in ``cuInit failed with error 100``."""
+    """The error of the driver's library, as in ``cuInit failed with error 100``."""
     driver_cuda: tuple[int, int] | None = None
     """Newest CUDA version that the driver's library knows."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """Compute capability of each GPU that CUDA can use."""
 
     def told(self) -> str:
-        """All of it in a line, for a reader who has to find out why."""
+        """All fields in one line, for an error message."""
         gpus = ", ".join(f"{major}.{minor}" for major, minor in self.capabilities)
         parts = [
             f"driver {self.driver or 'not loaded'}",
@@ -74,7 +75,7 @@ class GpuView:
 
 
 def require_gpus(resources: JobResources) -> None:
-    """Look for the GPUs of a task before it starts its work; nothing is looked for where none were asked for.
+    """Check the GPUs of a task before it starts its work; a task without GPUs needs no check.
 
     Raises:
         UserError: they are not there, or the installed torch cannot use them.
@@ -84,7 +85,7 @@ def require_gpus(resources: JobResources) -> None:
 
 
 def verdict(view: GpuView, resources: JobResources) -> UserError | None:
-    """Why a process of a task cannot work with the GPUs that it sees; None where it can."""
+    """Return why a process of a task cannot use the GPUs that it sees; None if it can use them."""
     if view.torch_cuda is None:
         return _refused(
             "the installed torch is a build without CUDA",
@@ -96,7 +97,7 @@ def verdict(view: GpuView, resources: JobResources) -> UserError | None:
 
 
 def _too_few(view: GpuView, resources: JobResources) -> UserError | None:
-    """A rank may see its own GPUs only, or all that its ranks of this node have together, or more."""
+    """Whether a rank sees fewer GPUs than it needs. It may see only its own, those of its node, or more."""
     seen, own = len(view.capabilities), resources.gpus_per_rank
     on_node = own * resources.ranks_per_node
     if seen == own or seen >= on_node:
@@ -111,7 +112,7 @@ def _too_few(view: GpuView, resources: JobResources) -> UserError | None:
 
 
 def _is_out_of_order(view: GpuView) -> bool:
-    """Whether all is there and does not work: another node may do better."""
+    """Whether all parts are present and the driver still fails: another node may work."""
     return bool(view.driver and view.problem) and view.problem not in (NO_LIBRARY, NO_DEVICE) and view.visible != ""
 
 
@@ -165,7 +166,7 @@ def _refused(
 
 
 def look() -> GpuView:
-    """What this process sees.
+    """Return what this process sees.
 
     Raises:
         UserError: the driver gave no answer, or broke down; another node may do better.
@@ -199,7 +200,7 @@ def _as_tuple(value: object) -> object:
 
 
 def seen_here() -> GpuView:
-    """What this very process sees; it speaks to the driver."""
+    """Return what this process itself sees; the call uses the driver."""
     driver_cuda, capabilities, problem = _ask_driver()
     return GpuView(
         driver=_driver_version(),

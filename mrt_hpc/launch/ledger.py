@@ -1,6 +1,5 @@
-"""The ledger: which job of the plan was submitted under which id, and which process runs the plan on this machine.
-
-One file an entry, so that a submission cut short between two sbatch calls has recorded all that came before.
+"""The ledger records under which id each job of the plan was submitted, and which process runs the plan on this
+machine. Each entry is one file, so an interrupted submission has recorded every job that was accepted.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Submission:
 
     job: str
     job_id: str
-    """As the queue gave it."""
+    """The id that the queue gave it."""
     time: float
     site: str
     """Name of the site profile."""
@@ -54,17 +53,17 @@ class LocalProcess:
 
     pid: int
     started: str
-    """Start time by the kernel, which tells it from a later process of the same number."""
+    """The start time that the kernel reports; a later process with the same number has another one."""
     host: str
 
     @property
     def name(self) -> str:
-        """Unlike that of any other process, on any host, at any time."""
+        """A name that no other process on any host has at any time."""
         return f"{self.host}:{self.pid}:{self.started}"
 
     @property
     def is_here(self) -> bool:
-        """Whether it lives on this machine."""
+        """Whether it runs on this machine."""
         return self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
 
 
@@ -88,7 +87,7 @@ def _submission(entry: dict[str, Any]) -> Submission:
 
 
 def record_site(layout: RunLayout, site: SiteSettings) -> None:
-    """Keep the profile that jobs are submitted with: ``status`` and ``cancel`` are given the run directory alone."""
+    """Record the profile that jobs are submitted with: ``status`` and ``cancel`` get only the run directory."""
     values = site.model_dump(mode="json", exclude_defaults=True) | {"type": site.type, "name": site.name}
     folder = origin(site.type)
     write_json(_site_file(layout, site.name), {"site": values, "folder": None if folder is None else str(folder)})
@@ -143,9 +142,8 @@ def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
 
 @contextmanager
 def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
-    """Hold the run for this process, for the length of the block; its heart tells other hosts that it lives.
-
-    A claim is a file created exclusively, one a generation, so of two who claim at once one is refused.
+    """Hold the run for this process during the block; its heartbeat shows other hosts that it runs. A claim is a file
+    that is created exclusively, one for each generation: of two processes that claim at the same time, one is refused.
 
     Raises:
         UserError: another live process holds the run.
@@ -169,7 +167,7 @@ def local_process(layout: RunLayout) -> LocalProcess | None:
 
 
 def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
-    """The process of another machine that ran the plan last; this machine cannot find out whether it lives."""
+    """The process of another machine that ran the plan last; this machine cannot check whether it still runs."""
     _, entry = _newest_claim(layout)
     return entry if entry is not None and entry.host != socket.gethostname() else None
 
@@ -182,7 +180,7 @@ def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
 
 
 def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:
-    """On this machine the kernel knows; one elsewhere is given the time of a heartbeat."""
+    """Whether a process still runs: on this machine the kernel knows it, on another one its heartbeat is read."""
     if process.host == socket.gethostname():
         return process.is_here
     first = read_beat(_heart(layout))
@@ -207,7 +205,7 @@ def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:
 
 
 def _kernel_start(pid: int) -> str:
-    """Field 22 of /proc/PID/stat; empty when there is no such process, or only its corpse."""
+    """Field 22 of /proc/PID/stat; empty if there is no such process, or only a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from mrt_hpc.run.task_state import TaskRecord
 
 LOOK_EVERY_S = 0.1
-"""Seconds between two looks at the processes of the task."""
+"""The seconds between two checks of the task's processes."""
 
 
 def run_one_task(layout: RunLayout, job: Job, index: int, retries: int) -> TaskRecord:
-    """Run a task until it is done, or has failed more often than it may.
+    """Run a task until it is done, or has failed more often than its retries allow.
 
     Args:
         layout: of the run.
@@ -54,7 +54,7 @@ def run_one_task(layout: RunLayout, job: Job, index: int, retries: int) -> TaskR
 
 
 def _run_attempt(layout: RunLayout, job: Job, index: int) -> tuple[str, int]:
-    """Name and exit code of one attempt; a task of which one rank fails is stopped whole."""
+    """Run one attempt, and return its name and exit code; if one rank fails, all ranks are stopped."""
     safe_path = {"PYTHONSAFEPATH": "1"}  # the working directory of the job holds no modules of ours
     threads = {"OMP_NUM_THREADS": str(job.resources.cpus_per_rank)}
     task = start_ranks(layout, job, index, {**safe_path, **threads, **os.environ})

@@ -1,4 +1,4 @@
-"""Where a process stands among the ranks of its task, and which attempt it is part of."""
+"""The rank of a process within its task, and the attempt that it belongs to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Placement:
     """Seconds to the time limit; None where there is none."""
 
     def environment(self) -> dict[str, str]:
-        """What tells a child process its placement."""
+        """The environment variables that give a child process its placement."""
         return {
             RANK: str(self.rank),
             WORLD_SIZE: str(self.world_size),

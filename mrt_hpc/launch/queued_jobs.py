@@ -1,6 +1,7 @@
-"""The jobs of a run in the queues that hold them: which live, how they stand, and how they are cancelled.
+"""The jobs of a run in the queues that hold them: which of them are queued or running, in which state, and how they are
+cancelled.
 
-All that is given is the run directory: its ledger tells which jobs were submitted, and with which site profiles.
+The run directory is enough: its ledger names the submitted jobs and their site profiles.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobQueue:
-    """A queue that was given jobs of the run."""
+    """A queue to which jobs of the run were submitted."""
 
     name: str
     backend: Backend
@@ -68,12 +69,12 @@ def backend_of(layout: RunLayout, site_name: str) -> Backend:
 
 @dataclass(frozen=True)
 class LiveJob:
-    """A job of the run that its queue will run, or runs."""
+    """A job of the run that is queued or running."""
 
     job_id: str
     """Of its latest submission."""
     at_work: bool
-    """Whether any task of it runs: what it waited for has happened."""
+    """Whether any task of it runs, so that its dependencies are fulfilled."""
     tasks: Mapping[int, str] = field(default_factory=dict)
     """Ids of its tasks that are queued or run, by their indices."""
     queue: str = ""
@@ -81,7 +82,7 @@ class LiveJob:
 
     @property
     def job_ids(self) -> set[str]:
-        """Of all submissions of which a task lives."""
+        """The ids of all submissions of which a task is queued or running."""
         return {self.job_id, *(name.partition("_")[0] for name in self.tasks.values())}
 
 
@@ -105,7 +106,7 @@ def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
 
 @dataclass(frozen=True)
 class QueueLook:
-    """What the queues say of a run's jobs, as far as they answered."""
+    """The answers of the queues about a run's jobs."""
 
     ids: Mapping[str, list[str]]
     """By the job's name, its ids."""
@@ -181,5 +182,5 @@ def nothing_to_cancel(layout: RunLayout) -> UserError:
 
 
 def job_ids_of(live: Iterable[LiveJob]) -> list[str]:
-    """Ids of all submissions of living jobs, each once, in a fixed order."""
+    """The ids of all submissions of queued or running jobs, each once, in a fixed order."""
     return sorted({job_id for job in live for job_id in job.job_ids})

@@ -24,7 +24,7 @@ STOP_DEADLINE_S = 30.0
 
 @dataclass
 class Running:
-    """An attempt at a task that runs, one child process for each rank."""
+    """A running attempt at a task, with one child process for each rank."""
 
     job: Job
     index: int
@@ -46,7 +46,7 @@ def start_ranks(
         layout: of the run.
         job: of the plan.
         index: of the task within the job.
-        environment: variables of every rank; what tells a rank its place is added.
+        environment: variables of every rank; the placement of each rank is added.
         gpus: names of the GPUs that the task has taken.
     """
     attempt, ranks = uuid.uuid4().hex[:8], job.resources.ranks
@@ -81,7 +81,7 @@ def tell_to_stop(task: Running) -> None:
 
 
 def stop(task: Running) -> None:
-    """Tell a task's processes to end, and kill those that do not within the deadline."""
+    """Ask a task's processes to end, and kill those that do not end within the deadline."""
     tell_to_stop(task)
     end = time.monotonic() + STOP_DEADLINE_S
     for child in task.children:

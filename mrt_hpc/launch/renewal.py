@@ -1,7 +1,6 @@
-"""Taking over what a later submission changes of a run: its resources, and what its recipe may change.
-
-Nothing of the run may be at work. A journal is written first and removed last, so that a submission that was cut short
-at any point between is finished by the same one, or taken back by one that asks for what was before.
+"""Applies the changes of a later submission to a run: its resources, and the fields of the recipe that may change. No
+task of the run may be running. A journal is written first and removed last: if a submission is interrupted in between,
+the same submission finishes it, and a submission with the old values reverts it.
 """
 
 from __future__ import annotations
@@ -43,20 +42,21 @@ if TYPE_CHECKING:
     from mrt_hpc.run.records import Problem
 
 EVALUATING = ("evaluation.", "schedule.iterations", *PROMPT_LIMITS)
-"""Beginnings of the fields that decide which evaluations there are, and what they are made with."""
+"""The prefixes of the fields that decide which evaluations there are, and with which settings."""
 
 
 def is_renewed(layout: RunLayout, recipe: Recipe, plan: Plan) -> bool:
-    """Whether a submission asks for something else than the run has, or an earlier one that did was cut short."""
+    """Whether a submission asks for other values than the run has, or an earlier one that did was interrupted."""
     as_it_is = read_recipe_lock(layout.recipe_lock) == recipe and read_plan(layout.plan) == plan
     return layout.renewal.exists() or not as_it_is
 
 
 def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> list[str]:
-    """Take over another recipe and plan. What is finished stays; tasks that have new work are opened again.
+    """Apply another recipe and plan. Finished results stay; tasks that have new work are opened again.
 
-    Tasks are opened before the plan is written, as the two plans tell which have new work; one opened in vain finds all
-    done. The plan goes before the lock: a task started between the two writes finds its job in either.
+    Tasks are opened before the plan is written, because the comparison of the two plans shows which of them have new
+    work; a task that is opened without need finds all its work done. The plan goes before the lock: a task started
+    between the two writes finds its job in either.
 
     Args:
         layout: the run directory, which this process holds.
@@ -64,7 +64,7 @@ def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> list[str]:
         plan: of the submission.
 
     Returns:
-        What was changed, and what of it cannot be done any more, a sentence each.
+        One sentence for each change, and for each that cannot be applied any more.
 
     Raises:
         UserError: data of a benchmark are not there, or wrong, or sequences are too long for the model; nothing is
@@ -89,7 +89,7 @@ def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> list[str]:
 
 @dataclass(frozen=True)
 class Renewal:
-    """What a submission changes, known before anything is written."""
+    """The changes of a submission, before anything is written."""
 
     layout: RunLayout
     locked: Recipe
@@ -100,11 +100,11 @@ class Renewal:
     """What the run's files of problems are to hold, where they are not there, hold those of another source, or lack
     some that a limit of prompts had left out."""
     pruned: list[int]
-    """Weights versions to be evaluated that are there no longer."""
+    """The weights versions that should be evaluated and no longer exist."""
 
     @staticmethod
     def of(layout: RunLayout, recipe: Recipe, plan: Plan) -> Renewal:
-        """What a submission changes; of one that was cut short, what it was about to change as well.
+        """Return the changes of a submission, together with those of an interrupted one before it.
 
         Raises:
             UserError: data of a benchmark are not there, or wrong; or sequences are too long for the model.
@@ -118,13 +118,13 @@ class Renewal:
         return Renewal(layout, locked, recipe, plan, found, data, pruned_versions(layout, evaluated_versions(recipe)))
 
     def journal(self) -> dict[str, Any]:
-        """What stands in the journal."""
+        """The content of the journal."""
         names = [str(path.relative_to(self.layout.root)) for path in self.data]
         return {"changes": [asdict(change) for change in self.changes], "data": names}
 
     @property
     def evaluates_otherwise(self) -> bool:
-        """Whether evaluations are to be made that were not planned, or with other settings."""
+        """Whether new evaluations are planned, or evaluations with other settings."""
         return bool(self.data) or any(change.field.startswith(EVALUATING) for change in self.changes)
 
     def jobs_to_open(self, before: Plan) -> list[Job]:
@@ -140,8 +140,8 @@ class Renewal:
         return earlier is None or (job.iterations, job.evaluations) != (earlier.iterations, earlier.evaluations)
 
     def open_again(self, job: Job) -> None:
-        """Forget how far the tasks of a job were, as what they have finished they find in the run directory; an
-        evaluation that is made already, or cannot be made, is done.
+        """Reset the states of a job's tasks; each task finds in the run directory what it has finished. An evaluation
+        that already exists, or cannot be made, is done.
         """
         for index in range(job.tasks):
             if job.evaluations and self._is_settled(job.evaluations[index]):
@@ -162,7 +162,7 @@ class Renewal:
         return evaluation_settings(self.layout, self.recipe)
 
     def sentences(self) -> list[str]:
-        """What to tell the user."""
+        """The sentences that are printed for the user."""
         told = [f"the run continues with another value: {c}" for c in self.changes if not is_of_resources(c)]
         if len(told) < len(self.changes):
             told.append("the run continues with the changed resources")
@@ -175,7 +175,7 @@ class Renewal:
 
 
 def problem_sources(layout: RunLayout, recipe: Recipe) -> dict[Path, JsonlProblems | SmallWorldProblems]:
-    """Where the problems of each of the run's files of problems come from."""
+    """Return the source of each of the run's files of problems."""
     benchmarks = {layout.benchmark_data(b.name): b.problems for b in recipe.evaluation.benchmarks}
     training = {layout.train_data: recipe.data} if isinstance(recipe.data, JsonlProblems | SmallWorldProblems) else {}
     return {**training, **benchmarks}
@@ -199,7 +199,7 @@ def is_of_resources(change: Change) -> bool:
 
 
 def _journal(layout: RunLayout) -> dict[str, Any]:
-    """What a submission that was cut short was about to change; nothing where there is none."""
+    """Read the changes of an interrupted submission; none if there is no journal."""
     nothing: dict[str, Any] = {"changes": [], "data": []}
     return {**nothing, **json.loads(layout.renewal.read_text())} if layout.renewal.exists() else nothing
 

@@ -1,4 +1,4 @@
-"""How far a run is, read from its files alone; the same for a local run and one on Slurm."""
+"""Reads the progress of a run from its files alone, for local runs and runs on Slurm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """One look at a run."""
+    """The progress of a run at one moment."""
 
     iterations_done: int
     iterations: int
@@ -41,10 +41,8 @@ class Progress:
 
 
 def progress(plan: Plan, layout: RunLayout) -> Progress:
-    """How far a run is.
-
-    Old weights versions may be pruned, so the newest tells how far training is: version v is what iteration v - 1
-    published.
+    """Read the progress of a run. Old weights versions may be pruned, so the newest one gives the number of iterations:
+    iteration v - 1 published version v.
     """
     done = max(published_versions(layout), default=0)
     collection = collection_of(done)
@@ -75,7 +73,7 @@ def _is_evaluated(layout: RunLayout, job: Job, index: int) -> bool:
 
 
 def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
-    """When each result was written that the report tells, by the filesystem's clock, as that of the report."""
+    """The times at which the results of the report were written, by the clock of the filesystem."""
     yield from (_written(layout.metrics(iteration)) for iteration in range(plan.iterations))
     units = {(unit.version, unit.benchmark) for job in plan.jobs for unit in job.evaluations}
     yield from (_written(layout.evaluation_summary(*unit)) for unit in units)
@@ -102,12 +100,12 @@ def _measured(layout: RunLayout, iteration: int, name: str) -> float | None:
 
 
 def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
-    """The latest word of each task of a job."""
+    """The latest record of each task of a job."""
     return [read_task(layout, job.name, index) for index in range(job.tasks)]
 
 
 def remarks(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks whose last attempt said why it did not come to its end."""
+    """The tasks whose last attempt recorded why it ended early."""
     return [
         (job, index, record)
         for job in plan.jobs
@@ -117,8 +115,8 @@ def remarks(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
 
 
 def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks that have failed for good: those that failed by themselves before those that failed because another
-    had, and the first in time before later ones.
+    """The tasks that have failed and are not started again: first those that failed by themselves, then those that
+    failed because of another, each in the order of time.
     """
     broken = [remark for remark in remarks(plan, layout) if remark[2].state is TaskState.FAILED]
     names = {job.name for job, _, _ in broken}
@@ -126,7 +124,7 @@ def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]
 
 
 def reason(record: TaskRecord) -> str:
-    """Why a task did not come to its end, whole; of a traceback, which older runs recorded, the error at its end."""
+    """The full reason why a task ended early; of a traceback, which older runs recorded, its last error."""
     message = record.message.strip()
     if not message.startswith("Traceback "):
         return message
@@ -136,7 +134,7 @@ def reason(record: TaskRecord) -> str:
 
 
 def failed(plan: Plan, layout: RunLayout) -> UserError:
-    """The error of a run of which tasks have failed, with the cause."""
+    """The error of a run with failed tasks, with the cause."""
     broken = failures(plan, layout)
     if not broken:
         return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.root}")

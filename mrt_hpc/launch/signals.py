@@ -1,4 +1,4 @@
-"""What a task does when it is signalled: SIGTERM stops it, SIGUSR2 has it give its nodes back in good time.
+"""The signal handlers of a task: SIGTERM stops it, SIGUSR2 makes it return its nodes before the time limit.
 
 Slurm sends SIGTERM before it preempts or cancels, and SIGUSR2 some time before the time limit (and, on some sites,
 before a preemption). Both unwind the task, so that servers end and leases are free at once; a role may ask for a safe
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
 UNWIND_DEADLINE_S = 30
-"""For a task to stop its server and leave; then the kernel ends it, should some library have swallowed the exception.
+"""The seconds that a task has to stop its server and end; then the kernel ends it, in case a library has caught the
+exception.
 """
 LAST_MOMENT_S = 40.0
-"""Before the time limit, a task that is still on the way to its safe point is made to leave: a job that Slurm ends at
-its limit does not come back."""
+"""The seconds before the time limit at which a task that has not reached its safe point must end: a job that Slurm ends
+at its limit is not queued again.
+"""
 
 
 def heed_signals(task: Task) -> None:

@@ -1,4 +1,5 @@
-"""A submission: from recipe, site and run directory to the jobs that are left to do, handed to the site's back end.
+"""A submission: it finds the jobs that are left to do from recipe, site and run directory, and gives them to the site's
+back end.
 
 It refuses what cannot run before anything is made, and holds the run while it works, so that two submissions at once
 cannot double its jobs.
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listener:
-    """Receives what a submission has to say."""
+    """Receives the messages of a submission."""
 
     tell: Callable[[str], None]
-    """Takes a sentence on what was done."""
+    """Called with a sentence about what was done."""
     warn: Callable[[str], None]
-    """Takes a sentence on what may go wrong."""
+    """Called with a sentence about what may go wrong."""
     display: Callable[[RunLayout], AbstractContextManager[Callable[[RunningHere], None]]]
     """Shows how far a run is while its tasks are children of this process."""
 
@@ -55,8 +56,8 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener) -> None:
     Args:
         recipe: what to run.
         site: where to run it.
-        root: the run directory, which may be there already.
-        listener: receives a sentence on each thing that is done.
+        root: the run directory, which may exist already.
+        listener: receives a sentence about each step.
 
     Raises:
         UserError: recipe, site or data are wrong, the run is in use, the site refuses, or a task failed.
@@ -85,8 +86,8 @@ def kept_recipe(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) 
 
 
 def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bool, str]]:
-    """What a submission would refuse of a run that is there already (True), and what it would change (False): a
-    sentence each. Nothing is changed here.
+    """Return what a submission would refuse (True) or change (False) in a run that exists already, one sentence each.
+    Nothing is changed here.
     """
     try:
         refuse_other_recipe(layout, recipe)
@@ -106,7 +107,7 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
 
 
 def refuse_objections(backend: Backend, plan: Plan, warn: Callable[[str], None]) -> None:
-    """Tell what is doubtful about a plan at a site, before anything is made.
+    """Report the doubts about a plan at a site, before anything is created.
 
     Raises:
         UserError: the site would refuse the plan, or never start it.
@@ -119,7 +120,7 @@ def refuse_objections(backend: Backend, plan: Plan, warn: Callable[[str], None])
 
 
 def start(recipe: Recipe, plan: Plan, layout: RunLayout, site: Site, listener: Listener) -> None:
-    """Give the back end of a site what is neither done nor queued.
+    """Give the back end of a site the jobs that are neither done nor queued.
 
     Raises:
         UserError: the run is in use elsewhere, or queued with other values; or the back end refuses, or a task failed.
@@ -148,7 +149,7 @@ def start(recipe: Recipe, plan: Plan, layout: RunLayout, site: Site, listener: L
 
 
 def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: Backend) -> None:
-    """A run is started in one place at a time.
+    """Refuse to start a run in a second place.
 
     Raises:
         UserError: jobs of it are in another queue than the back end's.
@@ -167,7 +168,7 @@ def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: 
 
 @dataclass(frozen=True)
 class Left:
-    """How the jobs of a plan stand when a submission begins."""
+    """The states of a plan's jobs when a submission begins."""
 
     jobs: Sequence[Job]
     """Not done, in the plan's order."""
@@ -181,7 +182,7 @@ class Left:
     """Names of queued jobs that can never start, or would start too early: they are cancelled and sent again."""
 
     def forget_failures(self, layout: RunLayout) -> None:
-        """Let the tasks that are sent again begin with no failure counted."""
+        """Reset the number of failures of the tasks that are submitted again."""
         for job in self.jobs:
             again = range(job.tasks) if job.name not in self.queued else self.lost.get(job.name, ())
             forget_failures(layout, job.name, again)
@@ -205,7 +206,7 @@ class Left:
 
 
 def what_is_left(plan: Plan, layout: RunLayout, live: Mapping[str, LiveJob]) -> Left:
-    """What a submission has to do, by the files of the run and its queue."""
+    """Find out from the files of the run and its queue what a submission has to do."""
     done = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
     jobs = [job for job in plan.jobs if job.name not in done]
     lost = lost_tasks(jobs, live, layout)
@@ -226,7 +227,7 @@ class Sent:
     """Name and id of each, in order."""
 
     def record(self, job: str, job_id: str) -> None:
-        """Write one down, and tell of it."""
+        """Record one submission, and report it."""
         lost = self.left.lost.get(job)
         record_submission(self.layout, job, job_id, self.site.name, lost)
         self.jobs.append((job, job_id))
@@ -255,7 +256,7 @@ def lost_tasks(jobs: Sequence[Job], live: Mapping[str, LiveJob], layout: RunLayo
 
 
 def awaited_as(job: LiveJob, partly: bool) -> tuple[str, ...]:
-    """What others that depend on a live job wait for: its id, or its living tasks where others of it are lost."""
+    """The ids that dependants of a live job wait for: the id of the job, or of its live tasks if others are lost."""
     one = not partly and len(job.job_ids) == 1
     return (job.job_id,) if one else tuple(job.tasks.values())
 
@@ -276,7 +277,7 @@ def without_hope(
 
 
 def renew_if_asked(layout: RunLayout, recipe: Recipe, plan: Plan, tell: Callable[[str], None]) -> None:
-    """Take over what the submission changes, and say what; no task of the run runs."""
+    """Apply the changes of the submission, and report them; no task of the run may be running."""
     if is_renewed(layout, recipe, plan):
         for sentence in renew(layout, recipe, plan):
             tell(sentence)
@@ -293,7 +294,7 @@ def queued_otherwise(layout: RunLayout, queued: Collection[str]) -> UserError:
 
 
 def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[str]) -> UserError:
-    """The reason why a submission stopped, with what it had submitted until then, and what is left."""
+    """The reason why a submission stopped, with the jobs that it had submitted and those that are left."""
     if not new:
         return error
     submitted = ", ".join(f"{name} as job {job_id}" for name, job_id in new)

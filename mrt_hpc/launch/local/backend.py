@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop the run, also where the shell has started the command with them ignored."""
+"""The signals that stop the run, even if the shell started the command with these signals ignored."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class LocalBackend(Backend):
 
     @property
     def queue(self) -> str | None:
-        """There is none."""
+        """No queue."""
         return None
 
     def objections(self, plan: Plan) -> Objections:
-        """Tasks that can never start here are refused; more cores or memory than there are, doubtful."""
+        """Refuse tasks that can never start here; doubt plans that ask for more cores or memory than there are."""
         doubts = beyond_machine(plan, self.site)
         try:
             machine_slots(plan, self.site)

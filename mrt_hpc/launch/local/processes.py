@@ -1,7 +1,6 @@
-"""The local backend: the plan's tasks as child processes of this one, dependencies kept, slots given out.
-
-The children die with this process, however it ends. What they have finished is in the run directory, so running the
-plan again goes on.
+"""The local backend: it runs the plan's tasks as child processes, with their dependencies and with slots for CPUs and
+GPUs. The children end with this process. Their results are in the run directory, so running the plan again continues
+the run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 LOOK_EVERY_S = 0.1
-"""Between two looks at the children."""
+"""The seconds between two checks of the children."""
 URGENCY = {Role.PREPARE: 0, Role.TRAINER: 0, Role.INFERENCE: 0, Role.EVALUATION: 1, Role.REPORT: 2}
 """Training comes before evaluation where slots are short."""
 
@@ -43,7 +42,7 @@ class LocalRun:
     running: list[Running] = field(default_factory=list)
     ended: dict[tuple[str, int], TaskState] = field(default_factory=dict)
     turn: dict[tuple[str, int], int] = field(default_factory=dict)
-    """How often each task was started: those that gave their slots back let others go first."""
+    """The number of times that each task was started: tasks that returned their slots start after the others."""
 
     @property
     def roles(self) -> list[Role]:
@@ -52,11 +51,11 @@ class LocalRun:
 
     @property
     def failed(self) -> int:
-        """Tasks that have failed for good."""
+        """The tasks that have failed and are not started again."""
         return sum(state is TaskState.FAILED for state in self.ended.values())
 
     def states(self, job: Job) -> list[TaskState]:
-        """How each task of a job stands in this pass."""
+        """The state of each task of a job in this pass."""
         under_way = {(r.job.name, r.index) for r in self.running}
         keys = [(job.name, index) for index in range(job.tasks)]
         return [TaskState.RUNNING if k in under_way else self.ended.get(k, TaskState.WAITING) for k in keys]
@@ -66,11 +65,11 @@ class LocalRun:
         return self.turn.get((job.name, index), 0)
 
     def finished(self, job: Job) -> bool:
-        """Whether all of its tasks have ended, one way or another."""
+        """Whether all of its tasks have ended, with success or not."""
         return all(s not in (TaskState.WAITING, TaskState.RUNNING) for s in self.states(job))
 
     def fulfilled(self, dependency: Dependency) -> bool:
-        """Whether a job may start as far as this dependency goes."""
+        """Whether this dependency lets a job start."""
         job = self.plan.job(dependency.job)
         if dependency.kind is DependencyKind.AFTERANY:
             return self.finished(job)
@@ -86,7 +85,7 @@ class LocalRun:
 
 
 def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show: Callable[[LocalRun], None]) -> bool:
-    """Run what is left of a plan.
+    """Run the tasks of a plan that are not done.
 
     Args:
         plan: what to run.
@@ -136,7 +135,7 @@ def start_ready(run: LocalRun) -> None:
 
 
 def waiting_tasks(run: LocalRun) -> list[tuple[Job, int]]:
-    """Every task that may start as far as its dependencies go."""
+    """The tasks whose dependencies are fulfilled."""
     return [
         (job, index)
         for job in run.plan.jobs
@@ -164,7 +163,7 @@ def _environment(site: LocalSite, job: Job, gpus: list[str]) -> dict[str, str]:
 
 
 def reap(run: LocalRun) -> None:
-    """Take note of tasks that have ended; a task one of whose ranks failed is stopped whole."""
+    """Record the tasks that have ended; if one rank of a task fails, all its ranks are stopped."""
     for task in list(run.running):
         codes = task.exit_codes()
         if None in codes and not any(codes):
@@ -183,7 +182,7 @@ def _settle(run: LocalRun, task: Running, codes: list[int]) -> TaskState:
 
 
 def cancel_hopeless(run: LocalRun) -> None:
-    """Give up the tasks of jobs that can never start."""
+    """Mark the tasks of jobs that can never start as failed."""
     for job in run.plan.jobs:
         if any(run.hopeless(d) for d in job.after):
             for index, state in enumerate(run.states(job)):

@@ -1,4 +1,4 @@
-"""The CPU and GPU slots of this machine, given out to local tasks."""
+"""The CPU and GPU slots of this machine, which local tasks take and return."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job, JobResources, Plan
 
 MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""What a container may use, bytes, in the two versions of control groups; "max" is no limit."""
+"""The files with the memory limit of a container, bytes, in the two versions of control groups; "max" is no limit."""
 
 
 @dataclass
 class Slots:
-    """What is free. CPU slots are counted, GPUs are named, since each task must get its own."""
+    """The free slots. CPU slots are counted; GPUs are named, since each task must get its own."""
 
     cpus: int
     gpus: list[str] = field(default_factory=list)
@@ -93,8 +93,8 @@ def at_a_time(plan: Plan) -> Iterator[list[tuple[Job, int]]]:
 
 
 def beyond_machine(plan: Plan, site: LocalSite) -> list[str]:
-    """A sentence for what a plan, or the site profile, asks of this machine beyond its cores and its memory. Nothing
-    of it is refused: tasks can share cores, and a task may need less memory than its recipe asks for.
+    """Return a sentence for each request for cores or memory that exceeds this machine. None of them is refused: tasks
+    can share cores, and a task may need less memory than its recipe asks for.
     """
     cores, memory = len(os.sched_getaffinity(0)), machine_memory_gib()
     told = []
@@ -128,7 +128,7 @@ def machine_memory_gib() -> float:
 
 
 def runs_beside(job: Job, trainer: Job) -> bool:
-    """Whether an inference job works hand in hand with this trainer."""
+    """Whether an inference job belongs to the same segment as this trainer."""
     return job.role is Role.INFERENCE and job.segment == trainer.segment and job.after == trainer.after
 
 

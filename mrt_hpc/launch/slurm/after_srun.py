@@ -1,9 +1,10 @@
-"""What a job script asks when srun has ended: whether the task is queued again, and for which others it waits.
+"""A job script runs this module when srun has ended. It decides whether the task is queued again, and for which other
+tasks it waits.
 
     python -m mrt_hpc.launch.slurm.after_srun RUN_DIR JOB INDEX EXIT_CODE [abandoned]    ends with an AttemptOutcome
 
-It prints the Slurm tasks of which one has to run before this one can go on, a line each; none where it may go on alone.
-Where none of those is in the queue any more the job script says so: ``abandoned``.
+It prints Slurm tasks, one a line: one of them has to run before this task can continue. It prints nothing if this task
+can continue alone. If none of those tasks is in the queue any more, the job script calls it again with ``abandoned``.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ class AttemptOutcome(IntEnum):
     """The exit code of this module, on which the job script acts; after any other code it asks again."""
 
     AGAIN = 0
-    """The task is to be run again."""
+    """The task must run again."""
     OVER = 4
-    """It is not."""
+    """The task must not run again."""
     DONE = 3
-    """It is done, whatever its process ended with afterwards."""
+    """The task is done; the exit code of its process does not matter."""
 
 
 ABANDONED = "abandoned"
-"""The argument that says: no task that this one waits for is in the queue."""
+"""The argument that means: no task that this one waits for is in the queue."""
 
 
 def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> list[str]:
     """Slurm's names of the tasks that a task which gave its nodes back waits for, without those that are over.
 
-    None for one that has done something in this attempt: its peers may follow soon, and it keeps its turn in the queue.
+    None for a task that has finished something in this attempt: its peers may follow soon, and it keeps its place in
+    the queue.
 
     Raises:
         UserError: the plan, or the state of a task, cannot be read.
@@ -97,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _tell_awaited(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> None:
-    """Without them the task is queued again all the same, only sooner than it need be."""
+    """Print the awaited tasks. Without them the task is still queued again, only earlier than necessary."""
     try:
         print(*awaited_tasks(layout, job, index, attempt, record), sep="\n")
     except (UserError, OSError, ValueError) as error:

@@ -1,8 +1,8 @@
 """The Slurm backend: a plan's jobs as submitit arrays, printed or submitted.
 
-One sbatch call a job of the plan, however many tasks it has. What `plan --sbatch` prints and what is submitted come
-from the same function; only the ids of other jobs differ, which stand as ``{job name}`` until they are known. This
-module and slurm_call are the only ones that import submitit.
+Each job of the plan is one sbatch call, with any number of tasks. `plan --sbatch` and `submit` use the same function;
+only the ids of other jobs differ, which appear as ``{job name}`` until they are known. This module and slurm_call are
+the only ones that import submitit.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 MAX_TIMEOUTS = 8
-"""How often submitit queues a task again that a signal reached before it had handlers of its own; how often others come
-back, the recipe says (see ``launch.settle``)."""
+"""How often submitit queues a task again that received a signal before it had its own handlers. For all other tasks the
+recipe gives the number of retries (see ``launch.attempt_end``).
+"""
 
 SBATCH_S = 150.0
-"""sbatch itself tries for 120 s where the queue is full, and then says why it gave up."""
+"""The limit for one sbatch call, seconds; sbatch itself retries for 120 s if the queue is full, and then reports the
+reason.
+"""
 _QUEUE_FULL = re.compile(r"temporarily unable to accept job|queue full|resource temporarily unavailable", re.IGNORECASE)
 
 Record = Callable[[str, str], None]
@@ -52,8 +55,8 @@ Record = Callable[[str, str], None]
 class ArrayExecutor(SlurmExecutor):
     """submitit's executor for one job of the plan: one sbatch, one pickle for all its tasks.
 
-    submitit writes a pickle a task and learns the id late; here the tasks' names are links to one pickle, and the id
-    is handed out before anything else can go wrong.
+    submitit writes one pickle for each task and returns the id last. Here the tasks' names are links to one pickle, and
+    the id is recorded before anything else can fail.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class ArrayExecutor(SlurmExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Always available: sbatch texts are made where Slurm is not installed, too."""
+        """Always available, because sbatch texts are also written where Slurm is not installed."""
         return 2
 
     def text(self, ids: Mapping[str, str]) -> str:
@@ -106,7 +109,7 @@ class ArrayExecutor(SlurmExecutor):
         return self.folder / "call.pkl"
 
     def give_pickle(self, call: TaskCall, job_id: str) -> None:
-        """Put the pickle where each task of ``job_id`` looks for it, or the one task that it names; what is there
+        """Put the pickle where each task of ``job_id`` (or the one task that it names) looks for it; an existing file
         stays.
         """
         if not self._pickle.exists():
@@ -138,7 +141,7 @@ def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[s
 
 
 def must_end_well(jobs: Sequence[Job]) -> set[str]:
-    """Names of those without whose good end some other does not start."""
+    """The names of the jobs that must succeed before some other job can start."""
     return {wait.job for job in jobs for wait in job.after if wait.kind is DependencyKind.AFTEROK}
 
 
@@ -155,8 +158,8 @@ def submit(
 ) -> list[tuple[str, str]]:
     """Submit the jobs of a plan that have no id yet, each with one sbatch, in the given order.
 
-    An interrupted submission goes on when it is called again: ids that were recorded come back in ``known_ids``, and a
-    job whose id was lost between sbatch and ``record`` is found in the queue by this run's directory and its name.
+    To continue an interrupted submission, call it again: ids that were recorded come back in ``known_ids``, and a job
+    whose id was lost between sbatch and ``record`` is found in the queue by this run's directory and its name.
 
     Args:
         jobs: jobs to submit; those in ``known_ids`` are passed over.
@@ -212,8 +215,8 @@ def _without(job: Job, satisfied: Collection[str]) -> Job:
 
 
 def _in_turn(job: Job, lost: Sequence[int]) -> Job:
-    """The job, whose lost tasks start after those that live where only so many may run at a time: Slurm counts them
-    within one array only.
+    """Return the job with its lost tasks starting after those that are still queued or running, if the number of
+    parallel tasks is limited: Slurm limits it only within one array.
     """
     if not lost or job.max_parallel is None:
         return job

@@ -32,11 +32,11 @@ class SlurmBackend(Backend):
 
     @property
     def queue(self) -> str | None:
-        """There is one Slurm, whichever profile a job was submitted with."""
+        """The queue is the same for all profiles of Slurm clusters."""
         return "Slurm"
 
     def objections(self, plan: Plan) -> Objections:
-        """By the profile, and by the cluster's limits where it can be asked."""
+        """Check the plan against the profile, and against the cluster's limits if the cluster can be asked."""
         limits, unknown = _known_limits()
         doubts = [*unknown, *unknown_options(self.site)]
         if limits is None:
@@ -99,7 +99,7 @@ class SlurmBackend(Backend):
 
 
 def _known_limits() -> tuple[ClusterLimits | None, list[str]]:
-    """The cluster's limits, and a sentence where it did not tell them."""
+    """The cluster's limits, and a sentence if it did not return them."""
     try:
         return cluster_limits.cluster_limits(), []
     except UserError as error:

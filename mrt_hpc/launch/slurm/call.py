@@ -1,7 +1,6 @@
-"""What submitit pickles for an array: the path of a function and two strings, nothing of the run itself.
-
-One pickle serves all tasks of an array; each takes its index from Slurm. Roles are idempotent, so there is no state to
-carry over from one attempt to the next.
+"""submitit pickles for an array only the path of a function and two strings, no part of the run itself. One pickle
+serves all tasks of an array; each takes its index from Slurm. Roles are idempotent, so no state is passed from one
+attempt to the next.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def run_plan_task(run_dir: str, job_name: str, index: int, role: RoleFunction | 
 
 
 def queue_watch(run_dir: str) -> QueueWatch:
-    """What tells this task whether the jobs that it waits for are gone.
+    """Return the watch that checks whether the jobs that this task waits for have left the queue.
 
     Raises:
         UserError: called outside Slurm.
@@ -91,5 +90,5 @@ class TaskCall:
         return cast("TaskFunction", getattr(import_module(module), name))
 
     def checkpoint(self) -> DelayedSubmission:
-        """For submitit, where a signal comes before the task has its own handlers: the same call again."""
+        """For submitit: repeat the same call if a signal arrives before the task has its own handlers."""
         return DelayedSubmission(self)

@@ -1,4 +1,4 @@
-"""What the cluster itself says of its limits, and where a plan or a site profile is beyond them."""
+"""Asks the cluster for its limits, and finds where a plan or a site profile exceeds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job, Plan
 
 ANSWER_S = 5.0
-"""For each of the two questions; a plan is printed and a run submitted without the answers, too."""
+"""The seconds that each of the two questions may take; without an answer the plan is still printed and the run
+submitted.
+"""
 _SETTING = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d+):\d+")
@@ -30,18 +32,20 @@ class Partition:
     max_minutes: int | None
     """Its longest time limit; None where there is none."""
     state: str
-    """In Slurm's word: ``UP`` where jobs start."""
+    """The state as Slurm writes it: ``UP`` if jobs can start."""
     is_default: bool = False
 
 
 @dataclass(frozen=True)
 class ClusterLimits:
-    """What one submission can meet."""
+    """The limits that matter to one submission."""
 
     max_array_size: int | None = None
     """One more than the largest index of an array."""
     max_job_count: int | None = None
-    """Jobs and array tasks that the controller knows at a time, of all users, those that ended minutes ago included."""
+    """The maximum number of jobs and array tasks of all users that the controller keeps, including those that ended a
+    few minutes ago.
+    """
     partitions: Mapping[str, Partition] = field(default_factory=dict)
 
 
@@ -80,8 +84,9 @@ def _minutes(text: str) -> int | None:
 
 
 def beyond(plan: Plan, site: SlurmSite, limits: ClusterLimits) -> list[str]:
-    """What the cluster would refuse of a plan or never start, a sentence each, with the field of the site profile to
-    change. A QOS may lift the time limits of partitions: a profile that names one is believed in what it says of them.
+    """Return a sentence for each part of a plan that the cluster would refuse or never start, with the field of the
+    site profile to change. A QOS may lift the time limits of partitions: if the profile names a QOS, its own time
+    limits are used.
     """
     return [*_arrays_beyond(plan, limits), *_tasks_beyond(plan, limits), *_partitions_beyond(plan, site, limits)]
 
@@ -122,7 +127,7 @@ def _jobs_by_partition_field(plan: Plan) -> dict[str, list[Job]]:
 
 
 def _times_beyond(jobs: list[Job], partitions: list[Partition], names: str) -> Iterator[str]:
-    """A job that may run in several partitions needs one that is long enough."""
+    """Find jobs whose time limit is longer than that of every partition they may run in."""
     longest = max(jobs, key=lambda job: job.resources.time_limit_minutes)
     minutes = [p.max_minutes for p in partitions if p.max_minutes is not None]
     if len(minutes) == len(partitions) and longest.resources.time_limit_minutes > max(minutes):
@@ -134,7 +139,7 @@ def _times_beyond(jobs: list[Job], partitions: list[Partition], names: str) -> I
 
 
 def closed_partitions(plan: Plan, site: SlurmSite, limits: ClusterLimits) -> list[str]:
-    """Partitions of a plan's jobs that start nothing at present, a sentence each."""
+    """Return a sentence for each partition of the plan's jobs that does not start jobs at present."""
     wanted = {getattr(site.partitions, what) for what in _jobs_by_partition_field(plan)}
     names = {name for names in wanted if names for name in names.split(",")}
     closed = {name: limits.partitions[name].state for name in names if name in limits.partitions}

@@ -1,4 +1,4 @@
-"""Running Slurm's commands: argument lists, deadlines, and errors that say what to do."""
+"""Runs Slurm's commands with argument lists and deadlines, and turns failures into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _HABITS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SBATCH_NO_REQUEUE")
-"""A user's own, which change what Slurm's commands print and do."""
+"""The prefixes of a user's own variables that change the output and behaviour of Slurm's commands."""
 _IN_A_JOB, _OF_A_JOB = "SLURM_JOB_ID", "SLURM_"
 _OF_THE_SITE = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"})
-"""Which cluster is spoken to, and how one proves who one is."""
+"""The variables that select the cluster and authenticate the user; they are kept."""
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 """Times are printed in seconds since the epoch, which no time zone and no summer time changes."""
 TIMEOUT_S = 120.0
@@ -29,9 +29,11 @@ TIMEOUT_S = 120.0
 
 
 QUIET_S = 3.0
-"""After so long a user is told what is waited for."""
+"""After this many seconds the user sees what the command waits for."""
 BACK_OFF_S = 90.0
-"""A controller that cannot be reached is asked again for so long, at growing intervals: it may be starting again."""
+"""A controller that cannot be reached is asked again for this many seconds, at growing intervals, because it may be
+restarting.
+"""
 _UNREACHABLE = re.compile(
     r"unable to contact|unexpected message received|timed out|connection refused|connect failure|zero bytes|"
     r"not responding|try again later",
@@ -40,7 +42,7 @@ _UNREACHABLE = re.compile(
 
 
 class SlurmRefusedError(UserError):
-    """Slurm was reached and said no. ``reason`` holds its own words."""
+    """Slurm refused a request. ``reason`` holds Slurm's own message."""
 
     def __init__(self, command: Sequence[str], reason: str) -> None:
         super().__init__(f"{command[0]} refused", value=reason, where=shlex.join(command), exit_code=ExitCode.RETRYABLE)

@@ -95,7 +95,7 @@ def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, str]:
 
 
 def cancel(job_ids: Iterable[str]) -> None:
-    """Take jobs out of the queue for good; those that have ended already are passed over.
+    """Remove jobs from the queue so that they do not start again; jobs that have already ended are skipped.
 
     First the permission to start again is taken away: a task that answers the signal by asking to be run again, or
     whose node fails in that moment, would come back otherwise.
@@ -120,13 +120,13 @@ def _unless_over(command: list[str]) -> None:
 
 
 def _merged(accounted: dict[str, QueuedTask], queued: dict[str, QueuedTask]) -> dict[str, QueuedTask]:
-    """squeue's word on tasks that live; accounting's on how others ended, and on those that are just ending: it may
-    know that they do not come back.
+    """Merge both answers: squeue's state for live tasks, and accounting's for tasks that have ended or are ending,
+    because accounting may know that an ending task does not start again.
     """
     accounted = {
         task_id: state if state.ended or task_id in queued else replace(state, state=QueueState.UNKNOWN)
         for task_id, state in accounted.items()
-    }  # what accounting calls alive and the queue does not know is over; how it ended is not known yet
+    }  # a task that accounting reports as running and the queue does not know has ended; its outcome is not known yet
     better = {
         task_id: accounted[task_id]
         for task_id, state in queued.items()
@@ -143,7 +143,7 @@ def _knows_better(accounted: QueueState, queued: QueuedTask) -> bool:
 
 
 def _hurried(within_s: float) -> Callable[[list[str]], str]:
-    """Asks each command once, all of them within one time."""
+    """Asks each command once, within one common time limit."""
     end = time.monotonic() + within_s
     return lambda command: run_slurm(command, timeout_s=max(0.1, end - time.monotonic()))
 

@@ -19,7 +19,7 @@ _OTHERS = (
 )
 
 OF_THE_PLAN = frozenset(_PLANNED.split())
-"""They make a job the one that the plan means, or change what sbatch does: a site profile may not replace them."""
+"""The options that the plan sets, or that change the behaviour of sbatch: a site profile must not replace them."""
 
 OPTIONS = OF_THE_PLAN | frozenset(_OTHERS.split())
 """All of them."""

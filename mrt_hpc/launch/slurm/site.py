@@ -32,14 +32,14 @@ SbatchOption = Annotated[str, Field(pattern=OPTION), AfterValidator(_not_of_the_
 
 
 class GpuRequest(StrEnum):
-    """How this cluster wants GPUs to be asked for."""
+    """The sbatch option with which a job asks this cluster for GPUs."""
 
     GRES = "gres"
     """``--gres=gpu:k`` (a node)."""
     GPUS_PER_NODE = "gpus_per_node"
     """``--gpus-per-node=k``."""
     NONE = "none"
-    """No request: whole nodes are given out."""
+    """No request, for clusters that allocate whole nodes."""
 
 
 class Container(Section):
@@ -80,9 +80,9 @@ class SlurmSite(Site):
     gpu_type: Line | None = None
     """The GPU model in the request, as in ``a100``."""
     setup: tuple[str, ...] = ()
-    """Shell lines that run before each task, as in ``module load cuda``. The job script holds them as they stand."""
+    """Shell lines that run before each task, as in ``module load cuda``. The job script contains them unchanged."""
     python: Line | None = None
-    """The Python that runs the tasks; null is the one that runs this command."""
+    """The Python that runs the tasks; null takes the Python that runs this command."""
     container: Container | None = None
     """The Apptainer image that tasks run in; null runs them on the node itself."""
     scratch: Line | None = None
@@ -103,13 +103,13 @@ class SlurmSite(Site):
     expected to take longer; null compares nothing.
     """
     memory_request: bool = True
-    """Whether jobs ask for memory; false suits a cluster that gives out whole nodes."""
+    """Whether jobs ask for memory; set false if the cluster allocates whole nodes."""
     sbatch: dict[SbatchOption, Line] = Field(default_factory=dict)
     """Further sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
 
     @property
     def limits(self) -> SiteLimits:
-        """As the profile states them."""
+        """The limits that the profile states."""
         return SiteLimits(self.max_array_size, self.max_submit_jobs, self.max_time_minutes, self.preemption_notice_s)
 
     @property
@@ -125,7 +125,9 @@ class SlurmSite(Site):
 
 
 def unknown_options(site: SlurmSite) -> list[str]:
-    """A sentence for each option of a site profile that sbatch does not know, as far as this package can tell."""
+    """Return a sentence for each option of a site profile that sbatch does not know, according to the list of this
+    package.
+    """
     hints = {option: nearest(option, OPTIONS) for option in site.sbatch if option not in OPTIONS}
     return [
         f"site {site.name}: sbatch knows no option --{option} ({f'the nearest is --{hint}' if hint else 'man sbatch'})"

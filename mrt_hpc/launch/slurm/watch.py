@@ -1,4 +1,4 @@
-"""Whether jobs that a task waits for have left the queue for good, as far as a node can ask Slurm."""
+"""Checks whether the jobs that a task waits for have left the queue, if the node can ask Slurm."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 30.0
-"""Between two questions: many tasks may wait, and a controller serves a whole cluster."""
+"""The seconds between two questions: many tasks may wait, and one controller serves the whole cluster."""
 LISTINGS = 2
-"""In a row that have to lack a job before it counts as gone."""
+"""The number of listings in a row that must lack a job before it counts as gone."""
 ANSWER_WITHIN_S = 10.0
-"""A busy controller is asked again later."""
+"""The seconds that the controller has for an answer; a busy one is asked again later."""
 
 
 @dataclass
 class QueueWatch:
-    """Asks squeue now and then; called with names of jobs of the plan, it tells whether all are gone for good."""
+    """Asks squeue from time to time; called with names of jobs, it returns whether all have left the queue."""
 
     layout: RunLayout
     own_id: str
-    """That sbatch printed for the asking task: a listing without it proves nothing."""
+    """The id of the asking task: a listing that lacks it proves nothing."""
     clock: Callable[[], float] = time.monotonic
     _last: float = field(default=float("-inf"), init=False)
     _about: tuple[str, ...] = field(default=(), init=False)
@@ -41,7 +41,7 @@ class QueueWatch:
     """Listings in a row that lacked the jobs."""
 
     def __call__(self, jobs: tuple[str, ...]) -> bool:
-        """Whether none of these jobs has been in the queue for some time, however often it was submitted."""
+        """Whether none of these jobs, with all its submissions, has been in the queue for some time."""
         since = self.clock() - self._last
         if jobs != self._about or since >= LISTINGS * ASK_EVERY_S + ANSWER_WITHIN_S:
             self._about, self._lacking = jobs, 0  # an earlier wait says nothing about this one
@@ -55,7 +55,11 @@ class QueueWatch:
         try:
             sent = submissions(self.layout)
             listing = run_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F"], ANSWER_WITHIN_S)
-        except (UserError, OSError, ValueError) as error:  # no squeue on this node, or a filesystem away for a moment
+        except (
+            UserError,
+            OSError,
+            ValueError,
+        ) as error:  # no squeue on this node, or a filesystem fails for a moment
             log.info("Slurm did not say whether the jobs that this task waits for are queued: %s", error)
             return False
         queue, ids = set(listing.split()), {job: {one.job_id for one in sent if one.job == job} for job in jobs}
