@@ -19,5 +19,5 @@ def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:
     """
     chosen = problems.verifier or MathVerifier()
     if not isinstance(chosen, Verifier):
-        raise TypeError(f"{type(chosen).__name__} is no mrt_hpc.domains.base.Verifier: it must say what is right")
+        raise TypeError(f"{type(chosen).__name__} is no subclass of mrt_hpc.domains.base.Verifier")
     return chosen.with_defaults(grading)

@@ -31,7 +31,7 @@ def as_prover(section: ProverSettings) -> Prover:
         TypeError: its class is no ``Prover``.
     """
     if not isinstance(section, Prover):
-        raise TypeError(f"{type(section).__name__} is no mrt_hpc.provers.base.Prover: it must say how it asks")
+        raise TypeError(f"{type(section).__name__} is no subclass of mrt_hpc.provers.base.Prover")
     return section
 
 

@@ -43,7 +43,7 @@ def read_recipe_lock(path: Path) -> Recipe:
             advice=f"restore {path} from a backup, or submit the recipe with another --run directory",
         )
     mend = (
-        f"restore {path} from a backup if it was changed, or go on with the version of mrt-hpc that wrote it "
+        f"restore {path} from a backup if it was changed, or continue with the version of mrt-hpc that wrote it "
         f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
     )
     data = as_earlier_versions_did(source.data["recipe"])

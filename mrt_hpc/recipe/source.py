@@ -100,7 +100,7 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
             "the file is too large for a recipe or a site profile",
             value=f"{size / 1e6:.1f} MB",
             where=path,
-            expected=f"{MAX_BYTES / 1e6:g} MB or less; problems belong into a file that data.path names",
+            expected=f"{MAX_BYTES / 1e6:g} MB or less; put problems into a file that data.path names",
             advice=advice,
         )
     try:

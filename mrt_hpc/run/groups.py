@@ -93,7 +93,7 @@ def group_of(manifest: Manifest, file: Callable[[str], Path | BytesIO], where: P
         raise UserError(
             f"no {', '.join(missing)} in it: another version of mrt-hpc wrote it",
             where=where,
-            advice="go on with the version of mrt-hpc that the run was begun with",
+            advice="continue with the version of mrt-hpc that began the run",
         )
     parts: dict[str, Any] = {
         name: read_records(file(_file_name(name)), record, where) for name, record in PARTS.items()

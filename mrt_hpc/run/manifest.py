@@ -54,7 +54,7 @@ def unreadable(path: Path, error: Exception) -> UserError:
     return UserError(
         f"it cannot be read just now: {error!r}",
         where=path,
-        advice=f"nothing, if the filesystem comes back; if it stays so: mv {path} {path}.unreadable",
+        advice=f"nothing, if the filesystem recovers; otherwise: mv {path} {path}.unreadable",
         exit_code=ExitCode.RETRYABLE,
     )
 

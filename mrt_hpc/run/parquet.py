@@ -80,7 +80,7 @@ def read_records(source: Path | BytesIO, record_type: type[Record], where: Path 
             where=where or source,
             value=table.schema.names,
             expected=str(expected.names),
-            advice="go on with the version of mrt-hpc that the run was begun with",
+            advice="continue with the version of mrt-hpc that began the run",
         )
     return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
 

@@ -103,7 +103,7 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
         raise UserError(
             f"the state of a task cannot be read: {error}",
             where=path,
-            advice="remove the file: the task is run again, and what it has finished stays",
+            advice="remove the file: the task runs again, and its finished results stay",
         ) from error
 
 

@@ -333,7 +333,7 @@ def _unusable(what: str, where: Path) -> UserError:
         what,
         where=where,
         expected=f"a checkpoint with {STATE} ({', '.join(STATE_TYPES)}) and tensors in safetensors files",
-        advice="go on from an older checkpoint, or from the beginning",
+        advice="continue from an older checkpoint, or from the beginning",
         exit_code=ExitCode.FATAL,
     )
 

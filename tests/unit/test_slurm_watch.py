@@ -128,7 +128,7 @@ def test_inference_ends_when_its_trainer_has_left_the_queue(cluster: Cluster, mo
     vigil = task.vigil("weights", task.peers(Role.TRAINER))
     vigil.check()
     cluster.now += ASK_EVERY_S
-    with pytest.raises(UserError, match=f"{TRAINER} has left the queue and will not come back") as caught:
+    with pytest.raises(UserError, match=f"{TRAINER} has left the queue and will not start again") as caught:
         vigil.check()
     assert caught.value.exit_code is ExitCode.FATAL
     after = record_after(task, caught.value, TaskRecord(TaskState.RUNNING, attempt="7.0"))

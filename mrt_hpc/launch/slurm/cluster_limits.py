@@ -149,7 +149,7 @@ def closed_partitions(plan: Plan, site: SlurmSite, limits: ClusterLimits) -> lis
 def refusal(site: SlurmSite, found: Sequence[str]) -> UserError:
     """The error of a submission that the cluster would refuse or never start; ``found`` is not empty."""
     return UserError(
-        f"the plan is beyond the limits of the cluster, or site profile {site.name} is wrong",
+        f"the plan exceeds the limits of the cluster, or site profile {site.name} is wrong",
         value="; ".join(found),
         where=f"site {site.name}",
         expected="what `scontrol show config` and `scontrol show partition` tell",

@@ -163,7 +163,7 @@ class PeerWait:
                 exit_code=ExitCode.RETRYABLE,
             )
         if self.gone(tuple(job.name for job in self.peers.jobs)):
-            what = "has left the queue and will not come back"
+            what = "has left the queue and will not start again"
             raise PeersFailedError(self.reason, self.peers, f"{status}, and the same submit command again", what)
         if waited_s > self.limits.wait_limit_minutes * 60:
             why = f"has not run for {waited_s / 60:.1f} minutes, and {self.reason} can come from it only"
