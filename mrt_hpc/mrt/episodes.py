@@ -83,7 +83,7 @@ def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
 
 
 def paragraph_starts(text: bytes) -> list[int]:
-    """Return the byte offsets of the paragraphs after the first, as ``text.split("\n\n")`` makes them.
+    """Return the byte offsets of the paragraphs after the first, as ``text.split("\\n\\n")`` makes them.
 
     Four newlines have an empty paragraph between them, which counts; after three the paragraph begins with a newline; a
     line of spaces separates nothing. An empty paragraph at the end of the text is left out.

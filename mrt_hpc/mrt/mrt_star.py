@@ -1,7 +1,7 @@
 """MRT by filtered likelihood: of the right traces, learn those whose episodes make progress (paper, Section 6).
 
 Per problem the right traces are ranked by their total positive progress; one with an episode below a threshold is
-dropped; and each is cut after the episode at which its value is first highest, since the later episodes did not raise the
+dropped; and each is cut after the episode at which its value is first highest, since later episodes did not raise the
 value. This module leaves out the ending of a cut trace, which needs a branch of the prover from there.
 """
 
