@@ -101,7 +101,7 @@ class SupervisedAlgorithm(Algorithm):
     turns: ClassVar[int] = 1
     """The number of traces in one sample, for the estimate of its length."""
 
-    def summary(self, recipe: Recipe) -> dict[str, str]:  # noqa: ARG002 - others tell of the recipe
+    def summary(self, recipe: Recipe) -> dict[str, str]:  # noqa: ARG002 - subclasses use the recipe
         """Return the lines of the report about an iteration's size."""
         return {"sequences an iteration": str(self.sequences_per_iteration)}
 

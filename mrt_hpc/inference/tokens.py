@@ -46,7 +46,7 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
     try:
         tokenizer = kind.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # whatever the files bring the libraries to raise
+    except Exception as error:  # the libraries raise various errors for damaged files
         raise _no_tokenizer(directory, f"{type(error).__name__}: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise _no_tokenizer(directory, f"{type(tokenizer).__name__} is not a fast tokenizer")

@@ -3,7 +3,7 @@ r"""Segmentation of a trace into episodes (paper, Section 5 and its appendix).
 The rule: the thought is split at every two newlines into paragraphs; a new episode starts at a paragraph that begins
 with a reconsideration marker ("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after
 the last boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps merge into one episode, and
-whatever lies beyond ``max_episodes`` joins the last one.
+the steps beyond ``max_episodes`` join the last one.
 
 Progress is credited to tokens, so a boundary must be a token boundary. A cut that falls inside a token moves to that
 token's start: the marker stays whole, in the episode that it opens.

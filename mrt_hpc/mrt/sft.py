@@ -82,7 +82,7 @@ def mask_conversation(conversation: Conversation, form: ChatFormat) -> MaskedTok
     Learnt stretches and those between them are tokenized separately, as a prompt and its answer are when sampled.
 
     Raises:
-        ValueError: the template writes earlier turns in another way once later ones follow, so that positions tell
+        ValueError: the template writes earlier turns differently once later ones follow, so that positions mean
             nothing; or there is no turn of the assistant.
 
     Source: the authors' code.

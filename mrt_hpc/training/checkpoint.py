@@ -159,7 +159,7 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
             if not path.exists():  # it was removed while it was read: newer ones exist by now
                 return good(checkpoints, on_bad)
             on_bad(path, error)
-        except Exception as error:  # whatever the damage causes, the next older checkpoint may be intact
+        except Exception as error:  # damage may cause any error; the next older checkpoint may be intact
             if is_of_the_filesystem(error):
                 raise unreadable(path, error) from error
             on_bad(path, _unusable(f"the checkpoint cannot be read: {error!r}", path))
