@@ -1,1 +1,1 @@
-"""Algorithms: what is sampled for an update, and what it is paid for. One module an algorithm."""
+"""The algorithms, one module each: the rollouts sampled for an update, and the advantages or samples it learns from."""

@@ -1,4 +1,4 @@
-"""Learning to go back: an attempt, the step of highest value, and a right continuation from there."""
+"""Learning to backtrack: an attempt, the step of highest value, and a right continuation from that step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Backtracking(SupervisedAlgorithm):
-    """Learn to go back: an attempt of the starting policy, the step of highest value, a right continuation from
+    """Learn to backtrack: an attempt of the starting policy, the step of highest value, a right continuation from
     there.
 
     Source: paper, Appendix (backtracking).
@@ -47,21 +47,21 @@ class Backtracking(SupervisedAlgorithm):
     turns: ClassVar[int] = 2
     type: Literal["backtracking"] = "backtracking"
     variant: Literal["resample", "shared_prefix", "no_shared_prefix", "no_full_rollout"] = "shared_prefix"
-    """What is shown of attempt and revision: start again; repeat the shared steps; go on without repeating them; stop
-    the attempt where it first lost value.
+    """The parts of attempt and revision that are shown: start again; repeat the shared steps; continue without
+    repeating them; stop the attempt where it first lost value.
     """
     min_loss_sigmas: Annotated[float, Field(ge=0)] = 3.0
-    """How many standard errors of the difference between two values a step's loss of value is larger than, for variant
-    no_full_rollout to stop the attempt there; 0 takes any loss. With fewer than 5 rollouts from a step no loss is as
-    large as 3.
+    """The number of standard errors of the difference between two values that a step's loss of value must exceed for
+    variant no_full_rollout to stop the attempt there; 0 takes any loss. With fewer than 5 rollouts from a step no loss
+    is as large as 3.
     """
     emit: Literal["conversations", "suffixes"] = "suffixes"
-    """Learn attempt and revision as turns of a conversation, or the revision alone."""
+    """Whether attempt and revision are learnt as turns of a conversation, or the revision alone as a suffix."""
     backtrack_text: str = DEFAULT_BACKTRACK
     """The text between attempt and revision; {step} is the number of steps kept."""
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """The revisions of all attempts; the selected samples are also written down."""
+        """Return the revisions of all attempts, and write the selected samples to a file."""
         statements = {p.id: p.problem for p in read_problems(source.train_data)}
         attempts = (_attempt(group, statements, source) for group in source.collected())
         variant = Variant(self.variant)
@@ -79,25 +79,28 @@ class Backtracking(SupervisedAlgorithm):
         )
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a prover whose branches are no rollouts, and texts and numbers that fit no attempt."""
+        """Refuse a prover whose branches are not rollouts, and texts and numbers that do not suit an attempt."""
         if recipe.prover is not None and not recipe.prover.thinks_on:
             raise misfit(
                 "prover.type",
-                f"continuation, not {recipe.prover.type}: a revision goes on from a step with one of the rollouts that "
+                f"continuation, not {recipe.prover.type}: a revision continues from a step with a rollout that "
                 "gave the step its value",
             )
         try:
             self.backtrack_text.format(step=1)
         except (KeyError, IndexError, ValueError) as error:
             raise misfit(
-                "algorithm.backtrack_text", f"no braces but {{step}} in it; it cannot be filled in: {error!r}"
+                "algorithm.backtrack_text",
+                f"a text with no braces except {{step}}; the given text cannot be formatted: {error!r}",
             ) from error
         if recipe.sampling.rollouts_per_problem != 1:
-            raise misfit("sampling.rollouts_per_problem", "1 with algorithm backtracking: one first attempt a problem")
+            raise misfit(
+                "sampling.rollouts_per_problem", "1 with algorithm backtracking: one first attempt per problem"
+            )
 
 
 def _attempt(group: Group, statements: dict[str, str], source: SampleSource) -> Attempt:
-    """A collected trace as steps of text, and what follows its thought."""
+    """Convert a collected trace to steps of text and the text after its thought."""
     (rollout,) = group.rollouts
     cuts = rollout.boundaries
     ids = [i for i in rollout.token_ids if i not in source.prompter.stop_token_ids]

@@ -1,8 +1,8 @@
-"""What an algorithm is: a section of the recipe that says where rollouts start, what is asked of the prover, and which
-sequences an update learns.
+"""Base classes of algorithms. An algorithm is a section of the recipe that defines where rollouts start, which
+boundaries the prover values, and which sequences an update learns.
 
-Add an algorithm: one module with a subclass of ``RolloutAlgorithm`` or ``SupervisedAlgorithm``, and its name in
-:data:`mrt_hpc.recipe.registry.ALGORITHMS`; or a class of your own anywhere, named in the recipe as
+To add an algorithm, write one module with a subclass of ``RolloutAlgorithm`` or ``SupervisedAlgorithm``, and add its
+name to :data:`mrt_hpc.recipe.registry.ALGORITHMS`; or write a class in any module and name it in the recipe as
 ``algorithm: {type: my_module:MyAlgorithm}``.
 """
 
@@ -29,45 +29,45 @@ if TYPE_CHECKING:
 
 
 class Algorithm(AlgorithmSettings):
-    """What every algorithm says of the traces that it has sampled."""
+    """The base of all algorithms: it defines which traces are sampled."""
 
     def starts(self, context: StartContext) -> Starts:
-        """Where the rollouts of an iteration, or of a collection, start: at the prompt, as a rule."""
+        """Return the starts of the rollouts of an iteration, or of a collection; by default the prompt."""
         return whole_traces(context, self.group_size(context.recipe, context.iteration))
 
     def boundaries(self, iteration: int) -> Callable[[SampledTrace], Sequence[int]] | None:  # noqa: ARG002 - some differ
-        """Which boundaries of a trace the prover is asked about in an iteration; None asks about none."""
+        """Return the function that selects boundaries of a trace for the prover in an iteration, or None for none."""
         return every_boundary if self.needs_prover else None
 
     def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected tokens of one problem: its rollouts and their branches."""
+        """Return the expected tokens of one problem: its rollouts and their branches."""
         values = boundaries_per_trace(recipe) * tokens_per_value(recipe.prover, recipe)
         return recipe.sampling.rollouts_per_problem * (trace_tokens(recipe, iteration) + values)
 
 
 class RolloutAlgorithm(Algorithm):
-    """Learns from rollouts of the policy under training."""
+    """An algorithm that learns from rollouts of the policy under training."""
 
     samples_rollouts: ClassVar[bool] = True
 
     @abstractmethod
     def learnt(self, batch: Batch) -> Learnt:
-        """The sequences of an iteration, with the advantage of each token.
+        """Return the sequences of an iteration, with the advantage of each token.
 
         Args:
             batch: all rollouts of the iteration, with their branches and values.
 
         Raises:
-            UserError: the batch cannot be learnt from.
+            UserError: the batch cannot be used for training.
         """
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected tokens that an update computes: every rollout with its prompt."""
+        """Return the expected tokens that an update computes: every rollout with its prompt."""
         rollouts = (recipe.sampling.problems_per_iteration or 0) * recipe.sampling.rollouts_per_problem
         return rollouts * sequence_tokens(recipe, iteration)
 
     def summary(self, recipe: Recipe) -> dict[str, str]:
-        """What the report tells of an iteration's size."""
+        """Return the lines of the report about an iteration's size."""
         return {
             "problems an iteration": str(recipe.sampling.problems_per_iteration),
             "staleness limit": str(recipe.schedule.max_staleness),
@@ -75,78 +75,85 @@ class RolloutAlgorithm(Algorithm):
 
 
 class SupervisedAlgorithm(Algorithm):
-    """Maximises the likelihood of given or selected samples."""
+    """An algorithm that maximises the likelihood of given or selected samples."""
 
     samples_rollouts: ClassVar[bool] = False
     sequences_per_iteration: Count
-    """Samples of an iteration, drawn without repetition until all have been used."""
+    """The number of samples per iteration, drawn without repetition until all have been used."""
     max_tokens: Positive = 16384
-    """The maximum number of tokens of a sample, prompt included; longer ones are left out, and counted in the log."""
+    """The maximum number of tokens of a sample, prompt included; longer samples are left out, and counted in the log.
+    """
 
     @abstractmethod
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """All samples of the run, in an order that follows from the run directory alone.
+        """Return all samples of the run, in an order that depends on the run directory alone.
 
         Raises:
-            UserError: what they are selected from is missing, or cannot be turned into tokens.
+            UserError: the source of the samples is missing, or cannot be converted to tokens.
         """
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected tokens that an update computes: as long as a trace with its prompt."""
+        """Return the expected tokens that an update computes; a sample is assumed to be as long as a trace with its
+        prompt.
+        """
         return self.sequences_per_iteration * min(self.max_tokens, self.turns * sequence_tokens(recipe, iteration))
 
     turns: ClassVar[int] = 1
-    """Traces that one sample consists of, for the estimate of its length."""
+    """The number of traces in one sample, for the estimate of its length."""
 
-    def summary(self, recipe: Recipe) -> dict[str, str]:  # noqa: ARG002 - others tell of the recipe
-        """What the report tells of an iteration's size."""
+    def summary(self, recipe: Recipe) -> dict[str, str]:  # noqa: ARG002 - subclasses use the recipe
+        """Return the lines of the report about an iteration's size."""
         return {"sequences an iteration": str(self.sequences_per_iteration)}
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
-    """The recipe's algorithm, as one that says what is sampled for it.
+    """Return the recipe's algorithm as an ``Algorithm``.
 
     Raises:
-        TypeError: its class does not.
+        TypeError: its class is not a subclass of it.
     """
     if not isinstance(recipe.algorithm, Algorithm):
-        raise TypeError(f"{type(recipe.algorithm).__name__} is no mrt_hpc.algorithms.base.Algorithm")
+        raise TypeError(f"{type(recipe.algorithm).__name__} is not a subclass of mrt_hpc.algorithms.base.Algorithm")
     return recipe.algorithm
 
 
 def rollout_algorithm(recipe: Recipe) -> RolloutAlgorithm:
-    """The recipe's algorithm, as one that learns from rollouts.
+    """Return the recipe's algorithm as one that learns from rollouts.
 
     Raises:
-        TypeError: its class is none, though it says that it samples rollouts.
+        TypeError: its class is not a subclass of ``RolloutAlgorithm``, although it declares that it samples rollouts.
     """
     if not isinstance(recipe.algorithm, RolloutAlgorithm):
-        raise TypeError(f"{type(recipe.algorithm).__name__} is no mrt_hpc.algorithms.base.RolloutAlgorithm")
+        raise TypeError(
+            f"{type(recipe.algorithm).__name__} is not a subclass of mrt_hpc.algorithms.base.RolloutAlgorithm"
+        )
     return recipe.algorithm
 
 
 def supervised_algorithm(recipe: Recipe) -> SupervisedAlgorithm:
-    """The recipe's algorithm, as one that learns samples.
+    """Return the recipe's algorithm as one that learns from samples.
 
     Raises:
-        TypeError: its class is none, though it says that it samples no rollouts.
+        TypeError: its class is not a subclass of ``SupervisedAlgorithm``, although it declares no rollouts.
     """
     if not isinstance(recipe.algorithm, SupervisedAlgorithm):
-        raise TypeError(f"{type(recipe.algorithm).__name__} is no mrt_hpc.algorithms.base.SupervisedAlgorithm")
+        raise TypeError(
+            f"{type(recipe.algorithm).__name__} is not a subclass of mrt_hpc.algorithms.base.SupervisedAlgorithm"
+        )
     return recipe.algorithm
 
 
 def check_keep(keep: int | None, recipe: Recipe) -> None:
     """Refuse to keep more traces of a problem than are sampled."""
     if (keep or 0) > recipe.sampling.rollouts_per_problem:
-        raise misfit("algorithm.keep", "no more than sampling.rollouts_per_problem, of which they are chosen")
+        raise misfit("algorithm.keep", "no more than sampling.rollouts_per_problem, from which they are chosen")
 
 
 def check_one_temperature(recipe: Recipe, option: str) -> None:
-    """Refuse a prover of another temperature where its answers are trained on."""
+    """Refuse a prover with another temperature where its answers are trained on."""
     if recipe.prover is not None and recipe.prover.temperature != recipe.sampling.temperature:
         raise misfit(
             "prover.temperature",
             f"{recipe.sampling.temperature:g}, as sampling.temperature is: with {option} the forced answers are "
-            "trained on as well, and the trainer knows one temperature",
+            "trained on as well, and the trainer uses one temperature",
         )

@@ -1,4 +1,4 @@
-"""All rollouts of one iteration, and the sequences that are made of them."""
+"""All rollouts of one iteration, and the training sequences made from them."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ class Batch:
 
     rollouts: list[Rollout]
     values: list[dict[int, float]]
-    """For each rollout the values of its boundaries that were looked at, by boundary."""
+    """For each rollout the values of its boundaries that were estimated, by boundary."""
     costs: list[GroupStatistics]
     digest: str
-    """Identity of what is trained on: SHA-256 over the digests of the groups."""
+    """The identity of the training data: SHA-256 over the digests of the groups."""
     progress_variances: NDArray[np.float64]
-    """Of all progress values; NaN where branches do not tell of it."""
+    """The variances of all progress values; NaN where the branches give no estimate of it."""
     branches: list[Branch]
-    """Of all boundaries, in no particular order."""
+    """The branches of all boundaries, in no particular order."""
     question_ids: Callable[[], Sequence[int]] = list
-    """What the prover wrote before each branch, in the policy's tokens; computed when it is called."""
+    """A function that returns the prover's text before each branch, as the policy's tokens."""
 
     @property
     def reward_mean(self) -> float:
-        """Mean outcome reward of the rollouts that thought to their end: those forced to answer tell of a prefix."""
+        """The mean outcome reward of the rollouts that were not forced to answer; forced ones measure a prefix."""
         return float(np.mean([r.reward for r in self.rollouts if not r.forced]))
 
     @property
     def value_arrays(self) -> list[NDArray[np.float64]]:
-        """For each rollout [k + 1] V_0 .. V_k; empty where they were not all looked at."""
+        """For each rollout [k + 1] V_0 .. V_k; empty where not all were estimated."""
         return [
             np.array([values[j] for j in range(len(r.boundaries))]) if len(values) == len(r.boundaries) else np.zeros(0)
             for r, values in zip(self.rollouts, self.values, strict=True)
         ]
 
     def scored(self, rewards: Sequence[float] | None = None) -> list[ScoredTrace]:
-        """The rollouts as the method takes them.
+        """Return the rollouts in the form that the method takes.
 
         Args:
-            rewards: in place of the rollouts' own.
+            rewards: the rewards that replace the rollouts' own.
         """
         paid = [r.reward for r in self.rollouts] if rewards is None else rewards
         return [
@@ -66,18 +66,18 @@ class Batch:
 
 @dataclass(frozen=True)
 class Learnt:
-    """What one iteration learns from its rollouts."""
+    """The sequences that one iteration learns from."""
 
     sequences: list[TrainingSequence]
-    """The rollouts."""
+    """The sequences of the rollouts."""
     branches: list[TrainingSequence] = field(default_factory=list)
-    """The branches that are learnt from as well."""
+    """The sequences of the branches, where these are also learnt."""
     dropped_branches: int = 0
-    """Branches that should be learnt from as well, and cannot."""
+    """The number of branches that should be learnt but cannot be."""
 
 
 def batch_of(groups: Sequence[Group], question_ids: Callable[[], Sequence[int]] = list) -> Batch:
-    """Join the groups of an iteration, in an order that does not depend on which task sampled what.
+    """Join the groups of an iteration, in an order that does not depend on the task that sampled each.
 
     Args:
         groups: all groups of the iteration.
@@ -95,12 +95,12 @@ def batch_of(groups: Sequence[Group], question_ids: Callable[[], Sequence[int]] 
 
 
 def batch_digest(digests: Iterable[str]) -> str:
-    """The identity of a batch, from those of its groups in any order."""
+    """Return the identity of a batch, from those of its groups in any order."""
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
 
 
 def rollout_sequences(batch: Batch, advantages: Sequence[NDArray[np.float64]]) -> list[TrainingSequence]:
-    """Every rollout with the advantages of its tokens.
+    """Return the sequence of every rollout, with the advantages of its tokens.
 
     Args:
         batch: of B rollouts.
@@ -112,7 +112,7 @@ def rollout_sequences(batch: Batch, advantages: Sequence[NDArray[np.float64]]) -
 def sampled_sequence(
     sampled: Rollout | Branch, context: Sequence[int], advantages: NDArray[np.float64]
 ) -> TrainingSequence:
-    """All tokens that were sampled after a context.
+    """Return the training sequence of all tokens that were sampled after a context.
 
     Args:
         sampled: T tokens.

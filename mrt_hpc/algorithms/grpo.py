@@ -20,9 +20,9 @@ class Grpo(RolloutAlgorithm):
 
     type: Literal["grpo"] = "grpo"
     divide_by_std: bool = True
-    """Divide by the group's standard deviation; false is Dr. GRPO's form."""
+    """Whether to divide by the group's standard deviation; false is Dr. GRPO's form."""
 
     def learnt(self, batch: Batch) -> Learnt:
-        """Every rollout with the advantage of its outcome."""
+        """Return every rollout with the advantage of its outcome."""
         advantages = outcome_token_advantages(batch.scored(), divide_by_std=self.divide_by_std)
         return Learnt(rollout_sequences(batch, advantages))

@@ -1,4 +1,4 @@
-"""GRPO on an outcome reward that pays long right answers less."""
+"""GRPO on an outcome reward that is smaller for long right answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LengthPenalty(RolloutAlgorithm):
-    """GRPO on an outcome reward that pays right answers less the longer they are, against the problem's other right
+    """GRPO on an outcome reward that decreases with the length of a right answer, relative to the problem's other right
     answers.
 
     Source: paper, Section 7 (the length penalty that MRT is compared with).
@@ -25,14 +25,14 @@ class LengthPenalty(RolloutAlgorithm):
 
     type: Literal["length_penalty"] = "length_penalty"
     coefficient: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """The share of its reward that an endlessly long right answer loses."""
+    """The share of its reward that an infinitely long right answer loses."""
     divide_by_std: bool = False
-    """Divide by the group's standard deviation. In a group whose answers are all right the coefficient then cancels: a
-    small one shortens answers as much as a large one.
+    """Whether to divide by the group's standard deviation. In a group whose answers are all right the coefficient then
+    cancels: a small one shortens answers as much as a large one.
     """
 
     def learnt(self, batch: Batch) -> Learnt:
-        """Every rollout with the advantage of its penalised outcome."""
+        """Return every rollout with the advantage of its penalised outcome."""
         rewards = penalised_rewards(
             np.array([r.reward for r in batch.rollouts]),
             np.array([float(len(r.token_ids)) for r in batch.rollouts]),

@@ -1,4 +1,4 @@
-"""MRT in the paper's offline form: rollouts from the prefix of a stale trace, half going on, half forced to answer."""
+"""MRT in the paper's offline form: rollouts from the prefix of a stale trace, half continued, half forced to answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Mrt(RolloutAlgorithm, Refreshed):
-    """The paper's offline form: rollouts from a prefix of a stale trace, half going on, half forced to answer.
+    """The paper's offline form: rollouts from a prefix of a stale trace, half continued, half forced to answer.
 
     Source: paper, Section 6, Figure 6 (right).
     """
@@ -52,63 +52,63 @@ class Mrt(RolloutAlgorithm, Refreshed):
     alpha: Annotated[float, Field(ge=0)] = 1.0
     """The weight of the bonus against the outcome."""
     bonus: Literal["end_of_trace", "next_episode"] = "end_of_trace"
-    """What alpha multiplies: the reward less the prefix's value (the authors' code), or the value that the first new
-    episode reaches less the prefix's (the paper's equation), which takes branches at its end.
+    """The quantity that alpha multiplies: the reward less the prefix's value (the authors' code), or the value that the
+    first new episode reaches less the prefix's (the paper's equation), which needs branches at the end of that episode.
     """
     baseline: Literal["group", "termination"] = "group"
-    """What a reward is compared with: the mean of the rollouts that went on, with the bonus on top; or the prefix's
-    value alone, without a bonus.
+    """The quantity with which a reward is compared: the mean of the rollouts that continued, with the bonus added; or
+    the prefix's value alone, without a bonus.
     """
     train_terminated: bool = False
-    """Learn also from the forced half: its answers, and the choice to stop against the choice to go on. The forced
-    closing tags then count in the mismatch metrics as well, with the policy's probability of stopping.
+    """Whether to learn also from the forced half: its answers, and the choice between stopping and continuing. The
+    forced closing tags then count in the mismatch metrics as well, with the policy's probability of stopping.
     """
     divide_by_std: bool = False
-    """Divide the outcome part by the group's standard deviation."""
+    """Whether to divide the outcome part by the group's standard deviation."""
 
     def starts(self, context: StartContext) -> Starts:
-        """One whole trace of each problem is collected; every iteration starts from a prefix of it."""
+        """Return whole traces for a collection, one per problem, and a prefix of these for every iteration."""
         return super().starts(context) if is_collection(context.iteration) else StalePrefixes(context)
 
     def group_size(self, recipe: Recipe, iteration: int) -> int:
-        """One trace of each problem is collected."""
+        """Return 1 for a collection, which takes one trace of each problem, and n otherwise."""
         return 1 if is_collection(iteration) else super().group_size(recipe, iteration)
 
     def boundaries(self, iteration: int) -> Callable[[SampledTrace], Sequence[int]] | None:
-        """The end of the first new episode, where the bonus is made of its value."""
+        """Return the selector of the end of the first new episode, if the bonus needs its value."""
         return first_new_boundary if self.bonus == "next_episode" and not is_collection(iteration) else None
 
     def learnt(self, batch: Batch) -> Learnt:
-        """Of each group the rollouts that went on; and those that were forced to answer, where these are trained."""
+        """Return the rollouts of each group that continued, and the forced ones where these are trained."""
         by_problem: dict[str, list[tuple[Rollout, dict[int, float]]]] = defaultdict(list)
         for rollout, values in zip(batch.rollouts, batch.values, strict=True):
             by_problem[rollout.problem_id].append((rollout, values))
         return Learnt([s for members in by_problem.values() for s in _group_sequences(members, self)])
 
     def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected tokens of one problem: one stale trace, or both halves of its rollouts."""
+        """Return the expected tokens of one problem: one stale trace, or both halves of its rollouts."""
         trace = trace_tokens(recipe, iteration)
         if is_collection(iteration) or recipe.prover is None:
             return trace
-        # A prefix is half of a trace on average, and so is what a rollout adds to it.
+        # A prefix is half of a trace on average, and so is the text that a rollout adds to it.
         going_on = trace / 2 + (tokens_per_value(recipe.prover, recipe) if self.bonus == "next_episode" else 0.0)
         return recipe.sampling.rollouts_per_problem / 2 * (going_on + branch_tokens(recipe.prover, recipe))
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected tokens that an update computes: those of one half, unless both are trained."""
+        """Return the expected tokens that an update computes: those of one half, unless both are trained."""
         whole = super().trained_tokens(recipe, iteration)
         return whole if self.train_terminated else whole / 2
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse what contradicts the two halves of a group, or the prover that one of them is."""
+        """Refuse settings that contradict the two halves of a group, or the prover that forces one half."""
         if recipe.prover is not None:
             _check_prover(self, recipe, recipe.prover)
         rollouts = recipe.sampling.rollouts_per_problem
         if rollouts % 2 or rollouts < 4:
             raise misfit(
                 "sampling.rollouts_per_problem",
-                "even and at least 4: half of the rollouts go on from the prefix, half are forced to answer, and each "
-                "half is compared within itself",
+                "even and at least 4: half of the rollouts continue from the prefix, half are forced to answer, and "
+                "each half is compared within itself",
             )
         if recipe.schedule.length_curriculum:
             raise misfit(
@@ -117,10 +117,10 @@ class Mrt(RolloutAlgorithm, Refreshed):
                 "allows",
             )
         if self.baseline == "termination" and self.divide_by_std:
-            raise misfit("algorithm.divide_by_std", "false with baseline: termination, which divides by nothing")
+            raise misfit("algorithm.divide_by_std", "false with baseline: termination, which does not divide")
         if self.baseline == "termination" and (self.alpha != 1.0 or self.bonus != "end_of_trace"):
             raise misfit(
-                "algorithm.baseline", "group, where alpha or bonus are set: baseline termination knows neither of them"
+                "algorithm.baseline", "group where alpha or bonus are set, as baseline termination uses neither of them"
             )
 
 
@@ -157,23 +157,27 @@ def _check_prover(algorithm: Mrt, recipe: Recipe, prover: ProverSettings) -> Non
 
 
 def first_new_boundary(trace: SampledTrace) -> Sequence[int]:
-    """The end of the first new episode of a rollout that went on; none where it stopped at once, or was forced to."""
+    """Return the end of the first new episode of a continued rollout; nothing where it stopped at once or was forced
+    to.
+    """
     return range(1, min(2, len(trace.boundaries)))
 
 
 @dataclass(frozen=True)
 class StalePrefixes:
-    """From the prefix c_j of a problem's stale trace half of the rollouts go on, the others are forced to answer."""
+    """Starts at the prefix c_j of a problem's stale trace: half of the rollouts continue, the others are forced to
+    answer.
+    """
 
     context: StartContext
 
     @property
     def group_size(self) -> int:
-        """n, both halves together."""
+        """n, the number of rollouts in both halves together."""
         return self.context.recipe.sampling.rollouts_per_problem
 
     def group(self, problem: Problem) -> PromptedGroup:
-        """Both halves of one problem's rollouts."""
+        """Return both halves of one problem's rollouts."""
         c, recipe = self.context, self.context.recipe
         stale = c.stale_trace(problem)
         prefix = stale.prefix(draw_boundary(len(stale.boundaries) - 1, recipe.seed, problem.id, c.iteration))
@@ -190,9 +194,9 @@ class StalePrefixes:
         )
 
     def _stopping(self, before: list[int], samples: int, text: bytes) -> Start:
-        """Where the rollouts start that are forced to answer."""
+        """Return the start of the rollouts that are forced to answer."""
         prover, prompter = self.context.recipe.prover, self.context.prompter
-        assert prover is not None  # the recipe is checked for it
+        assert prover is not None  # the check of the recipe ensures it
         forced, thought_end = prompter.ids(prover.question), self.context.recipe.prompt.thought_end
         return Start(
             [*before, *forced],
@@ -231,16 +235,17 @@ def _prefix_group(
     stopped = np.array([r.reward for r in terminated])
     reached = None
     if Bonus(algorithm.bonus) is Bonus.NEXT_EPISODE:
-        # Boundary 1 ends the first new episode; a rollout that closed the thought at once has none, and stays where it
-        # was.
+        # Boundary 1 ends the first new episode; a rollout that closed the thought at once has none, and keeps the
+        # value of the prefix.
         reached = np.array([values.get(1, float(stopped.mean())) for _, values in continued])
     return PrefixGroup(np.array([r.reward for r, _ in continued]), stopped, reached)
 
 
 def _stopped(rollout: Rollout, stop: float, answer: float) -> TrainingSequence:
-    """A rollout that was forced to answer: the choice to stop and the answer are learnt, the text between is context.
+    """Return the sequence of a rollout forced to answer: the choice to stop and the answer are learnt, not the text
+    between.
 
-    The forced text begins with the closing tag (``check`` demands it), whose first token is the choice. That was
+    The forced text begins with the closing tag (``check`` ensures it), whose first token is the choice. That was
     written with probability one, so its behaviour log-probability is 0, and the trainer's importance weight is the
     policy's own probability of stopping.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mrt_hpc.training.sequence import TrainingSequence
 
 LEARNT_BRANCHES = 1 / 3
-"""Share of the branches whose boundary has right and wrong ones, so that they are learnt."""
+"""The share of the branches that are learnt: those whose boundary has both right and wrong ones."""
 
 
 class MrtOnline(RolloutAlgorithm):
@@ -38,16 +38,17 @@ class MrtOnline(RolloutAlgorithm):
     alpha: Annotated[float, Field(ge=0)] = 1.0
     """The weight of progress against outcome."""
     divide_by_std: bool = True
-    """Divide the outcome advantage by the group's standard deviation."""
+    """Whether to divide the outcome advantage by the group's standard deviation."""
     normalise_progress: bool = False
-    """Centre and scale progress over the batch before it is weighted."""
+    """Whether to centre and scale progress over the batch before it is weighted."""
     train_branches: bool = False
-    """Learn also from the branches, each against the others at its boundary, where some are right and some are wrong.
-    Nothing more is sampled; the trainer computes each as a sequence of its own, prefix included.
+    """Whether to learn also from the branches, each compared with the others at its boundary, where some are right and
+    some are wrong. This needs no more samples; the trainer computes each branch as a separate sequence, prefix
+    included.
     """
 
     def learnt(self, batch: Batch) -> Learnt:
-        """Every rollout with outcome and progress, and the branches where they are learnt."""
+        """Return every rollout with outcome and progress, and the branches where they are learnt."""
         advantages = token_advantages(
             batch.scored(),
             alpha=self.alpha,
@@ -60,12 +61,12 @@ class MrtOnline(RolloutAlgorithm):
         return Learnt(sequences, *branch_sequences(batch, batch.question_ids()))
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a prover whose branches cannot be learnt, where they are to be."""
+        """Refuse a prover whose branches cannot be learnt, if they are to be learnt."""
         if self.train_branches:
             _check_branches(recipe)
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected tokens that an update computes, of the branches that are learnt as well."""
+        """Return the expected tokens that an update computes, those of learnt branches included."""
         rollouts = (recipe.sampling.problems_per_iteration or 0) * recipe.sampling.rollouts_per_problem
         sequence, branches = sequence_tokens(recipe, iteration), 0.0
         if self.train_branches and recipe.prover is not None:
@@ -96,15 +97,15 @@ def _check_branches(recipe: Recipe) -> None:
 
 
 def branch_sequences(batch: Batch, question_ids: Sequence[int]) -> tuple[list[TrainingSequence], int]:
-    """The branches of every boundary, each against the others there; and how many cannot be learnt from, as they were
-    not sampled after the prover's text.
+    """Return the sequences of the branches, each compared with the others at its boundary, and the number of branches
+    that cannot be learnt, as they were not sampled after the prover's text.
 
     Where all of a boundary's branches are right or all are wrong they have advantage 0: like traces without a signal
     they count in the loss's divisor, and are not computed.
 
     Args:
-        batch: with the branches of the policy itself.
-        question_ids: the prover's text, which they were sampled after.
+        batch: a batch with the branches of the policy itself.
+        question_ids: the prover's text, after which they were sampled.
 
     Raises:
         UserError: none of the branches was sampled after that text.
@@ -117,7 +118,7 @@ def branch_sequences(batch: Batch, question_ids: Sequence[int]) -> tuple[list[Tr
         branches, rollout = list(members), rollouts[problem, sample]
         context = [*rollout.prompt_ids, *rollout.prefix(boundary), *question_ids]
         if any(b.prompt_tokens != len(context) for b in branches):
-            dropped += branches  # the others of the boundary would have nothing to be compared with
+            dropped += branches  # the other branches of the boundary would have no comparison
             continue
         advantages = branch_advantages(np.array([b.reward for b in branches]))
         sequences += [

@@ -33,12 +33,12 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
     needs_prover: ClassVar[bool] = True
     type: Literal["mrt_star"] = "mrt_star"
     keep: Positive | None = None
-    """The maximum number of traces a problem, those of greatest total positive progress; null keeps all."""
+    """The maximum number of traces per problem, those of greatest total positive progress; null keeps all."""
     threshold: Annotated[float, Field(ge=-1, le=1)] = -0.25
-    """A trace with an episode whose progress lies below this is dropped."""
+    """The minimum progress of an episode; a trace with an episode below it is dropped."""
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """The progressing traces of every problem."""
+        """Return the progressing traces of every problem."""
         return (masked for group in source.collected() for masked in self._selected(group, source))
 
     def _selected(self, group: Group, source: SampleSource) -> list[MaskedTokens]:
@@ -46,11 +46,11 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
         rewards = [float(is_whole(r)) for r in group.rollouts]
         ranked = select_progressing(rewards, values, keep=None, threshold=self.threshold)
         found = (_cut(group, group.rollouts[s.index], s.boundary, source) for s in ranked)
-        # A trace that no branch can close makes room for the next.
+        # A trace that no branch can close is replaced by the next.
         return list(islice((masked for masked in found if masked is not None), self.keep))
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a prover that samples no answers, and to keep more traces than are sampled."""
+        """Refuse a prover that samples no answers, and a ``keep`` above the number of sampled traces."""
         prover = recipe.prover
         if prover is not None and (prover.thinks_on or not prover.samples_answers):
             raise misfit(
@@ -62,15 +62,15 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
 
 
 def _cut(group: Group, rollout: Rollout, boundary: int, source: SampleSource) -> MaskedTokens | None:
-    """The first episodes of a trace, closed and answered as a right branch did from there; the trace as it is where
-    nothing is cut off; None where no branch from there was right.
+    """Return the first episodes of a trace with the closing and answer of a right branch; the whole trace where nothing
+    is cut off; None where no branch from there was right.
     """
     if boundary == len(rollout.boundaries) - 1:
         return source.trace(rollout)
     branch = next((b for b in _branches(group, rollout) if b.boundary == boundary and is_whole(b)), None)
     if branch is None:
         return None
-    # The words before the closing tag are the prover's own, and mu may be a model with other tokens.
+    # The text before the closing tag is the prover's, and mu may be a model with another tokenizer.
     closing = source.prompter.ids(source.recipe.prompt.thought_end + branch.text)
     prefix = rollout.prefix(boundary)
     return mask_suffix(trace_name(rollout), rollout.prompt_ids, [], [*prefix, *source.ended(closing)])

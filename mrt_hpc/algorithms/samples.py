@@ -1,4 +1,4 @@
-"""What supervised algorithms are given: the collected groups, the files of samples, and the way from text to tokens."""
+"""Inputs of supervised algorithms: collected groups, files of samples, and the conversion from text to tokens."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleSource:
-    """What the samples of a run are made from."""
+    """The sources from which the samples of a run are made."""
 
     recipe: Recipe
     train_data: Path
     """The run's training data: problems, conversations or suffixes."""
     prompter: Prompter
     tokens: TokenBytes
-    """Of the policy's tokenizer."""
+    """The token bytes of the policy's tokenizer."""
     collected: Callable[[], Iterator[Group]]
-    """Reads the groups that a weights version has collected, one at a time, by the problems' positions; raises
-    UserError where some are missing.
+    """A function that reads the groups collected with a weights version, one at a time, by the problems' positions; it
+    raises UserError where some are missing.
     """
     keep: Callable[[Sequence[Conversation | Suffix]], None]
-    """Writes selected samples down, for other runs to learn."""
+    """A function that writes selected samples to a file, for other runs to learn."""
 
     def trace(self, rollout: Rollout) -> MaskedTokens:
-        """A whole trace, learnt after its prompt."""
+        """Return a whole trace, learnt after its prompt."""
         return mask_suffix(trace_name(rollout), rollout.prompt_ids, [], rollout.token_ids)
 
     def ended(self, token_ids: Sequence[int]) -> list[int]:
-        """With the token that ends a completion, which a branch that ended with its box has not."""
+        """Return the tokens with the token that ends a completion, which a branch that ended with its box lacks."""
         stops = self.prompter.stop_token_ids
         return [*token_ids] if token_ids[-1] in stops else [*token_ids, self.prompter.end_token_id]
 
     def conversation(self, conversation: Conversation) -> MaskedTokens:
-        """Every turn of the assistant, learnt.
+        """Return a conversation, of which every turn of the assistant is learnt.
 
         Raises:
-            UserError: the chat template cannot tell turns by their position.
+            UserError: the chat template does not allow turns to be marked by their position.
         """
         end = self.prompter.tokenizer.convert_ids_to_tokens(self.prompter.end_token_id)
         try:
@@ -61,11 +61,11 @@ class SampleSource:
         except (ValueError, IndexError, TemplateError) as error:
             raise UserError(
                 f"the chat template does not fit conversation {conversation.id}: {error}",
-                advice="name a template that writes each turn as it is in prompt.chat_template, or learn suffixes",
+                advice="set prompt.chat_template to a template that writes each turn unchanged, or learn suffixes",
             ) from error
 
     def suffix(self, suffix: Suffix) -> MaskedTokens:
-        """A suffix, learnt after the problem and its prefix."""
+        """Return a suffix, learnt after the problem and its prefix."""
         prompt = self.prompter.encoded(suffix.problem)
         written = self.ended(self.prompter.ids(suffix.suffix))
         return mask_suffix(suffix.id, prompt, self.prompter.ids(suffix.prefix), written)
@@ -76,16 +76,16 @@ class SampleSource:
 
 
 def is_whole(sampled: Branch | Rollout) -> bool:
-    """Whether a branch or rollout is right, and the limit has not cut it off: trained on, it must have an end."""
+    """Return whether a branch or rollout is right and was not cut off by the limit; training needs its end."""
     return sampled.reward == 1.0 and sampled.finish_reason is FinishReason.STOP
 
 
 def trace_name(rollout: Rollout) -> str:
-    """The name of a sample that is a trace."""
+    """Return the name of a sample that is a trace."""
     return f"{rollout.problem_id}/{rollout.sample}"
 
 
 def values_of(group: Group, rollout: Rollout) -> np.ndarray:
-    """[k + 1] values of a rollout's boundaries."""
+    """Return [k + 1] the values of a rollout's boundaries."""
     mine = {v.boundary: v.value for v in group.values if v.sample == rollout.sample}
     return np.array([mine[j] for j in range(len(rollout.boundaries))])

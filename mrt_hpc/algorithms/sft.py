@@ -21,7 +21,7 @@ class SftConversations(SupervisedAlgorithm):
     type: Literal["sft_conversations"] = "sft_conversations"
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """All conversations."""
+        """Return all conversations."""
         return map(source.conversation, read_conversations(source.train_data))
 
 
@@ -32,5 +32,5 @@ class SftSuffix(SupervisedAlgorithm):
     type: Literal["sft_suffix"] = "sft_suffix"
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """All suffixes."""
+        """Return all suffixes."""
         return map(source.suffix, read_suffixes(source.train_data))

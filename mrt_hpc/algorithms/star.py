@@ -27,15 +27,15 @@ class Star(SupervisedAlgorithm, Refreshed):
 
     type: Literal["star"] = "star"
     keep: Positive | None = None
-    """The maximum number of traces a problem; null keeps all right ones."""
+    """The maximum number of traces per problem; null keeps all right ones."""
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """The right traces of every problem."""
+        """Return the right traces of every problem."""
         return (source.trace(group.rollouts[i]) for group in source.collected() for i in self._kept(group))
 
     def _kept(self, group: Group) -> list[int]:
         return select_correct([float(is_whole(r)) for r in group.rollouts], keep=self.keep)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse to keep more traces than are sampled."""
+        """Refuse a ``keep`` above the number of sampled traces."""
         check_keep(self.keep, recipe)

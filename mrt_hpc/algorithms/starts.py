@@ -1,4 +1,4 @@
-"""Where the rollouts of a group start: at the prompt, unless an algorithm says otherwise."""
+"""The starts of a group's rollouts: the prompt, unless an algorithm defines others."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartContext:
-    """What the starts of one iteration are made from."""
+    """The data from which the starts of one iteration are made."""
 
     recipe: Recipe
     iteration: int
     prompter: Prompter
     tokens: TokenBytes
-    """Of the policy's tokenizer."""
+    """The token bytes of the policy's tokenizer."""
     stale_trace: Callable[[Problem], Rollout]
-    """The trace that a weights version has collected for a problem; raises UserError where it is damaged."""
+    """A function that returns the trace collected for a problem; it raises UserError where the trace is damaged."""
 
 
 class Starts(Protocol):
-    """Makes groups of problems."""
+    """A factory that makes a group from each problem."""
 
     @property
     def group_size(self) -> int:
-        """n, rollouts of a group."""
+        """n, the number of rollouts of a group."""
 
     def group(self, problem: Problem) -> PromptedGroup:
-        """The group of a problem.
+        """Return the group of a problem.
 
         Raises:
             UserError: its prompt is too long.
@@ -47,7 +47,7 @@ class Starts(Protocol):
 
 @dataclass(frozen=True)
 class WholeTraces:
-    """Every rollout is sampled from the prompt on."""
+    """The starts of rollouts that are all sampled from the prompt."""
 
     prompter: Prompter
     group_size: int
@@ -55,18 +55,18 @@ class WholeTraces:
     max_prompt_tokens: int
 
     def group(self, problem: Problem) -> PromptedGroup:
-        """n traces of one problem."""
+        """Return a group of n traces of one problem."""
         ids = self.prompter.prompt_ids(problem, self.max_prompt_tokens)
         return PromptedGroup(problem, ids, (Start(ids, self.group_size, self.settings),))
 
 
 def whole_traces(context: StartContext, group_size: int) -> WholeTraces:
-    """n traces of each problem, within the iteration's limit."""
+    """Return the starts of n traces of each problem, within the iteration's limit."""
     settings = trace_settings(context.recipe, context.prompter, context.iteration)
     return WholeTraces(context.prompter, group_size, settings, context.recipe.sampling.max_prompt_tokens)
 
 
 def trace_settings(recipe: Recipe, prompter: Prompter, iteration: int) -> SamplingSettings:
-    """How traces of an iteration are sampled; the length curriculum sets the limit."""
+    """Return the sampling settings of an iteration's traces; the length curriculum sets the limit."""
     limit = recipe.schedule.max_tokens(iteration, recipe.sampling.max_tokens)
     return SamplingSettings(limit, recipe.sampling.temperature, stop_token_ids=prompter.stop_token_ids)

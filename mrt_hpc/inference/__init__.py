@@ -1,2 +1,3 @@
-"""Generation: a vLLM server of our own, the client that keeps it full, and the sampling of rollouts and branches
-through it."""
+"""Generation: a vLLM server process, the client that keeps it busy, and the sampling of rollouts and branches through
+it.
+"""

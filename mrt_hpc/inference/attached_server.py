@@ -1,4 +1,4 @@
-"""A vLLM server that runs already: a task samples through it and loads weights into it, and leaves it running.
+"""Use of a vLLM server that already runs: a task samples through it, loads weights into it, and leaves it running.
 
 Such a server is started by the user, with `mrt-hpc serve`. It must see the run's files under the same paths, and no
 other task may use it at the same time, as it holds one weights version at a time.
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AGAIN = "start it again (mrt-hpc serve RECIPE), then type the same submit command again"
-"""What to type where an attached server has failed."""
+"""The command to type where an attached server has failed."""
 
 
 @dataclass
 class AttachedServer:
-    """Use as a context manager: the server holds the wanted weights before the block begins."""
+    """A running vLLM server, used as a context manager: it holds the wanted weights before the block begins."""
 
     control: ServerControl
     model_dir: Path
-    """The weights that it has to hold first."""
+    """The directory of the weights that the server has to hold first."""
     weights_version: int
     max_model_len: int
-    """Tokens of the longest sequence that the task needs."""
+    """The number of tokens of the longest sequence that the task needs."""
     read_deadline_s: float
-    """Seconds in which it has to answer for the first time, and to read a model."""
+    """The seconds in which the server has to answer for the first time, and to read a model."""
     pause_deadline_s: float
-    """Seconds in which it has to finish the samples that have begun when new weights are loaded."""
+    """The seconds in which the server has to finish the running samples when new weights are loaded."""
     while_starting: Callable[[], None] | None = field(default=None, repr=False)
-    """Called again and again until it answers; raises to give up."""
+    """A function called repeatedly until the server answers; it raises an error to stop the wait."""
 
     @property
     def pid(self) -> None:
-        """Its process is not this task's, and may run on another node."""
+        """None: the server's process is not this task's, and may run on another node."""
 
     def __enter__(self) -> AttachedServer:
         wait_until(
@@ -62,16 +62,16 @@ class AttachedServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """It goes on running."""
+        """Leave the server running."""
 
     def close(self) -> None:
-        """It goes on running."""
+        """Do nothing: the server continues to run."""
 
     def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
-        """Put weights into the running model; see :meth:`ServerControl.load`.
+        """Load weights into the running model; see :meth:`ServerControl.load`.
 
         Raises:
-            UserError: the directory holds no weights, or the server refused or stopped half-way.
+            UserError: the directory holds no weights, or the server refused or stopped during the reload.
         """
         refuse_no_weights(directory)
         report = self.control.load(
@@ -81,34 +81,34 @@ class AttachedServer:
         return report
 
     def tokens_done(self) -> int | None:
-        """Tokens read and generated since it started; None when it does not answer."""
+        """Return the tokens read and generated since the server started; None when it does not answer."""
         return self.control.tokens_done()
 
     def restart_if_dead(self) -> bool:
-        """Whether it had to be started again, which a task cannot do: False where it answers.
+        """Return False where the server answers; a task cannot restart one that it has not started.
 
         Raises:
-            UserError: it does not answer.
+            UserError: the server does not answer.
         """
         if self.control.status() != httpx.codes.OK:
             raise self._gone("does not answer")
         return False
 
     def restart(self) -> None:
-        """A task cannot end a server that it has not started.
+        """Raise an error, as a task cannot end a server that it has not started.
 
         Raises:
             UserError: always.
         """
-        raise self._gone("has done nothing for serving.stall_limit_s while it had requests")
+        raise self._gone("made no progress for serving.stall_limit_s while it had requests")
 
     def _refuse_too_short(self) -> None:
         if (longest := self.control.longest_sequence()) < self.max_model_len:
             raise UserError(
-                "the attached vLLM server holds too short sequences",
+                "the attached vLLM server limits sequences to fewer tokens than the recipe needs",
                 value=f"{longest} tokens",
                 where=self.control.address.text,
-                expected=f"{self.max_model_len} tokens or more, as the recipe needs",
+                expected=f"{self.max_model_len} tokens or more",
                 advice=AGAIN,
             )
 

@@ -1,7 +1,7 @@
-"""Asynchronous sampling through a server's socket: prompts as token ids in, token ids with log-probabilities out.
+"""Asynchronous sampling through a server's socket, from prompts as token ids to token ids with log-probabilities.
 
-Samples are yielded one by one as they finish, whatever order that is. A connection that breaks is tried again, for
-the samples that have not arrived yet; what the server refuses is not.
+Samples are yielded one by one as they finish, in any order. After a broken connection
+the client tries again for the samples that have not arrived yet; it does not repeat a request that the server refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Completion", "GenerationClient", "Request", "SamplingSettings", "con
 
 ATTEMPTS = 5
 SLIGHTLY_ABOVE_ONE = 1e-3
-"""The logarithm of a probability, as rounding may leave it."""
+"""The tolerance for the logarithm of a probability, which rounding may raise slightly above 0."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -43,51 +43,52 @@ class Completion:
     """One sample of one request."""
 
     request: int
-    """Index of the request among those given together."""
+    """The index of the request among those of the call."""
     sample: int
-    """Index of its seed within the request."""
+    """The index of the sample's seed within the request."""
     seed: int
     token_ids: list[int]
     """[T], with the stop token last where ``finish_reason`` is STOP."""
     logprobs: list[float]
-    """[T], of the distribution sampled from."""
+    """[T] the log-probabilities under the distribution that was sampled from."""
     finish_reason: FinishReason
     weights_version: int
     prompt_tokens: int
     cached_tokens: int | None
-    """How many tokens of the prompt the server had in its prefix cache."""
+    """The number of prompt tokens that the server had in its prefix cache."""
     scores: list[float]
-    """Log-probabilities of the request's ``score_ids`` at the first position."""
+    """The log-probabilities of the request's ``score_ids`` at the first position."""
     started: float
-    """Seconds since the epoch, when the request was sent."""
+    """The time at which the request was sent, in seconds since the epoch."""
     seconds: float
-    """From then to the last token."""
+    """The seconds from ``started`` to the last token."""
     tops: list[dict[int, float]] = field(default_factory=list)
-    """[T] at each position the likeliest tokens with their log-probabilities; empty where none were asked for."""
+    """[T] the likeliest tokens at each position with their log-probabilities; empty where the request asked for none.
+    """
 
 
 @dataclass
 class GenerationClient:
-    """Samples through one server. Made by `connect`."""
+    """A client that samples through one server. `connect` creates it."""
 
     http: aiohttp.ClientSession
     revive: Callable[[], Awaitable[object]] | None = None
-    """Awaited before a broken request is tried again, to restart a server that died."""
+    """A function awaited before a broken request is sent again, to restart a server that died."""
     attempts: int = ATTEMPTS
     generated_tokens: int = field(default=0, init=False)
     under_way: int = field(default=0, init=False)
-    """Batches that the server was sent and has not finished."""
+    """The number of batches that the server has received and has not finished."""
 
     async def complete(self, prompt_ids: list[int], seeds: list[int], settings: SamplingSettings) -> list[Completion]:
-        """All samples of one prompt, in the order of their seeds."""
+        """Return all samples of one prompt, in the order of their seeds."""
         found = [c async for c in self.stream([Request(prompt_ids, seeds, settings)])]
         return sorted(found, key=lambda c: c.sample)
 
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Samples of all requests, each as soon as it is finished.
+        """Yield the samples of all requests, each as soon as it is finished.
 
         Raises:
-            UserError: the server refused a request, or stayed unreachable.
+            UserError: the server refused a request, or remained unreachable.
         """
         waiting = {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
         if not waiting:
@@ -109,7 +110,7 @@ class GenerationClient:
     async def score(
         self, prompt_ids: list[int], continuations: Sequence[Sequence[int]], temperature: float
     ) -> list[float]:
-        """Log-probability, at this temperature, of each token sequence as the continuation of the prompt.
+        """Return the log-probability, at this temperature, of each token sequence as the continuation of the prompt.
 
         One request of one token for each distinct prefix of the continuations: the prompt is in the prefix cache, and
         a temperature applies to next-token probabilities only, not to the log-probabilities vLLM gives for a prompt.
@@ -132,7 +133,7 @@ class GenerationClient:
             await self.revive()
 
     async def _attempt(self, requests: Sequence[Request], waiting: set[tuple[int, int]]) -> AsyncIterator[Completion]:
-        """Send what is still waited for, and yield what arrives; the caller strikes it off ``waiting``."""
+        """Send the requests of the missing samples, and yield what arrives; the caller removes it from ``waiting``."""
         places = _by_request(waiting)
         kept = [(i, [requests[i].seeds[j] for j in js]) for i, js in places.items()]
         batch = RequestBatch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
@@ -140,7 +141,7 @@ class GenerationClient:
         async for sample in self._samples(batch):
             i, j = _place(sample, [places[i] for i, _ in kept], [i for i, _ in kept])
             if (i, j) not in waiting:
-                raise ServerGone(f"sample {j} of request {i} came twice")
+                raise ServerGone(f"sample {j} of request {i} arrived twice")
             yield _completion(sample, requests[i], i, j, started)
         if waiting:
             raise ServerGone("the response ended early")
@@ -165,7 +166,7 @@ class GenerationClient:
 async def connect(
     address: Address, key: str, *, revive: Callable[[], Awaitable[object]] | None = None, attempts: int = ATTEMPTS
 ) -> AsyncIterator[GenerationClient]:
-    """A client of the server that listens at ``address``, for the length of the block."""
+    """Yield a client of the server that listens at ``address``; it is closed at the end of the block."""
     socket = address.socket
     async with aiohttp.ClientSession(
         address.url,
@@ -177,7 +178,7 @@ async def connect(
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length (the reader's own stop at 128 KiB; a long trace is longer)."""
+    """Yield lines of any length (the reader's own limit is 128 KiB; a long trace is longer)."""
     rest = b""
     async for chunk in content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -193,15 +194,15 @@ def _by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def _place(sample: Sample, places: Sequence[Sequence[int]], requests: Sequence[int]) -> tuple[int, int]:
-    """Which request and which of its samples an answer belongs to.
+    """Return the request that an answer belongs to, and the index of its sample.
 
     Args:
         sample: numbered as in the batch that was sent.
         places: for each request of the batch, the samples asked for.
-        requests: their numbers among all requests.
+        requests: their indices among all requests.
     """
     if not (0 <= sample.request < len(places) and 0 <= sample.sample < len(places[sample.request])):
-        raise ServerGone(f"an answer to no request of this task: sample {sample.sample} of request {sample.request}")
+        raise ServerGone(f"the server answered an unknown request: sample {sample.sample} of request {sample.request}")
     return requests[sample.request], places[sample.request][sample.sample]
 
 
@@ -209,7 +210,7 @@ def _completion(sample: Sample, request: Request, i: int, j: int, started: float
     if sample.error is not None or sample.finish_reason not in _FINISH_REASONS:
         raise _refusal(sample, request)
     if fault := _fault(sample, request):
-        raise ServerGone(f"an answer that cannot be right: {fault}")
+        raise ServerGone(f"the server sent an invalid sample: {fault}")
     return Completion(
         request=i,
         sample=j,
@@ -231,22 +232,22 @@ def _completion(sample: Sample, request: Request, i: int, j: int, started: float
 
 
 def _fault(sample: Sample, request: Request) -> str | None:
-    """What is wrong with a sample that calls itself finished."""
+    """Return what is wrong with a sample that claims to be finished; None when nothing is."""
     if not 0 < len(sample.token_ids) <= request.settings.max_tokens:
-        return f"{len(sample.token_ids)} tokens, where 1 to {request.settings.max_tokens} were asked for"
+        return f"{len(sample.token_ids)} tokens, where 1 to {request.settings.max_tokens} were requested"
     if len(sample.logprobs) != len(sample.token_ids):
         return f"{len(sample.logprobs)} log-probabilities for {len(sample.token_ids)} tokens"
     if not len(sample.top_ids) == len(sample.top_logprobs) == request.top * len(sample.token_ids):
         return f"{len(sample.top_ids)} likeliest tokens for {len(sample.token_ids)} positions of {request.top}"
     if not all(value <= SLIGHTLY_ABOVE_ONE for value in (*sample.logprobs, *sample.scores, *sample.top_logprobs)):
-        return "a log-probability that is above 0, or no number"
+        return "a log-probability is above 0 or not a number"
     if len(sample.scores) != len(request.score_ids) or len(sample.weights_versions) != 1:
         return f"{len(sample.scores)} scores and weights versions {sample.weights_versions}"
     return None
 
 
 def _refusal(sample: Sample, request: Request) -> Exception:
-    """What to raise for a sample that is none: the server's fault is tried again, the request's is told."""
+    """Return the error for an answer without a sample: a server error is retried, a refused request is reported."""
     reason = sample.error or f"finished by {sample.finish_reason!r}"
     if sample.error is None or sample.error.startswith(("EngineDeadError", "EngineGenerateError")):
         return ServerGone(reason)

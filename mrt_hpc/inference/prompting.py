@@ -1,4 +1,4 @@
-"""From a problem to prompt token ids, by the model's own chat template."""
+"""Conversion of a problem to prompt token ids, by the model's own chat template."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
     from mrt_hpc.run.records import Problem
 
 BEFORE = ("\n", "7", ".")
-"""What a text is put behind to get its tokens without a space of the tokenizer's own, if their tokens do not join."""
+"""Texts that are put before a text to get its tokens without the tokenizer's leading space, if the tokens do not merge.
+"""
 
 
 @dataclass(frozen=True)
 class Prompter:
-    """Makes prompts with the tokenizer of one model directory."""
+    """Builds prompts with the tokenizer of one model directory."""
 
     tokenizer: PreTrainedTokenizerFast
     prompt: Prompt
     stop_token_ids: tuple[int, ...]
-    """Tokens at which the model ends a completion."""
+    """The tokens at which the model ends a completion."""
 
     @staticmethod
     def of(directory: Path, prompt: Prompt) -> Prompter:
-        """The prompter of a model directory; nothing is fetched from anywhere.
+        """Return the prompter of a model directory; nothing is downloaded.
 
         Raises:
-            UserError: its tokenizer cannot be loaded, or the model names no token that ends a completion.
+            UserError: the tokenizer cannot be loaded, or the model names no token that ends a completion.
         """
         tokenizer = load_tokenizer(directory)
         if prompt.chat_template is not None:
@@ -52,7 +53,7 @@ class Prompter:
         return Prompter(tokenizer, prompt, stops)
 
     def text(self, problem: str) -> str:
-        """The prompt of a problem, up to the opened thought."""
+        """Return the prompt of a problem, up to the opening of the thought."""
         question = problem + self.prompt.instruction
         if self.tokenizer.chat_template is None:
             text = question + "\n"
@@ -63,10 +64,10 @@ class Prompter:
         return text if opened else text + self.prompt.thought_start
 
     def prompt_ids(self, problem: Problem, max_tokens: int) -> list[int]:
-        """Token ids of a problem's prompt.
+        """Return the token ids of a problem's prompt.
 
         Raises:
-            UserError: they are more than ``max_tokens``.
+            UserError: the prompt has more than ``max_tokens`` tokens.
         """
         ids = self.encoded(problem.problem)
         if len(ids) > max_tokens:
@@ -79,19 +80,19 @@ class Prompter:
         return ids
 
     def encoded(self, problem: str) -> list[int]:
-        """Token ids of the prompt of a problem, however long."""
+        """Return the token ids of the prompt of a problem, whatever its length."""
         # A chat template writes the start-of-sequence token itself.
         special = self.tokenizer.chat_template is None
         return list(self.tokenizer.encode(self.text(problem), add_special_tokens=special))
 
     @property
     def end_token_id(self) -> int:
-        """What ends a completion that is learnt: the tokenizer's own token, or the model's first."""
+        """The token that ends a learnt completion: the tokenizer's own end token, or the model's first one."""
         own = self.tokenizer.eos_token_id
         return int(own) if own is not None else self.stop_token_ids[0]
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of a text that goes on within a sequence."""
+        """Return the token ids of a text that continues a sequence."""
         if not self._begins_with_a_space:
             return self._plain_ids(text)
         added = self._added_tokens
@@ -99,13 +100,13 @@ class Prompter:
         return [i for s in stretches if s for i in ([added[s]] if s in added else self._ids_behind_a_text(s))]
 
     def _ids_behind_a_text(self, text: str) -> list[int]:
-        """Token ids of a text without a token of its own in it, without the space that the tokenizer puts first."""
+        """Return the token ids of a text without added tokens, without the space that the tokenizer puts first."""
         for anchor in BEFORE:
             before, whole = self._plain_ids(anchor), self._plain_ids(anchor + text)
             if before and whole[: len(before)] == before:
                 return whole[len(before) :]
         raise UserError(
-            "the token ids of a text cannot be told apart from those of the text before it",
+            "the token ids of a text cannot be separated from those of the text before it",
             value=text,
             where=self.tokenizer.name_or_path or None,
             expected=f"a tokenizer in which one of {BEFORE} keeps its tokens, whatever text follows",
@@ -114,14 +115,15 @@ class Prompter:
 
     @cached_property
     def _added_tokens(self) -> dict[str, int]:
-        """Ids of the tokens that stand beside the vocabulary, by their texts, longer ones first: the text behind one
-        gets a space like the first."""
+        """The ids of the tokens added to the vocabulary, by text, longer texts first. SentencePiece puts a space before
+        the text after an added token, as before the first text.
+        """
         added = {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items()}
         return dict(sorted(added.items(), key=lambda item: -len(item[0])))
 
     @cached_property
     def _begins_with_a_space(self) -> bool:
-        """Whether the tokenizer puts a space before each text, as SentencePiece's do: a text goes on without one."""
+        """Whether the tokenizer puts a space before each text, as SentencePiece does; a continued text has none."""
         first = self.tokenizer.convert_ids_to_tokens(self._plain_ids("7")[:1])
         return "".join(first).startswith((SPACE_MARK, BYTE_LEVEL_SPACE))
 
@@ -130,7 +132,7 @@ class Prompter:
 
 
 def stop_tokens(directory: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
-    """What the tokenizer and the model's generation configuration call the end of a sequence."""
+    """Return the end-of-sequence tokens of the tokenizer and of the model's generation configuration."""
     stops: set[int] = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     path = directory / "generation_config.json"
     if path.is_file():

@@ -1,7 +1,7 @@
-"""Rollouts and their branches: the sampling of groups, from prompts to traces with all that their values need.
+"""Rollouts and their branches: the sampling of groups, from prompts to traces with the data that their values need.
 
-Each trace is cut into episodes the moment it is finished, and the prover is asked about its boundaries at once, while
-the prefix is still in the server's cache; other traces go on meanwhile. Left out: what the prover asks
+Each trace is cut into episodes as soon as it is finished, and the prover is asked about its boundaries at once, while
+the prefix is still in the server's cache; other traces continue meanwhile. This module leaves out what the prover asks
 (:mod:`mrt_hpc.provers.base`), grading, and the writing of shards.
 """
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 
 class Generator(Protocol):
-    """What samples: a `GenerationClient`, or in tests something that needs no server."""
+    """The source of samples: a `GenerationClient`, or in tests an object that needs no server."""
 
     def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Samples of all requests, each as soon as it is finished."""
+        """Yield the samples of all requests, each as soon as it is finished."""
 
 
 class Valuer(Protocol):
-    """Asks the prover about a trace, see :mod:`mrt_hpc.provers.base`."""
+    """A component that asks the prover about a trace, see :mod:`mrt_hpc.provers.base`."""
 
     async def value(self, trace: SampledTrace) -> Valuation:
-        """All that is needed to estimate the values of its boundaries."""
+        """Return the data from which the values of its boundaries are estimated."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class RolloutPlan:
     run_seed: int
     iteration: int
     group_size: int
-    """n, rollouts of a group."""
+    """n, the number of rollouts of a group."""
     thought_end: bytes = b"</think>"
     """The closing tag; empty for a model that writes none."""
     rule: EpisodeRule = field(default_factory=EpisodeRule)
 
     def rollout_seed(self, problem_id: str, sample: int) -> int:
-        """Seed of one trace."""
+        """Return the seed of one trace."""
         return derive_seed(self.run_seed, "rollout", self.iteration, problem_id, sample)
 
 
 @dataclass(frozen=True)
 class ValuedTrace:
-    """A trace, and what was asked of the prover about it."""
+    """A trace with the answers of the prover about it."""
 
     trace: SampledTrace
     valuation: Valuation
@@ -68,15 +68,15 @@ class ValuedTrace:
 
 @dataclass(frozen=True)
 class _Part:
-    """Some traces of a group, sent to the server together."""
+    """Traces of a group that are sent to the server together."""
 
     group: PromptedGroup
     samples: range
-    """Their numbers within the group."""
+    """The numbers of these traces within the group."""
 
     @property
     def starts(self) -> list[tuple[int, range]]:
-        """The starts that have traces in this part, by number, each with the samples it has here."""
+        """Return the starts that have traces in this part, by number, each with its samples in this part."""
         found = []
         for number, start in enumerate(self.group.starts):
             first = self.group.samples_before(number)
@@ -94,19 +94,21 @@ class RolloutSampler:
     tokens: TokenBytes
     plan: RolloutPlan
     valuer: Valuer | None = None
-    """None asks for no values."""
+    """The valuer; with None the sampler computes no values."""
     concurrency: int = 256
-    """Traces being sampled at once: enough to fill the server and no more than it can hold, so that the branches find
-    their prefix in its cache. A group may begin with a part of its traces: its others follow as others end."""
+    """The number of traces sampled at once: enough to fill the server and no more than it can hold, so that the
+    branches find their prefix in its cache. A group may begin with a part of its traces: its remaining traces follow as
+    other traces end.
+    """
 
     async def sample(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[ValuedTrace, None]:
-        """Every trace of every group, each as soon as the prover is through with it, in no particular order.
+        """Yield every trace of every group, each as soon as its prover requests are finished, in no particular order.
 
         Args:
-            groups: asked for the next one only when there is room for a trace of it.
+            groups: the next group is taken only when there is room for a trace of it.
 
         Raises:
-            UserError: the server refused a request, or stayed unreachable.
+            UserError: the server refused a request, or remained unreachable.
         """
         done: asyncio.Queue[ValuedTrace | None] = asyncio.Queue()
         work = asyncio.create_task(self._sample_all(groups, done))
@@ -117,7 +119,7 @@ class RolloutSampler:
             await work
         finally:
             work.cancel()
-            await asyncio.wait([work])  # until all that it has started has ended
+            await asyncio.wait([work])  # waits until all tasks that it has started have ended
 
     async def _sample_all(self, groups: Iterable[PromptedGroup], done: asyncio.Queue[ValuedTrace | None]) -> None:
         room = asyncio.Semaphore(self.concurrency)
@@ -126,12 +128,12 @@ class RolloutSampler:
                 async for part in self._admitted(groups, room):
                     tasks.create_task(self._sample_part(part, room, tasks, done))
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from failures  # the first failure cancelled all else
+            raise failures.exceptions[0] from failures  # the first failure cancelled all others
 
     async def _admitted(self, groups: Iterable[PromptedGroup], room: asyncio.Semaphore) -> AsyncIterator[_Part]:
-        """The groups in parts, each part of as many traces as there is room for just then; the room is taken."""
+        """Yield the groups in parts, each as large as the room at that time, which it takes."""
         waiting = iter(groups)
-        await room.acquire()  # a group is claimed by asking for it, so there must be room first
+        await room.acquire()  # a request for a group claims it, so there must be room first
         while (group := next(waiting, None)) is not None:
             first, count = 0, group.samples_before(len(group.starts))
             while first < count:
@@ -146,7 +148,7 @@ class RolloutSampler:
     async def _sample_part(
         self, part: _Part, room: asyncio.Semaphore, tasks: asyncio.TaskGroup, done: asyncio.Queue[ValuedTrace | None]
     ) -> None:
-        """One request for each start of the part; each of its traces goes on by itself."""
+        """Send one request for each start of the part, and process each of its traces independently."""
         starts = part.starts
         requests = [self._request(part.group, number, samples) for number, samples in starts]
         async for completion in self.generator.stream(requests):
@@ -166,7 +168,7 @@ class RolloutSampler:
         pieces = self.tokens.pieces(completion.token_ids[:-1] if stopped else completion.token_ids)
         whole = start.prefix + b"".join(pieces)
         _, answer = thought_and_answer(whole, self.plan.thought_end)
-        if start.forced and not self.plan.thought_end:  # a box in the prefix is not what was answered
+        if start.forced and not self.plan.thought_end:  # a box in the prefix is not the answer
             answer = start.answer_start.encode() + b"".join(pieces)
         return SampledTrace(
             iteration=self.plan.iteration,
@@ -189,5 +191,5 @@ class RolloutSampler:
 
 
 def tokens_within(pieces: Sequence[bytes], length: int) -> int:
-    """How many tokens lie wholly within the first ``length`` bytes; one that runs across the end lies outside."""
+    """Return the number of tokens that lie wholly within the first ``length`` bytes."""
     return sum(1 for end in accumulate(map(len, pieces)) if end <= length)

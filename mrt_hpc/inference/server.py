@@ -1,9 +1,9 @@
-"""A vLLM server process of our own: started, watched, given new weights in place, restarted when it dies, and gone
-when we are.
+"""A vLLM server as a child process: it is started, watched, given new weights in place, and restarted when it dies; it
+ends with this process.
 
-It listens on a Unix socket in a directory that only this user may enter, so that no port is guessed and neither its
-sampling nor its control routes can be reached by anybody else on the node; the run's key, handed over in the
-environment, is asked for besides. Sampling goes through `mrt_hpc.inference.client`.
+It listens on a Unix socket in a directory that only this user may enter, so that it needs no free port and no other
+user of the node can reach its sampling or control routes. Every request also needs the run's key, which the server
+receives in its environment. Sampling goes through `mrt_hpc.inference.client`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 STOP_DEADLINE_S = 2.0
-"""For a server to end when it is asked to, before its processes are killed. It has nothing to save, and waits for its
-clients; its owner may have been asked to leave."""
+"""The time in which a server has to end on request, before its processes are killed. It has nothing to save, and would
+wait for its clients; its owner may have little time to end.
+"""
 KILLED_DEADLINE_S = 20.0
-"""For the kernel to end processes that were killed: it frees their memory first."""
+"""The time in which the kernel has to end killed processes; it frees their memory first."""
 RECOVERY_DEADLINE_S = 60.0
-"""A server that runs but does not answer is given up after this."""
+"""The time after which a server that runs but does not answer counts as dead."""
 _LOOK_EVERY_S = 0.2
 _LONGEST_SOCKET_PATH = 100
 _DEEPEST_SOCKET = "/mrt-hpc-12345678/pymp-12345678/listener-12345678"
-"""Below the folder for temporary files."""
+"""The longest path of a socket, relative to the folder for temporary files."""
 READ_LOG = "read the end of that log; the same submit command starts the server again"
-"""What to type where a server has failed."""
+"""The advice in the error when a server has failed."""
 _LOG_TAIL_BYTES = 4000
 _CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
@@ -59,74 +60,76 @@ _CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a server is started with."""
+    """The settings with which a server is started."""
 
     model_dir: Path
-    """Hugging Face directory with configuration, tokenizer and weights."""
+    """The Hugging Face directory with configuration, tokenizer and weights."""
     max_model_len: int
     dtype: str = "auto"
     """``auto`` follows the configuration, but fp32 becomes bf16."""
     max_num_seqs: int = 256
-    """Samples generated at once."""
+    """The maximum number of samples generated at once."""
     tensor_parallel: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
-    """Memory of the key-value cache on CPU; on GPU it is found from ``gpu_memory_utilization``."""
+    """Memory of the key-value cache on CPU; on GPU it follows from ``gpu_memory_utilization``."""
     block_size: int | None = None
-    """Tokens a block of the prefix cache; None for vLLM's own, and for 32 on CPU, where its own of 128 misses most
-    prefixes."""
+    """The tokens per block of the prefix cache; None for vLLM's default, or for 32 on CPU, where the default of 128
+    misses most prefixes.
+    """
     cpu_threads: int | None = None
-    """On CPU, how many cores to compute on; None for all that this process may use."""
+    """The number of cores to compute on, on CPU; None for all that this process may use."""
     seed: int = 0
     start_deadline_s: float = 900.0
-    """Seconds until it must answer: a large model may be read from a busy shared filesystem."""
+    """The seconds until it must answer: a large model may be read from a busy shared filesystem."""
     pause_deadline_s: float = 300.0
-    """Seconds in which it must finish running samples when new weights are to be loaded."""
+    """The seconds in which it must finish running samples when new weights are to be loaded."""
     noise_by_request: bool = False
-    """Whether the random numbers of a sample are those of its seed from its first token on, wherever in the sequence
-    that stands. The newer of vLLM's GPU runners draws them by absolute position."""
+    """Whether the random numbers of a sample are those of its seed from its first token on, whatever the position
+    of that token. The newer of vLLM's GPU runners draws them by absolute position.
+    """
     listen: Address | None = None
-    """Where it listens; None for a Unix socket of its own that only this user may enter."""
+    """The address to listen at; None for a Unix socket of its own that only this user may open."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's API server."""
 
 
 def on_cpu() -> bool:
-    """Whether vLLM will run without an accelerator here."""
+    """Return whether vLLM will run without an accelerator on this machine."""
     return not torch.cuda.is_available()
 
 
 def cpu_environment(threads: int | None) -> dict[str, str]:
-    """What tells vLLM how to compute without an accelerator.
+    """Return the environment variables with which vLLM computes without an accelerator.
 
     Its threads are not bound to cores unless the environment says so: bound ones wait for each other, and so for
     other processes on one of their cores, such as the role whose server it is.
 
     Args:
-        threads: how many, and at most the cores that this process may use; None for as many.
+        threads: the number of threads, at most the cores that this process may use; None for all of these.
     """
     cores = len(os.sched_getaffinity(0))
     return {
         "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
         "OMP_NUM_THREADS": str(min(threads or cores, cores)),
-        "TORCHDYNAMO_DISABLE": "1",  # else the first sample waits for a C++ compiler, which a node need not have
+        "TORCHDYNAMO_DISABLE": "1",  # otherwise the first sample needs a C++ compiler, which a node may lack
     }
 
 
 @dataclass
 class VllmServer:
-    """The server process. Use as a context manager. `restart_if_dead` may be called from several threads at once."""
+    """The server process, used as a context manager. `restart_if_dead` may be called from several threads at once."""
 
     settings: ServerSettings
     log: Path
-    """Its standard output and error, appended to at every start."""
+    """The file for its standard output and error, to which every start appends."""
     weights_version: int = 0
     """The version that ``settings.model_dir`` holds; afterwards the one loaded last."""
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     while_starting: Callable[[], None] | None = field(default=None, repr=False)
-    """Called again and again while it starts for the first time; raises when it is not needed any more."""
+    """A function called repeatedly during the first start; it raises an error when the server is no longer needed."""
     starts: int = 0
-    """How often it was started."""
+    """The number of times that it was started."""
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _model_dir: Path = field(init=False, repr=False)
     _closed: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
@@ -139,17 +142,17 @@ class VllmServer:
 
     @property
     def socket(self) -> Path:
-        """Where it listens; the same through restarts."""
+        """The path of its socket, the same after every restart."""
         return self._directory / "vllm.sock"
 
     @property
     def control(self) -> ServerControl:
-        """Its control routes."""
+        """The client of its control routes."""
         return ServerControl(self.settings.listen or Address.of_socket(self.socket), self.key, self.log, READ_LOG)
 
     @property
     def pid(self) -> int | None:
-        """Process id of the API server while there is one."""
+        """The process id of the API server; None when no process runs."""
         return self._process.pid if self._process else None
 
     def __enter__(self) -> VllmServer:
@@ -169,10 +172,10 @@ class VllmServer:
         """Start the process and wait until it answers.
 
         Args:
-            check: called again and again meanwhile; raises to give up.
+            check: called repeatedly meanwhile; it raises an error to stop the wait.
 
         Raises:
-            UserError: it died or did not answer in time; with the end of its log.
+            UserError: the server died or did not answer in time; the message holds the end of its log.
         """
 
         def look() -> None:
@@ -205,13 +208,13 @@ class VllmServer:
             refuse_stranger(self.socket, self._process.pid)
 
     def healthy(self) -> bool:
-        """Whether it answers and its engine is alive."""
+        """Return whether the server answers and its engine is alive."""
         return self.control.status() == httpx.codes.OK
 
     def restart_if_dead(self) -> bool:
-        """Start it again, with the weights loaded last, if it died or no longer answers; True when it was restarted.
+        """Restart the server with the weights loaded last if it died or no longer answers; return whether it did.
 
-        Of several callers one restarts it, and the others wait for that.
+        Of several callers one restarts the server, and the others wait for it.
         """
         with self._restarting:
             if self._recovers():
@@ -221,27 +224,27 @@ class VllmServer:
             return True
 
     def restart(self) -> None:
-        """End it at once, however it is, and start it again with the weights loaded last."""
+        """End the server at once, in any state, and start it again with the weights loaded last."""
         with self._restarting:
             self._end_process(patience_s=0.0)
             self.start()
 
     def tokens_done(self) -> int | None:
-        """Tokens read and generated since it started, by its own counters; None when it does not answer."""
+        """Return the tokens read and generated since it started, by its own counters; None when it does not answer."""
         return self.control.tokens_done()
 
     def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
-        """Put new weights into the running model, and forget the cached prefixes of the old ones.
+        """Load new weights into the running model, and clear the cached prefixes of the old ones.
 
         Running samples are finished first, with the old weights. Every worker compares its embedding with the
         directory and its output head with its weights before this returns.
 
         Returns:
-            What the first worker reports: the ``seconds`` it took, and the ``directory``.
+            The report of the first worker: the ``seconds`` it took, and the ``directory``.
 
         Raises:
-            UserError: the directory holds no weights, and the old ones are still served; or the reload failed half-way,
-                and the server was ended: `restart_if_dead` starts it with the weights it had.
+            UserError: the directory holds no weights, and the old ones are still served; or the reload failed, and the
+                server was ended: `restart_if_dead` starts it with the weights it had.
         """
         refuse_no_weights(directory)
         settings = self.settings
@@ -253,27 +256,27 @@ class VllmServer:
                 read_deadline_s=settings.start_deadline_s,  # it reads a whole model, as at its start
             )
         except BaseException:
-            self._end_process()  # half a model must not be sampled from
+            self._end_process()  # no sample may come from a partly loaded model
             raise
         self._model_dir, self.weights_version = directory, version
         return report
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix."""
+        """Clear the prefix cache."""
         self.control.reset_prefix_cache()
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's counters and gauges, summed over their labels."""
+        """Return vLLM's counters and gauges, summed over their labels."""
         return self.control.metrics()
 
     def close(self) -> None:
-        """End the process and all its children, and remove the socket; no thread starts it again."""
+        """End the process and all its children, and remove the socket; afterwards no thread restarts it."""
         self._closed.set()
         self._end_process()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _recovers(self) -> bool:
-        """Whether it is well after all: it may only be busy."""
+        """Wait for an answer, as the server may only be busy; return whether it is healthy."""
         end = time.monotonic() + RECOVERY_DEADLINE_S
         while self._running() and not self._closed.is_set() and time.monotonic() < end:
             if (status := self.control.status()) is not None:
@@ -304,14 +307,14 @@ class VllmServer:
             return log.read().decode(errors="replace")
 
     def _end_process(self, patience_s: float = STOP_DEADLINE_S) -> None:
-        """Ask, then force, and wait until the memory of its children is free again."""
+        """Send SIGTERM, then SIGKILL, and wait until the memory of its children is free again."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.poll() is None:
             process.terminate()
             _wait_at_most(patience_s, lambda: _has_ended(process.pid))
-            os.killpg(process.pid, signal.SIGKILL)  # its number is still its own, since it has not been reaped
+            os.killpg(process.pid, signal.SIGKILL)  # the process is not reaped yet, so no other process has this id
             process.wait()
         _wait_at_most(KILLED_DEADLINE_S, lambda: _group_is_empty(process.pid))
 
@@ -325,11 +328,11 @@ class VllmServer:
             DIRECTORY_VARIABLE: str(self._directory),
             FIRST_VERSION_VARIABLE: str(self.weights_version),
             "VLLM_API_KEY": self.key,
-            "VLLM_SERVER_DEV_MODE": "1",  # the control routes
-            "VLLM_RPC_BASE_PATH": str(self._directory),  # the sockets between its processes, out of reach as well
-            "TMPDIR": str(self._directory),  # what it would leave behind goes when it goes
+            "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
+            "VLLM_RPC_BASE_PATH": str(self._directory),  # keeps the sockets between its processes private too
+            "TMPDIR": str(self._directory),  # its temporary files are removed with this directory
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # what `serve` relies on
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
             "HF_HUB_OFFLINE": "1",
         }
         if self.settings.noise_by_request:
@@ -338,7 +341,7 @@ class VllmServer:
 
     @property
     def _place(self) -> dict[str, object]:
-        """The arguments that say where it listens."""
+        """The arguments for the address to listen at."""
         if self.settings.listen is None:
             return {"uds": self.socket}
         place = urlsplit(self.settings.listen.url)
@@ -356,7 +359,7 @@ class VllmServer:
             "gpu-memory-utilization": settings.gpu_memory_utilization,
             "seed": settings.seed,
             "max-logprobs": MOST_LOGPROBS,
-            "logprobs-mode": "processed_logprobs",  # of the distribution sampled from, temperature applied
+            "logprobs-mode": "processed_logprobs",  # those of the distribution sampled from, temperature applied
             "generation-config": "vllm",  # a model's generation_config.json must not change the sampling
             "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
             "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
@@ -378,7 +381,7 @@ def refuse_stranger(path: Path, pid: int) -> None:
     """Check that the process that listens on a socket is the one that was started.
 
     Raises:
-        UserError: it is another process.
+        UserError: another process listens, or none.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -400,7 +403,7 @@ def refuse_stranger(path: Path, pid: int) -> None:
 
 
 def _private_directory() -> Path:
-    """A fresh directory that only this user may enter, on this node, with a path short enough for a socket."""
+    """Create a directory that only this user may enter, on this node, with a path short enough for a socket."""
     parent = tempfile.gettempdir()
     if len(parent) > _LONGEST_SOCKET_PATH - len(_DEEPEST_SOCKET):
         parent = "/tmp"
@@ -413,12 +416,12 @@ def _wait_at_most(seconds: float, condition: Callable[[], bool]) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended, without reaping it."""
+    """Return whether a child has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _group_is_empty(leader: int) -> bool:
-    """Whether no process is left of a server whose own process is gone; the kernel ends them one after the other."""
+    """Return whether all processes of a server have ended; the kernel ends them one after the other."""
     try:
         os.killpg(leader, 0)
     except ProcessLookupError:

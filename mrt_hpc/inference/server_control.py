@@ -15,28 +15,28 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import list_directory
 
 CONTROL_TIMEOUT_S = 60.0
-"""For control routes that have nothing to wait for."""
+"""The time-out for control routes that answer without waiting."""
 LOOK_TIMEOUT_S = 10.0
-"""For routes that answer at once, if the server is well."""
+"""The time-out for routes that a healthy server answers at once."""
 UNIX = "unix:"
-"""Begins an address that is the path of a Unix socket."""
+"""The prefix of an address that is the path of a Unix socket."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens."""
+    """The address at which a server listens."""
 
     text: str
     """``http://HOST:PORT``, or ``unix:PATH`` of a Unix socket."""
 
     @staticmethod
     def of_socket(path: Path) -> Address:
-        """The address of a Unix socket."""
+        """Return the address of a Unix socket."""
         return Address(f"{UNIX}{path}")
 
     @property
     def socket(self) -> Path | None:
-        """The Unix socket; None for an address of the network."""
+        """The Unix socket; None for a network address."""
         return Path(self.text.removeprefix(UNIX)) if self.text.startswith(UNIX) else None
 
     @property
@@ -50,94 +50,94 @@ class Server(Protocol):
 
     @property
     def control(self) -> ServerControl:
-        """Its control routes."""
+        """The client of its control routes."""
 
     @property
     def pid(self) -> int | None:
-        """Process id of the API server; None where it is not the task's own."""
+        """The process id of the API server; None where the task did not start it."""
 
     @property
     def weights_version(self) -> int:
-        """The version that was loaded last."""
+        """The weights version that was loaded last."""
 
     def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
-        """Put new weights into the running model.
+        """Load new weights into the running model.
 
         Raises:
             UserError: the directory holds no weights, or the reload failed.
         """
 
     def tokens_done(self) -> int | None:
-        """Tokens read and generated since it started; None when it does not answer."""
+        """Return the tokens read and generated since it started; None when it does not answer."""
 
     def restart_if_dead(self) -> bool:
-        """Start it again where it does not answer; True when it was restarted.
+        """Restart the server if it does not answer; return whether it was restarted.
 
         Raises:
-            UserError: it cannot be started again.
+            UserError: the server cannot be restarted.
         """
 
     def restart(self) -> None:
-        """Start it again, however it is.
+        """Restart the server, in any state.
 
         Raises:
-            UserError: it cannot be started again.
+            UserError: the server cannot be restarted.
         """
 
     def close(self) -> None:
-        """End it, where it is the task's own."""
+        """End the server, if the task started it."""
 
 
 @dataclass(frozen=True)
 class ServerControl:
-    """Calls the control routes of one server."""
+    """A client of the control routes of one server."""
 
     address: Address
     key: str = field(repr=False)
     where: object
-    """What an error names as its place: the log of the server, or its address."""
+    """The place that an error names: the log of the server, or its address."""
     advice: str
-    """What the user types where the server has failed."""
+    """The advice in an error when the server has failed."""
 
     def status(self) -> int | None:
-        """Status of its health route, which is an error once the engine has died; None when it does not answer."""
+        """Return the status of its health route, an error once the engine has died; None when it does not answer."""
         try:
             return self.call("GET", "/health", timeout=LOOK_TIMEOUT_S).status_code
         except httpx.TransportError:
             return None
 
     def tokens_done(self) -> int | None:
-        """Tokens read and generated since it started, by its own counters; None when it does not answer."""
+        """Return the tokens read and generated since it started, by its own counters; None when it does not answer."""
         try:
             totals = metric_totals(self.call("GET", "/metrics", timeout=LOOK_TIMEOUT_S).text)
-        except (httpx.TransportError, ValueError, IndexError):  # the latter: a page that is none
+        except (httpx.TransportError, ValueError, IndexError):  # ValueError, IndexError: not a page of metrics
             return None
         return int(sum(totals.get(f"vllm:{kind}_tokens_total", 0.0) for kind in ("prompt", "generation")))
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's counters and gauges, summed over their labels."""
+        """Return vLLM's counters and gauges, summed over their labels."""
         return metric_totals(self.request("/metrics", method="GET").text)
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix."""
+        """Clear the prefix cache."""
         self.request("/reset_prefix_cache")
 
     def longest_sequence(self) -> int:
-        """Tokens of the longest sequence that it serves."""
+        """Return the number of tokens of the longest sequence that it serves."""
         models = self.request("/v1/models", method="GET").json()["data"]
         return int(models[0]["max_model_len"])
 
     def load(self, directory: Path, version: int, *, pause_deadline_s: float, read_deadline_s: float) -> dict[str, Any]:
-        """Put new weights into the running model, and forget the cached prefixes of the old ones.
+        """Load new weights into the running model, and clear the cached prefixes of the old ones.
 
         Samples that have begun are finished first, with the old weights. Every worker compares its embedding with the
         directory and its output head with its weights before this returns.
 
         Returns:
-            What the first worker reports: the ``seconds`` it took, and the ``directory``.
+            The report of the first worker: the ``seconds`` it took, and the ``directory``.
 
         Raises:
-            UserError: the server refused, or stopped half-way: it may then hold a part of each version.
+            UserError: the server refused, or stopped during the reload: it may then hold a part of each version.
         """
         self.request("/pause", timeout=pause_deadline_s, params={"mode": "wait"})
         arguments = {"method": "reload_and_verify", "args": [str(directory)]}
@@ -150,7 +150,7 @@ class ServerControl:
     def request(
         self, path: str, *, method: str = "POST", timeout: float = CONTROL_TIMEOUT_S, **arguments: Any
     ) -> httpx.Response:
-        """Call a route that has to work.
+        """Call a route that must succeed.
 
         Raises:
             UserError: the server does not answer, or refuses.
@@ -164,7 +164,7 @@ class ServerControl:
         return response
 
     def call(self, method: str, path: str, *, timeout: float, **arguments: Any) -> httpx.Response:
-        """Call a route, whatever it answers."""
+        """Call a route and return its answer, whatever the status."""
         uds = self.address.socket
         # No TLS on a socket: no certificates are read.
         transport = httpx.HTTPTransport(uds=None if uds is None else str(uds), verify=uds is None)
@@ -180,15 +180,17 @@ def refuse_no_weights(directory: Path) -> None:
     """Refuse a directory that holds no model.
 
     Raises:
-        UserError: it has no configuration or no weights.
+        UserError: the directory has no configuration or no weights.
     """
     if not (directory / "config.json").is_file() or not list_directory(directory, "*.safetensors"):
         expected = "config.json and *.safetensors"
-        raise UserError("no weights to load", where=directory, expected=expected, exit_code=ExitCode.RETRYABLE)
+        raise UserError(
+            "the directory holds no weights to load", where=directory, expected=expected, exit_code=ExitCode.RETRYABLE
+        )
 
 
 def metric_totals(text: str) -> dict[str, float]:
-    """A page of Prometheus metrics, summed over labels."""
+    """Return the metrics of a Prometheus page, summed over labels."""
     totals: dict[str, float] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -1,10 +1,12 @@
-"""Entry module of the vLLM server; ``python -m mrt_hpc.inference.server_main`` takes those of vLLM's API server.
+"""Entry module of the vLLM server; ``python -m mrt_hpc.inference.server_main`` takes the arguments of vLLM's API
+server.
 
-It owns one thing, that no process of the server outlives the process that started it, be it killed without a chance
-to clean up: on a shared node an engine left behind holds its GPU until somebody looks. vLLM starts its engine and
-workers with ``spawn``, which imports this module again in each of them under the name ``__mp_main__``; there the
-kernel is asked to send the signal. The server itself watches its parent instead: the kernel's signal follows the
-*thread* that started a process, and an owner may well restart its server from a thread that ends.
+It ensures that no process of the server outlives the process that started it, even when that process is killed without
+a chance to clean up: on a shared node a remaining engine would hold its GPU until a person notices. vLLM starts its
+engine and workers with ``spawn``, which imports this module again in each of them under the name ``__mp_main__``; there
+the process asks the kernel for a signal when its parent dies. The server itself watches its parent instead: the
+kernel's signal follows the *thread* that started a process, and an owner may restart its server from a thread that
+ends.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ import time
 from mrt_hpc.run.parent_death import die_with_parent
 
 OWNER_VARIABLE = "MRT_HPC_SERVER_OWNER"
-"""Process id of the owner; the server ends when this is no longer its parent."""
+"""The variable with the owner's process id; the server ends when this is no longer its parent."""
 DIRECTORY_VARIABLE = "MRT_HPC_SERVER_DIRECTORY"
-"""The private directory of its sockets."""
+"""The variable with the private directory of the server's sockets."""
 
 _LOOK_EVERY_S = 0.5
 
@@ -28,7 +30,7 @@ _LOOK_EVERY_S = 0.5
 def end_with_owner(owner: int, directory: str) -> None:
     """Watch, in a thread, for the end of ``owner``; then remove the sockets' directory and end this process.
 
-    It ends by SIGKILL, and its children follow through the kernel.
+    The process ends by SIGKILL; the kernel then kills its children.
     """
 
     def watch() -> None:
@@ -41,7 +43,7 @@ def end_with_owner(owner: int, directory: str) -> None:
 
 
 def main() -> None:
-    """Serve until told to stop or until the owner is gone."""
+    """Serve until a signal or the end of the owner."""
     if owner := os.environ.get(OWNER_VARIABLE):
         end_with_owner(int(owner), os.environ[DIRECTORY_VARIABLE])
     from vllm.entrypoints.launchers.api_server.entry import main as serve

@@ -1,7 +1,8 @@
-r"""Where a thought ends and its answer begins: at the closing tag, or for models that write no tags at the last box.
+r"""Finds where a thought ends and its answer begins: at the closing tag, or, for models that write no tags, at the last
+box.
 
-Without tags a completion up to its answer is the thought (the paper's open-ended form), and the answer begins where the
-last ``\boxed{`` opens that closes again; that is also the box which is graded.
+Without tags a completion up to its answer is the thought (the paper's open-ended form), and the answer begins at the
+last ``\boxed{`` that is closed again; this box is also the one that is graded.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ r"""An opened box; an escaped character, so that the braces of ``\{1\}`` are not
 
 
 def thought_and_answer(text: bytes, thought_end: bytes) -> tuple[bytes, bytes | None]:
-    """The thought at the beginning of a text and the answer behind it; None where the thought goes on to the end.
+    """Return the thought at the beginning of a text and the answer after it; None where the thought has no end.
 
     Args:
-        text: a completion, or the rest of one.
+        text: a completion, or the rest of a completion.
         thought_end: the closing tag; empty for a model that writes none.
     """
     if thought_end:
@@ -27,14 +28,14 @@ def thought_and_answer(text: bytes, thought_end: bytes) -> tuple[bytes, bytes | 
 
 
 def answer_start(forced_text: str, thought_end: str) -> str:
-    """What of the prover's text belongs to the answer: what follows the closing tag; without tags the last paragraph,
-    as the words before are the prover's own.
+    """Return the part of the prover's text that belongs to the answer: the text after the closing tag; without tags the
+    last paragraph, as the words before are the prover's own.
     """
     return forced_text.rpartition(thought_end or "\n\n")[2]
 
 
 def last_box(text: bytes) -> int | None:
-    """Offset of the last box that closes again; None where there is none. Takes linear time."""
+    """Return the offset of the last box that is closed; None where there is none. Takes linear time."""
     opened: list[int | None] = []  # where a box starts, None for a plain brace
     last = None
     for token in _BRACE.finditer(text):

@@ -1,13 +1,13 @@
-"""The exact bytes of each token, so that a trace can be cut at token boundaries and its text needs no decoding by the
-server.
+"""The exact bytes of each token, so that a trace can be cut at token boundaries and the server need not decode its
+text.
 
-Decoding ids one at a time does not do: a character may be spread over several tokens. Two families of tokenizers are
-known by their decoders: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2, Mistral).
-Of any other, that rule is taken which brings texts back whole.
+Decoding ids one at a time is not enough: a character may be spread over several tokens. Two families of tokenizers are
+recognised by their decoders: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2,
+Mistral). For any other tokenizer the rule that reproduces texts exactly is used.
 
-A tokenizer is what its ``tokenizer.json`` says. The class that ``tokenizer_config.json`` names is not asked: several
-model families name LlamaTokenizer and are byte-level, and that class would build another tokenizer of the vocabulary.
-The vLLM server loads a tokenizer of its own and never uses it: it is given ids, gives ids, and is told the stop tokens.
+The file ``tokenizer.json`` defines a tokenizer. The class named in ``tokenizer_config.json`` is ignored: several model
+families name LlamaTokenizer but are byte-level, and that class would build another tokenizer from the vocabulary.
+The vLLM server loads a tokenizer of its own and never uses it: it receives ids and stop tokens, and returns ids.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "\u2581"
-"""SentencePiece's visible space."""
+"""The character that SentencePiece writes for a space."""
 BYTE_LEVEL_SPACE = "\u0120"
-"""What stands for a space in byte-level vocabularies."""
+"""The character for a space in byte-level vocabularies."""
 PROBES = (
     "First, x = 3.\n\nWait, let me check:\n\n\nSo 3 * x  - 1 = 8.\n",
     "\\boxed{\\frac{1}{2}} costs 5 € at 30°, café, Δx ≈ 0.1, 数学, 🙂 and ∎.\n\nAlternatively, x",
 )
-"""Texts that a tokenizer has to bring back whole: blank lines, several spaces, mathematics, characters of 1 to 4 bytes.
+"""Texts that a tokenizer must reproduce exactly: blank lines, several spaces, mathematics, characters of 1 to 4 bytes.
 """
 
 
@@ -46,10 +46,10 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
     try:
         tokenizer = kind.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # whatever the files bring the libraries to raise
+    except Exception as error:  # the libraries raise various errors for damaged files
         raise _no_tokenizer(directory, f"{type(error).__name__}: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise _no_tokenizer(directory, f"{type(tokenizer).__name__} is no fast tokenizer")
+        raise _no_tokenizer(directory, f"{type(tokenizer).__name__} is not a fast tokenizer")
     return tokenizer
 
 
@@ -63,7 +63,7 @@ def _no_tokenizer(directory: Path, reason: str) -> UserError:
 
 
 class TokenBytes:
-    """The bytes of every token of one tokenizer, made once."""
+    """The bytes of every token of one tokenizer, computed once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
@@ -74,21 +74,21 @@ class TokenBytes:
         self.table.update((i, content.encode()) for i, content in added.items())
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
-        """[T] the bytes of each token; special tokens as they are written. An id the tokenizer does not know (a padded
-        vocabulary has such rows) is empty.
+        """Return [T] the bytes of each token; special tokens as they are written. An id the tokenizer does not know (a
+        padded vocabulary has such rows) is empty.
         """
         return [self.table.get(i, b"") for i in ids]
 
     def text(self, ids: Iterable[int]) -> str:
-        """The text of the tokens; bytes that are no UTF-8, as where a limit cut a character, become U+FFFD."""
+        """Return the text of the tokens; bytes that are not UTF-8, as where a limit cut a character, become U+FFFD."""
         return b"".join(self.pieces(ids)).decode(errors="replace")
 
 
 def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
-    """How this tokenizer's vocabulary writes bytes.
+    """Return the rule by which this tokenizer's vocabulary writes bytes.
 
     Raises:
-        UserError: none of the known rules brings texts back whole.
+        UserError: none of the known rules reproduces the texts.
     """
     decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
     kinds = {part["type"] for part in _parts(decoder)}
@@ -100,7 +100,7 @@ def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
         if _brings_back(tokenizer, rule):
             return rule
     raise UserError(
-        "cannot tell the bytes of this tokenizer's tokens: texts do not come back whole",
+        "the bytes of this tokenizer's tokens are unknown: no known rule reproduces the probe texts",
         value=sorted(kinds),
         where=tokenizer.name_or_path or None,
         expected="a fast tokenizer with byte-level BPE, SentencePiece with byte fallback, or one that loses nothing",
@@ -108,7 +108,7 @@ def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
 
 
 def _brings_back(tokenizer: PreTrainedTokenizerFast, rule: Callable[[str], bytes]) -> bool:
-    """Whether texts come back whole by a rule; one space before them is the tokenizer's own."""
+    """Return whether a rule reproduces the texts; the tokenizer itself may add one space before them."""
     return all(_pieced(tokenizer, rule, text).removeprefix(b" ") == text.encode() for text in PROBES)
 
 
@@ -126,7 +126,7 @@ def _parts(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level vocabularies."""
+    """Return the printable character for each byte in byte-level vocabularies."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(0x100) if b not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}

@@ -1,7 +1,7 @@
-"""What is sampled before it is graded: groups to sample, traces with their episodes, branches, known answers.
+"""Data of sampling before grading: groups to sample, traces with their episodes, branches, known answers.
 
 A group is the rollouts of one problem. They start in one place (the prompt) or in several (the prefix of a stale trace,
-going on or forced to answer); the sampler does not care where these come from.
+continued or forced to answer); the sampler does not depend on where these come from.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ class Start:
     """A place where rollouts of a group start."""
 
     context_ids: list[int]
-    """What they are sampled after: the prompt, then a prefix and forced text where there are any."""
+    """The token ids after which its rollouts are sampled: the prompt, then any prefix and forced text."""
     samples: int
-    """Rollouts that start here."""
+    """The number of rollouts that start here."""
     settings: SamplingSettings
     prefix: bytes = b""
-    """The text of the context behind the prompt: the trace's beginning, which is not sampled."""
+    """The text of the context after the prompt, the beginning of the trace, which is not sampled."""
     forced: int = 0
-    """How many tokens at the end of the context the prover's text put there; 0 where the thought goes on."""
+    """The number of tokens of the prover's text at the end of the context; 0 where the thought continues."""
     answer_start: str = ""
-    """What of the prover's text belongs to the answer."""
+    """The part of the prover's text that belongs to the answer."""
 
 
 @dataclass(frozen=True)
 class PromptedGroup:
-    """A problem with its prompt, and where its rollouts start."""
+    """A problem with its prompt and the starts of its rollouts."""
 
     problem: Problem
     prompt_ids: list[int]
     starts: tuple[Start, ...]
 
     def samples_before(self, start: int) -> int:
-        """Rollouts of the starts before this one: samples are numbered through the whole group."""
+        """Return the number of rollouts of the starts before this one: samples are numbered through the whole group."""
         return sum(s.samples for s in self.starts[:start])
 
 
 @dataclass(frozen=True)
 class CandidateLook:
-    """What a branch could have become at one of its tokens: candidates for its answer, and the one it took."""
+    """The possible outcomes of a branch at one of its tokens: candidates for its answer, and the one that it took."""
 
     step: int
-    """Index of the token."""
+    """The index of the token."""
     open: dict[str, float]
-    """Answers as they would stand after each likely token that leaves the box open, with its probability."""
+    """The answers after each likely token that leaves the box open, with its probability."""
     closed: dict[str, float]
-    """Answers that a likely token would end, with its probability."""
+    """The answers that a likely token would end, with its probability."""
     taken: tuple[str, bool] | None
-    """The one that the branch's own token led to, and whether it ended there; None where that was not a likely one."""
+    """The candidate that the branch's own token led to, and whether it ended there; None for an unlikely token."""
 
     @property
     def index_of_taken(self) -> int | None:
-        """Its place among the open candidates followed by the closed ones."""
+        """The index of the taken candidate among the open candidates followed by the closed ones."""
         if self.taken is None:
             return None
         answer, ended = self.taken
@@ -74,28 +74,28 @@ class CandidateLook:
 
 @dataclass(frozen=True)
 class Trust:
-    """How branches ended that would have been right, had their box closed after a token, by the token's place."""
+    """How often branches that would be right if their box closed after a token ended right, by token index."""
 
     kept: Mapping[int, float]
-    """How many ended right."""
+    """The number of these branches that ended right."""
     promised: Mapping[int, float]
-    """How many there were."""
+    """The number of these branches."""
 
     def at(self, step: int) -> float:
-        """How often such a branch does end right; at first, always."""
+        """Return the smoothed share of such branches that end right, which is 1 before any was observed."""
         return (self.kept.get(step, 0.0) + 1.0) / (self.promised.get(step, 0.0) + 1.0)
 
 
 @dataclass(frozen=True)
 class ScoringCost:
-    """What requests cost besides the branches' own: looking up probabilities, going on behind an inner brace."""
+    """The cost of other requests than the branches' own: probability look-ups and continuations after inner braces."""
 
     tokens: int = 0
-    """Sampled, one a look."""
+    """The number of sampled tokens, one per look-up."""
     prompt_tokens: int = 0
-    """Of the prompts of these requests."""
+    """The number of prompt tokens of these requests."""
     cached_tokens: int = 0
-    """How many of those the server had in its prefix cache."""
+    """The number of these prompt tokens that the server had in its prefix cache."""
 
     def __add__(self, other: ScoringCost) -> ScoringCost:
         return ScoringCost(
@@ -112,7 +112,7 @@ class SampledBranch:
     boundary: int
     branch: int
     text: str
-    """The forced answer start with what mu sampled after it."""
+    """The forced answer start followed by the text sampled from mu."""
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
@@ -123,9 +123,9 @@ class SampledBranch:
     prompt_tokens: int
     cached_tokens: int | None
     looks: tuple[CandidateLook, ...] = ()
-    """At each of its tokens, where the prover looks ahead."""
+    """The candidates at each of its tokens, where the prover looks ahead."""
     follow_up: ScoringCost = ScoringCost()
-    """Prompts of the requests that went on behind an inner brace."""
+    """The cost of the requests that continued after an inner brace."""
 
 
 @dataclass(frozen=True)
@@ -141,30 +141,30 @@ class ScoredAnswer:
 
 @dataclass(frozen=True)
 class BoundaryPlan:
-    """How the value of one boundary is looked for."""
+    """The plan by which the value of one boundary is estimated."""
 
     boundary: int
     branches: int
-    """How many were drawn."""
+    """The number of branches drawn."""
     baseline: float
-    """b, the reward expected of an answer that is not known beforehand."""
+    """b, the expected reward of an answer that is not known beforehand."""
 
 
 @dataclass(frozen=True)
 class Valuation:
-    """What was asked of the prover about one trace."""
+    """The answers of the prover about one trace."""
 
     plans: list[BoundaryPlan] = field(default_factory=list)
     branches: list[SampledBranch] = field(default_factory=list)
     answers: list[ScoredAnswer] = field(default_factory=list)
     scoring: ScoringCost = ScoringCost()
-    """Of looking up probabilities."""
+    """The cost of probability look-ups."""
     trust: Trust = Trust({}, {})
-    """In what candidates promise, fixed before the branches were drawn."""
+    """The trust in the candidates, fixed before the branches were drawn."""
 
     @property
     def all_answers(self) -> set[str]:
-        """Every answer whose reward the estimates need, beside those of the branches themselves."""
+        """Return every answer whose reward the estimates need, besides those of the branches themselves."""
         looks = [look for branch in self.branches for look in branch.looks]
         ahead = {answer for look in looks for answer in (*look.open, *look.closed)}
         return ahead | {a.answer for a in self.answers}
@@ -178,9 +178,9 @@ class SampledTrace:
     group: PromptedGroup
     start: Start
     sample: int
-    """Its number within the group."""
+    """The index of the trace within the group."""
     text: str
-    """The whole of it, prefix and forced text included, without the stop token."""
+    """The whole text, prefix and forced text included, without the stop token."""
     answer_text: str
     """What follows the thought; the whole where no thought was closed, or where without tags no box was."""
     boundaries: list[int]
@@ -188,11 +188,11 @@ class SampledTrace:
     completion: Completion
 
     def context(self, boundary: int) -> list[int]:
-        """Token ids up to a boundary, the prompt included."""
+        """Return the token ids up to a boundary, the prompt included."""
         return [*self.start.context_ids, *self.completion.token_ids[: self.boundaries[boundary]]]
 
     def graded(self, answer: str | None, reward: float) -> Rollout:
-        """The record, with what the grader found."""
+        """Return the record, with the result of the grader."""
         c = self.completion
         return Rollout(
             iteration=self.iteration,
@@ -214,7 +214,7 @@ class SampledTrace:
         )
 
     def branch(self, branch: SampledBranch, answer: str | None, reward: float, look_ahead: float = 0.0) -> Branch:
-        """The record of one of its branches, with what the grader found."""
+        """Return the record of one of its branches, with the result of the grader."""
         return Branch(
             iteration=self.iteration,
             problem_id=self.group.problem.id,
@@ -236,7 +236,7 @@ class SampledTrace:
         )
 
     def known_answer(self, scored: ScoredAnswer, reward: float) -> AnswerProbability:
-        """The record of an answer known beforehand, with what the grader found."""
+        """Return the record of an answer known beforehand, with the result of the grader."""
         return AnswerProbability(
             iteration=self.iteration,
             problem_id=self.group.problem.id,
@@ -248,7 +248,7 @@ class SampledTrace:
         )
 
     def value(self, plan: BoundaryPlan, estimate: Estimate, progress_variance: float) -> PrefixValue:
-        """The record of the value of one of its prefixes."""
+        """Return the record of the value of one of its prefixes."""
         return PrefixValue(
             iteration=self.iteration,
             problem_id=self.group.problem.id,

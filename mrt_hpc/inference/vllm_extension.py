@@ -1,11 +1,11 @@
-"""What runs inside vLLM's workers: new weights in place, with proof that they arrived.
+"""An extension of vLLM's workers that loads new weights in place and verifies them.
 
 Mixed into vLLM's worker class by ``--worker-extension-cls``; called through ``/collective_rpc``.
 
-On CPU, vLLM multiplies by a packed copy of a weight. Its own reload makes the copy again for linear layers, but not
-for the output head of a model with tied embeddings, which then goes on with the old weights and says nothing.
-`reload_and_verify` makes that copy again, and then compares, for the embedding, memory with disk, and, for every
-output head, what it computes with what its weights say.
+On CPU, vLLM multiplies by a packed copy of a weight. Its own reload renews the copy for linear layers, but not
+for the output head of a model with tied embeddings, which then silently keeps the old weights.
+`reload_and_verify` renews that copy too. It then compares the embedding in memory with the one on disk, and the result
+of every output head with the product of its weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROBE_ROWS = 4
 
 
 class ReloadExtension:
-    """Mixed into the worker; ``self.model_runner`` is the worker's."""
+    """A mixin of vLLM's worker; ``self.model_runner`` is the worker's."""
 
     model_runner: Any
 
@@ -35,7 +35,7 @@ class ReloadExtension:
         """Load a Hugging Face directory into the running model.
 
         Returns:
-            ``seconds`` taken and the ``directory`` it was done from.
+            The ``seconds`` that it took and the ``directory`` of the weights.
 
         Raises:
             RuntimeError: the model does not compute with the directory's weights afterwards.
@@ -57,7 +57,7 @@ def _repack(embedding: VocabParallelEmbedding) -> None:
 
 
 def _verify_product(embedding: VocabParallelEmbedding) -> None:
-    """The product the model computes is the product with the weights it shows."""
+    """Check that the product the model computes is the product with its visible weights."""
     weight = embedding.weight
     probe = torch.linspace(-1, 1, _PROBE_ROWS * weight.shape[1], device=weight.device, dtype=weight.dtype).view(
         _PROBE_ROWS, -1
@@ -67,18 +67,18 @@ def _verify_product(embedding: VocabParallelEmbedding) -> None:
     error = ((computed - expected).norm() / expected.norm().clamp_min(1e-12)).item()
     if error > (1e-4 if weight.dtype == torch.float32 else 2e-2):
         raise RuntimeError(
-            f"after the reload an output head computes with other weights than it shows: relative error {error:.3g}"
+            f"after the reload an output head does not compute with its visible weights: relative error {error:.3g}"
         )
 
 
 def _verify_rows(embedding: VocabParallelEmbedding, directory: Path) -> None:
-    """This worker's rows of the embedding are those of the directory."""
+    """Check that this worker's rows of the embedding are those of the directory."""
     shard = embedding.shard_indices
     start, end = shard.org_vocab_start_index, shard.org_vocab_end_index
     on_disk = _read_embedding(directory, start, end).to(embedding.weight.dtype)
     in_memory = embedding.weight[: on_disk.shape[0]].cpu()
     if not torch.equal(on_disk, in_memory):
-        raise RuntimeError(f"after the reload the embedding is not that of {directory}")
+        raise RuntimeError(f"after the reload the embedding differs from that of {directory}")
 
 
 def _read_embedding(directory: Path, start: int, end: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What this package adds inside the vLLM server: the run's key on every route, and a lean route for samples.
+"""Middleware of the vLLM server: it requires the run's key on every route, and adds a compact route for samples.
 
-Loaded by vLLM's ``--middleware``. vLLM's own key guards /v1 and a few prefixes only, not the control routes; here
-nothing but /health is answered without it. The server listens on a socket in a private directory besides, so this is
-the second of two locks.
+Loaded by vLLM's ``--middleware``. vLLM's own key guards /v1 and a few prefixes only, not the control routes; this
+middleware answers only /health without it. The server also listens on a socket in a private directory, so this is the
+second of two protections.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _request_numbers = itertools.count()
 
 
 class RunRoutes:
-    """ASGI middleware: refuses strangers, answers ``GENERATE_PATH``, passes everything else on to vLLM."""
+    """ASGI middleware: refuses requests without the key, answers ``GENERATE_PATH``, passes the others to vLLM."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -97,7 +97,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 async def _cancel_when_gone(receive: Receive, tasks: list[asyncio.Task[None]]) -> None:
-    """A client that went away must not leave its samples running: cancelled tasks abort them in the engine."""
+    """Cancel the tasks of a client that has disconnected, which aborts their samples in the engine."""
     while (await receive())["type"] != "http.disconnect":
         pass
     for task in tasks:
@@ -120,7 +120,7 @@ async def _sample(engine: EngineClient, request: Request, i: int, j: int, finish
     try:
         result = await _final_output(engine, request, request.seeds[j])
         finished.put_nowait(_as_sample(request, i, j, result))
-    except Exception as error:  # reaches the client, which raises it there
+    except Exception as error:  # the error reaches the client, which raises it
         finished.put_nowait(Sample(i, j, error=f"{type(error).__name__}: {error}"))
 
 
@@ -132,7 +132,7 @@ async def _final_output(engine: EngineClient, request: Request, seed: int) -> An
 
 
 def sampling_params(request: Request, seed: int) -> SamplingParams:
-    """vLLM's parameters for one sample: ids and log-probabilities only, no text."""
+    """Return vLLM's parameters for one sample: ids and log-probabilities only, no text."""
     settings = request.settings
     return SamplingParams(
         max_tokens=settings.max_tokens,
@@ -172,7 +172,7 @@ def _as_sample(request: Request, i: int, j: int, result: Any) -> Sample:
 
 
 def _version_number(name: str) -> int:
-    """vLLM calls the weights it starts with ``default``."""
+    """Return the number of a weights version; vLLM calls the weights it starts with ``default``."""
     return int(os.environ[FIRST_VERSION_VARIABLE] if name == "default" else name)
 
 

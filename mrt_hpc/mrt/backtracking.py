@@ -2,15 +2,15 @@
 paper's open-ended parametrisation, without thinking tags).
 
 The value of each prefix of the attempt is the share of right ones among some 20 rollouts from it. The four variants
-differ in what the model is shown of it all:
+differ in the parts that the model is shown:
 
-    resample            the attempt, then a right solution from the very beginning
+    resample            the attempt, then a right solution from the beginning
     shared_prefix       the attempt, then the steps up to the best one once more, and the right continuation
     no_shared_prefix    the attempt, then the right continuation alone
     no_full_rollout     the attempt only until the first step that clearly lost value, then the right continuation
 
-Each becomes a conversation (attempt, a word about where to go back to, revision) or a suffix (the revision, given all
-before it). Left out: the sampling of attempts and rollouts.
+Each becomes a conversation (attempt, a sentence that names the step to go back to, revision) or a suffix (the revision,
+given the text before it). This module leaves out the sampling of attempts and rollouts.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class Variant(StrEnum):
-    """What is shown of attempt and revision."""
+    """The parts of attempt and revision that the model is shown."""
 
     RESAMPLE = "resample"
     """Start again from the beginning."""
     SHARED_PREFIX = "shared_prefix"
-    """Repeat the steps before the one gone back to."""
+    """Repeat the steps before the step to which the model goes back."""
     NO_SHARED_PREFIX = "no_shared_prefix"
-    """Go on from there without repeating them."""
+    """Continue from that step without repeating the steps before it."""
     NO_FULL_ROLLOUT = "no_full_rollout"
-    """Stop the attempt where it first clearly lost value."""
+    """Stop the attempt at the first step that clearly lost value."""
 
 
 @dataclass(frozen=True)
@@ -57,46 +57,46 @@ class Attempt:
     problem_id: str
     problem: str
     steps: Sequence[str]
-    """[k]"""
+    """[k] the steps of the attempt."""
     ending: str
-    """What follows the last step; steps and ending joined are the attempt."""
+    """The text after the last step; steps and ending joined are the attempt."""
     reward: float
     continuations: Sequence[Sequence[StepContinuation]]
     """[k + 1] the rollouts from each prefix, the empty one first."""
 
     def values(self) -> NDArray[np.float64]:
-        """[k + 1] share of right ones among the rollouts from each prefix.
+        """Return [k + 1] the share of right rollouts among those from each prefix.
 
         Raises:
-            ValueError: a prefix without a rollout.
+            ValueError: a prefix has no rollout.
         """
         if len(self.continuations) != len(self.steps) + 1 or not all(self.continuations):
             raise ValueError(f"{len(self.steps)} steps need rollouts from each of {len(self.steps) + 1} prefixes")
         return np.array([np.mean([c.reward for c in rollouts]) for rollouts in self.continuations])
 
     def prefix(self, boundary: int) -> str:
-        """The first ``boundary`` steps."""
+        """Return the text of the first ``boundary`` steps."""
         return "".join(self.steps[:boundary])
 
     def right_continuation(self, boundary: int) -> str | None:
-        """The first right rollout from a prefix, None when there is none."""
+        """Return the first right rollout from a prefix, None when there is none."""
         return next((c.text for c in self.continuations[boundary] if c.reward == 1.0), None)
 
 
 @dataclass(frozen=True)
 class Revision:
-    """What to learn of an attempt."""
+    """The text to learn from an attempt."""
 
     problem_id: str
     problem: str
     attempt: str
     boundary: int
-    """j: the steps before it are kept."""
+    """j; the steps before it are kept."""
     revised: str
 
 
 def best_boundary(values: NDArray[np.float64]) -> int:
-    """j of the greatest value; of several the last, which keeps most of the attempt.
+    """Return the j of the greatest value; of several the last, which keeps most of the attempt.
 
     Source: paper, Section 6, and its experiments with backtracking.
     """
@@ -104,14 +104,14 @@ def best_boundary(values: NDArray[np.float64]) -> int:
 
 
 def first_loss(values: NDArray[np.float64], rollouts: Sequence[int], min_loss_sigmas: float) -> int:
-    """The boundary after the first step that lost more value than its noise explains; k when none did.
+    """Return the boundary after the first step that lost more value than its noise explains; k when none did.
 
     The standard error of the difference between the two values of a step is that of two shares of the same underlying
     probability, sqrt(p (1 - p) (1 / n + 1 / m)), p being the share of right ones among the n + m rollouts together.
 
     Args:
         values: [k + 1] share of right ones among the rollouts from each prefix.
-        rollouts: [k + 1] how many these are.
+        rollouts: [k + 1] the number of these rollouts.
         min_loss_sigmas: how many standard errors a loss is larger than; 0 takes any loss.
 
     Source: the authors' code, which takes any loss.
@@ -125,11 +125,11 @@ def first_loss(values: NDArray[np.float64], rollouts: Sequence[int], min_loss_si
 
 
 def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Revision | None:
-    """The revision of an attempt; None where it needs none, being right, or where no rollout shows a right one.
+    """Return the revision of an attempt; None where the attempt is right or no rollout shows a right continuation.
 
     Args:
         attempt: with its rollouts.
-        variant: what is shown of it.
+        variant: the parts that are shown.
         min_loss_sigmas: of ``no_full_rollout``, see :func:`first_loss`.
 
     Source: paper, experiments with backtracking.
@@ -156,10 +156,10 @@ def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Rev
 
 
 def as_conversation(revision: Revision, backtrack: str, *, instruction: str, opening: str) -> Conversation:
-    """Attempt and revision as two turns of the assistant, with a turn between them that says where to go back to.
+    """Return attempt and revision as two turns of the assistant, and between them the sentence about going back.
 
     Args:
-        revision: what to learn.
+        revision: the revision to learn.
         backtrack: the sentence between them; ``{step}`` stands for the number of steps kept.
         instruction: follows the problem, as in the prompts that the attempt was sampled from.
         opening: begins each turn of the assistant, where those prompts had it already.
@@ -178,8 +178,8 @@ def as_conversation(revision: Revision, backtrack: str, *, instruction: str, ope
 
 
 def as_suffix(revision: Revision, backtrack: str) -> Suffix:
-    """The revision alone to be learnt, given problem, attempt and, in a paragraph of its own, the sentence between
-    them.
+    """Return the revision as a suffix to learn. The context is problem, attempt and, as a separate paragraph, the
+    sentence between them.
 
     Source: the authors' code.
     """

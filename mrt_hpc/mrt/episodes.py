@@ -1,9 +1,9 @@
-r"""Cutting a trace into episodes (paper, Section 5 and its appendix).
+r"""Segmentation of a trace into episodes (paper, Section 5 and its appendix).
 
 The rule: the thought is split at every two newlines into paragraphs; a new episode starts at a paragraph that begins
 with a reconsideration marker ("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after
 the last boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps merge into one episode, and
-whatever lies beyond ``max_episodes`` joins the last one.
+the steps beyond ``max_episodes`` join the last one.
 
 Progress is credited to tokens, so a boundary must be a token boundary. A cut that falls inside a token moves to that
 token's start: the marker stays whole, in the episode that it opens.
@@ -27,20 +27,20 @@ _BLANK_LINE = re.compile(rb"\n\n")
 
 @dataclass(frozen=True)
 class EpisodeRule:
-    """How a trace is cut. The defaults are the reference rule with MRT-online's cap of six episodes."""
+    """The rule by which a trace is cut. The defaults are the reference rule with MRT-online's cap of six episodes."""
 
     markers: tuple[str, ...] = REFERENCE_MARKERS
     min_paragraphs: int = 3
-    """Paragraphs that must lie between two cuts."""
+    """The minimum number of paragraphs between two cuts."""
     max_cuts: int = 49
     group_size: int = 1
-    """Consecutive steps that merge into one episode."""
+    """The number of consecutive steps that merge into one episode."""
     max_episodes: int = 6
-    """k at most; what lies beyond joins the last episode."""
+    """The maximum of k; steps beyond it join the last episode."""
 
 
 def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
-    """Token boundaries of the episodes of a thought.
+    """Return the token boundaries of the episodes of a thought.
 
     Args:
         pieces: [T] the bytes of each token of the thought; joined they are its text.
@@ -61,17 +61,17 @@ def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
 
 
 def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
-    """Byte offsets at which a new step starts, the start of the text not among them.
+    """Return the byte offsets at which a new step starts, the start of the text not among them.
 
     Args:
         text: the thought.
-        rule: ``markers``, ``min_paragraphs`` and ``max_cuts`` are obeyed here.
+        rule: the segmentation rule; only ``markers``, ``min_paragraphs`` and ``max_cuts`` are used here.
 
     Source: paper, Section 5, and its appendix on segmentation.
     """
     markers = tuple(m.encode() for m in rule.markers)
     starts: list[int] = []
-    since_cut = 1  # paragraphs from the last boundary to the one looked at
+    since_cut = 1  # paragraphs from the last boundary to the current one
     for start in paragraph_starts(text):
         if len(starts) == rule.max_cuts:
             break
@@ -83,7 +83,7 @@ def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
 
 
 def paragraph_starts(text: bytes) -> list[int]:
-    """Byte offsets of the paragraphs after the first, as ``text.split("\\n\\n")`` makes them.
+    """Return the byte offsets of the paragraphs after the first, as ``text.split("\\n\\n")`` makes them.
 
     Four newlines have an empty paragraph between them, which counts; after three the paragraph begins with a newline; a
     line of spaces separates nothing. An empty paragraph at the end of the text is left out.

@@ -1,7 +1,6 @@
-"""GRPO: the outcome reward, compared within the group of a problem; and the comparison with the others of a group.
+"""GRPO: the outcome reward, compared within the group of a problem, and the comparison with the others of a group.
 
-Left out: the clipped objective itself, which all algorithms share and which lives with the trainer. Here is only the
-advantage.
+This module computes only the advantage. The clipped objective, which all algorithms share, is part of the trainer.
 """
 
 from __future__ import annotations
@@ -16,21 +15,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STD_FLOOR = 1e-6
-"""Added to a group's standard deviation, so that a group of equal rewards gives zero and not a division by zero."""
+"""A number added to a group's standard deviation, so that a group of equal rewards gives zero, not a division by zero.
+"""
 
 
 def outcome_advantages(
     rewards: NDArray[np.float64], groups: Sequence[Hashable], *, divide_by_std: bool
 ) -> NDArray[np.float64]:
-    """A_i = r_i - mean of its group, optionally divided by the group's standard deviation.
+    """Return A_i = r_i - mean of its group, optionally divided by the group's standard deviation.
 
     Args:
         rewards: [B] r(x, z) of each rollout.
         groups: [B] the problem of each rollout.
-        divide_by_std: False is Dr. GRPO's form, which does not favour problems of little spread.
+        divide_by_std: False is Dr. GRPO's form, which does not favour problems with little spread.
 
     Returns:
-        [B] one advantage a rollout, for all of its tokens.
+        [B] one advantage per rollout, for all of its tokens.
 
     Source: Shao et al. (2024); Liu et al. (2025) for Dr. GRPO.
     """
@@ -44,7 +44,7 @@ def outcome_advantages(
 
 
 def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A_i = r_i less the mean of the others, which does not depend on what i did; a group of one gives 0.
+    """Return A_i = r_i - mean of the others, which does not depend on what i did; a group of one gives 0.
 
     Args:
         rewards: [n] of one group.
@@ -61,7 +61,7 @@ def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def group_members(groups: Sequence[Hashable]) -> list[list[int]]:
-    """The indices of each group, groups in order of first appearance.
+    """Return the indices of each group, groups in order of first appearance.
 
     Source: Shao et al. (2024), who compare within groups.
     """

@@ -1,4 +1,4 @@
-"""A length penalty on the outcome reward: the baseline that wants traces short, not steady (a baseline in the paper).
+"""A length penalty on the outcome reward: a baseline of the paper that rewards short traces, not steady progress.
 
 In the form of Arora and Zanette ("Training Language Models to Reason Efficiently"): only right answers are penalised,
 and a length is compared with those of the problem's other right answers, so that hard problems may take longer:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 def penalised_rewards(
     rewards: NDArray[np.float64], lengths: NDArray[np.float64], groups: Sequence[Hashable], *, coefficient: float
 ) -> NDArray[np.float64]:
-    """Outcome rewards with the penalty taken off.
+    """Return the outcome rewards less the penalty.
 
     Args:
         rewards: [B] r(x, z) of each rollout.
         lengths: [B] tokens.
         groups: [B] the problem of each rollout.
-        coefficient: in [0, 1); what an endless right answer loses.
+        coefficient: in [0, 1); the share of its reward that an endless right answer loses.
 
     Returns:
         [B] in [0, 1]. A problem with one right answer, or right answers of one length, loses coefficient / 2.

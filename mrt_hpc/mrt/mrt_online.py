@@ -2,7 +2,7 @@
 
 Every token of episode z_j gets A_outcome + alpha (V_{j+1} - V_j); the answer after the thought gets A_outcome only. A
 trace whose thought the token limit cut has reward 0 and its last boundary is the cut; it needs no special case here.
-Left out: where the values come from (:mod:`values`).
+The estimation of the values is in :mod:`values`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScoredTrace:
-    """One rollout with all that its advantages depend on."""
+    """One rollout with all data that its advantages depend on."""
 
     group: Hashable
     reward: float
     tokens: int
-    """T."""
+    """T, the number of sampled tokens."""
     boundaries: Sequence[int]
     """[k + 1] token offsets of the episodes."""
     values: NDArray[np.float64]
@@ -38,7 +38,7 @@ class ScoredTrace:
 def token_advantages(
     traces: Sequence[ScoredTrace], *, alpha: float, divide_by_std: bool, normalise_progress: bool
 ) -> list[NDArray[np.float64]]:
-    """Advantages of every sampled token of a batch.
+    """Return the advantages of every sampled token of a batch.
 
     Args:
         traces: [B] the batch.
@@ -62,16 +62,16 @@ def token_advantages(
 
 
 def branch_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Advantages of the branches of one boundary, where mu is the policy itself: each against the others.
+    """Return the advantages of one boundary's branches, where mu is the policy itself, each against the others.
 
     The branches are answers of the policy to its own prefix, drawn and graded for the prefix's value anyway: learning
-    from them too teaches how to answer at any time, which is what V measures. All alike, they tell nothing.
+    from them too teaches how to answer at any time, which V measures. Branches with equal rewards give no signal.
 
     Args:
-        rewards: [G] of the branches that were asked at one boundary, independent of each other.
+        rewards: [G] of the branches that were sampled at one boundary, independent of each other.
 
     Returns:
-        [G] one advantage a branch, for all of its sampled tokens.
+        [G] one advantage per branch, for all of its sampled tokens.
 
     Source: not in the paper.
     """
@@ -79,7 +79,7 @@ def branch_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def outcome_token_advantages(traces: Sequence[ScoredTrace], *, divide_by_std: bool) -> list[NDArray[np.float64]]:
-    """GRPO's advantages in the same form: B arrays [T_i], each constant over its trace.
+    """Return GRPO's advantages in the same form: B arrays [T_i], each constant over its trace.
 
     Source: Shao et al. (2024).
     """

@@ -1,8 +1,8 @@
 """MRT by filtered likelihood: of the right traces, learn those whose episodes make progress (paper, Section 6).
 
 Per problem the right traces are ranked by their total positive progress; one with an episode below a threshold is
-dropped; and each is cut after the episode at which its value is first highest, since what it thought afterwards brought
-nothing. Left out: how a cut trace is closed and answered, which takes a branch of the prover from there.
+dropped; and each is cut after the episode at which its value is first highest, since later episodes did not raise the
+value. This module leaves out the ending of a cut trace, which needs a branch of the prover from there.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Selected:
     """A trace to learn."""
 
     index: int
-    """Among the problem's traces."""
+    """The index among the problem's traces."""
     boundary: int
-    """Learn the episodes before this boundary; k learns the trace as it is, with its own ending."""
+    """The end of the learnt episodes; k learns the whole trace, with its own ending."""
 
 
 def select_progressing(
     rewards: Sequence[float], values: Sequence[NDArray[np.float64]], *, keep: int | None, threshold: float
 ) -> list[Selected]:
-    """Which of one problem's traces to learn, and how far.
+    """Return which of one problem's traces to learn, and up to which boundary.
 
     Args:
         rewards: [K] of its traces.
         values: K arrays [k_i + 1] of the values at their boundaries.
-        keep: at most so many, those of greatest positive progress; None keeps all.
+        keep: the maximum number of traces, those of greatest positive progress; None keeps all.
         threshold: a trace with an episode whose progress lies below it is dropped, as is one without any progress; both
             are looked for in what is learnt, that is before the cut.
 
@@ -55,7 +55,7 @@ def select_progressing(
 
 
 def first_peak(values: NDArray[np.float64]) -> int:
-    """The boundary at which a trace's value first reaches its maximum.
+    """Return the boundary at which a trace's value first reaches its maximum.
 
     Source: paper, Section 6, Figure 6 (left).
     """
@@ -63,7 +63,7 @@ def first_peak(values: NDArray[np.float64]) -> int:
 
 
 def positive(gains: NDArray[np.float64]) -> float:
-    """Total positive progress.
+    """Return the total positive progress.
 
     Source: paper, Section 6.
     """

@@ -1,7 +1,7 @@
-"""The branch planner: which boundaries get branches, and how many, for a given number of them on average.
+"""The branch planner: it decides which boundaries get branches, and how many, for a given average number of branches.
 
 For estimates that are added up, the variance is least where a boundary's branches are proportional to the spread of one
-branch there (Neyman). A number that is no integer is drawn, so that the average is kept.
+branch there (Neyman). A number that is no integer is rounded at random, so that the average is kept.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def expected_branches(
     spreads: NDArray[np.float64], *, budget: float, mean_spread: float, most: float
 ) -> NDArray[np.float64]:
-    """How many branches each boundary of a trace gets on average.
+    """Return the average number of branches of each boundary of a trace.
 
     Args:
-        spreads: [J] standard deviation of one branch at each boundary, or what is proportional to it.
+        spreads: [J] the standard deviation of one branch at each boundary, or a quantity proportional to it.
         budget: branches of a boundary, on average over all boundaries.
-        mean_spread: the mean of ``spreads`` over all boundaries: one above it gets more than its share.
-        most: at no boundary more than this.
+        mean_spread: the mean of ``spreads`` over all boundaries; a boundary above it gets more than the average.
+        most: the maximum at one boundary.
 
     Returns:
         [J] real numbers from 0 to ``most``.
@@ -36,7 +36,7 @@ def expected_branches(
 
 
 def draw_counts(expected: NDArray[np.float64], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Whole numbers with these expectations.
+    """Draw whole numbers with these expectations.
 
     Args:
         expected: [J]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def progress(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Progress of each episode: [k] V_{j+1} - V_j from the [k + 1] values of the boundaries.
+    """Return the progress of each episode: [k] V_{j+1} - V_j from the [k + 1] values of the boundaries.
 
     Source: paper, Definition 6.1.
     """
@@ -21,7 +21,7 @@ def progress(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 ROUNDING = 1e-9
-"""Of equal numbers, the standard deviation may come out so far from 0, times their size."""
+"""The largest rounding error of the standard deviation of equal numbers, relative to their size."""
 
 
 def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
@@ -31,7 +31,7 @@ def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArra
         progress_by_rollout: B arrays of [k_i] progress values.
 
     Returns:
-        The same shapes. A batch without spread gives zeros: it tells nothing.
+        The same shapes. A batch without spread gives zeros, as it holds no signal.
 
     Source: not in the paper.
     """
@@ -45,7 +45,7 @@ def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArra
 
 
 def per_token(episode_values: NDArray[np.float64], boundaries: Sequence[int], tokens: int) -> NDArray[np.float64]:
-    """Spread one number an episode over that episode's tokens.
+    """Spread one number per episode over that episode's tokens.
 
     Args:
         episode_values: [k].
@@ -56,12 +56,14 @@ def per_token(episode_values: NDArray[np.float64], boundaries: Sequence[int], to
         [T].
 
     Raises:
-        ValueError: the lengths do not fit.
+        ValueError: the lengths do not match.
 
     Source: paper, Section 6 (progress is the reward of its episode).
     """
     if len(boundaries) != len(episode_values) + 1 or boundaries[-1] > tokens:
-        raise ValueError(f"{len(episode_values)} episodes and boundaries {list(boundaries)} do not fit {tokens} tokens")
+        raise ValueError(
+            f"{len(episode_values)} episodes and boundaries {list(boundaries)} do not match {tokens} tokens"
+        )
     spread = np.zeros(tokens, dtype=np.float64)
     spread[: boundaries[-1]] = np.repeat(episode_values, np.diff(boundaries))
     return spread

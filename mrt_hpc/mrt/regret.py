@@ -1,11 +1,11 @@
-"""Normalised regret: how far a trace stays behind an oracle that is right from the start (paper, Sections 4 and 5).
+"""Normalised regret: the distance of a trace from an oracle that is right from the start (paper, Sections 4 and 5).
 
 For one trace, the area under its values against its tokens from (0, 0) to a budget C, by trapezoids, with linear
 interpolation at C, or the last value held to C where the trace ends earlier; divided by C. Regret is 1 less the mean of
-that over the traces of a problem, then over problems. V_0, the value of the empty prefix, stands at token 0 as well:
+that over the traces of a problem, then over problems. V_0, the value of the empty prefix, also belongs to token 0:
 where it is known, the area begins there.
 
-The tokens of a boundary are the sampled ones before it; or, as the authors count, all that it takes to answer there:
+The tokens of a boundary are the sampled tokens before it; or, as the authors count, all tokens of an answer there:
 prompt, prefix, the prover's text and the answer.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], budget: float) -> float:
-    """The mean value of a trace over the budget.
+    """Return the mean value of a trace over the budget.
 
     Args:
         tokens: [k + 1] tokens before each boundary, ascending.
@@ -34,23 +34,23 @@ def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], 
         In [0, 1].
 
     Raises:
-        ValueError: lengths that differ, or a budget that is not positive.
+        ValueError: the lengths differ, or the budget is not positive.
 
     Source: paper, Section 5 (normalised regret).
     """
     if len(tokens) != len(values) or not len(tokens):
-        raise ValueError(f"{len(tokens)} boundaries and {len(values)} values")
+        raise ValueError(f"{len(tokens)} boundaries do not match {len(values)} values")
     if budget <= 0:
-        raise ValueError(f"a budget of {budget} tokens")
+        raise ValueError(f"a budget of {budget} tokens is not positive")
     at = np.concatenate([[0.0], tokens])
     height = np.concatenate([[0.0], values])
-    last = np.interp(budget, at, height)  # which is the last value where the trace ended before
+    last = np.interp(budget, at, height)  # this is the last value where the trace ended earlier
     inside = at < budget
     return float(np.trapezoid(np.append(height[inside], last), np.append(at[inside], budget)) / budget)
 
 
 def tokens_to_answer(asked: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """The tokens that it takes to answer at each boundary, averaged over the branches there.
+    """Return the number of tokens needed to answer at each boundary, averaged over the branches there.
 
     A boundary with shorter answers than the one before it counts no fewer tokens, so that the area has a base.
 
@@ -62,35 +62,35 @@ def tokens_to_answer(asked: Sequence[Sequence[int]], answered: Sequence[Sequence
         [k + 1], ascending; neighbours may be equal.
 
     Raises:
-        ValueError: a boundary without a branch.
+        ValueError: a boundary has no branch.
 
     Source: the authors' code.
     """
     if not all(asked):
-        raise ValueError("a boundary without a branch has no answer whose tokens could be counted")
+        raise ValueError("a boundary has no branch, so there is no answer whose tokens can be counted")
     means = [float(np.mean(before) + np.mean(drawn)) for before, drawn in zip(asked, answered, strict=True)]
     return np.maximum.accumulate(np.array(means))
 
 
 @dataclass(frozen=True)
 class TraceCurve:
-    """A trace as regret sees it."""
+    """The values of a trace by token, from which regret is computed."""
 
     tokens: NDArray[np.float64]
-    """[k + 1] of each boundary, ascending."""
+    """[k + 1] the tokens of each boundary, ascending."""
     values: NDArray[np.float64]
     """[k + 1] V_0 .. V_k."""
 
 
 def regret_by_problem(traces: Mapping[str, Sequence[TraceCurve]], budget: float) -> dict[str, float]:
-    """1 less the mean area under the values of each problem's traces; normalised regret is the mean over problems.
+    """Return 1 less the mean area of each problem's traces; normalised regret is the mean over problems.
 
     Args:
         traces: by problem.
         budget: C, in tokens.
 
     Raises:
-        ValueError: a problem without a trace.
+        ValueError: a problem has no trace.
 
     Source: paper, Section 4 (cumulative regret) and Section 5.
     """

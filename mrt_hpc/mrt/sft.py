@@ -1,7 +1,7 @@
-"""Supervised samples: whole conversations, or a suffix given a prefix that somebody else wrote (paper, backtracking).
+"""Supervised samples: whole conversations, or a suffix given a prefix that another model wrote (paper, backtracking).
 
-What is learnt is told by position, never by tokens added to the vocabulary: a sample becomes token ids and one truth
-value a token. Left out: chat template and tokenizer, which are handed in.
+The learnt tokens are marked by position, never by tokens added to the vocabulary: a sample becomes token ids and one
+truth value per token. Chat template and tokenizer are arguments.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Message:
     """One turn."""
 
     role: str
-    """``user``, ``assistant`` or another that the chat template knows."""
+    """The role of the turn: ``user``, ``assistant`` or another that the chat template knows."""
     content: str
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Every turn of the assistant is learnt."""
+    """A conversation, of which every turn of the assistant is learnt."""
 
     id: str
     messages: tuple[Message, ...]
@@ -38,12 +38,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Suffix:
-    """Only the suffix is learnt."""
+    """A sample of which only the suffix is learnt."""
 
     id: str
     problem: str
     prefix: str
-    """Written by another model, or by an earlier version."""
+    """The text before the suffix, written by another model or an earlier version."""
     suffix: str
 
 
@@ -53,36 +53,36 @@ class MaskedTokens:
 
     id: str
     token_ids: list[int]
-    """[T] prompt and all."""
+    """[T] all token ids, the prompt included."""
     learnt: NDArray[np.bool_]
-    """[T]"""
+    """[T] whether each token is learnt."""
 
     @property
     def first_learnt(self) -> int:
-        """Where the first learnt token lies; T when none is."""
+        """The index of the first learnt token; T when none is learnt."""
         positions = np.flatnonzero(self.learnt)
         return int(positions[0]) if positions.size else len(self.token_ids)
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How conversations become tokens: a chat template and a tokenizer."""
+    """The conversion of conversations to tokens: a chat template and a tokenizer."""
 
     render: Callable[[Sequence[Message], bool], str]
-    """The text of some messages; the second argument asks for the opening of the assistant's next turn as well."""
+    """Returns the text of messages; if the second argument is true, with the opening of the assistant's next turn."""
     encode: Callable[[str], list[int]]
-    """Token ids of a stretch of text."""
+    """Returns the token ids of a stretch of text."""
     end: str
-    """What ends a turn of the assistant: nothing after it is learnt."""
+    """The text that ends a turn of the assistant; nothing after it is learnt."""
 
 
 def mask_conversation(conversation: Conversation, form: ChatFormat) -> MaskedTokens:
-    """The tokens of a conversation, with those of the assistant's turns learnt.
+    """Return the tokens of a conversation, with those of the assistant's turns learnt.
 
-    Learnt stretches and those between them become tokens one by one, as a prompt and its answer do when sampled.
+    Learnt stretches and those between them are tokenized separately, as a prompt and its answer are when sampled.
 
     Raises:
-        ValueError: the template writes earlier turns in another way once later ones follow, so that positions tell
+        ValueError: the template writes earlier turns differently once later ones follow, so that positions mean
             nothing; or there is no turn of the assistant.
 
     Source: the authors' code.
@@ -99,7 +99,7 @@ def mask_conversation(conversation: Conversation, form: ChatFormat) -> MaskedTok
 
 
 def _stretches(conversation: Conversation, form: ChatFormat) -> Iterator[tuple[str, bool]]:
-    """The text of a conversation in stretches, each learnt or not."""
+    """Return the text of a conversation in stretches, each learnt or not."""
     messages = conversation.messages
     whole, done = form.render(messages, False), 0
     for index, message in enumerate(messages):
@@ -107,8 +107,8 @@ def _stretches(conversation: Conversation, form: ChatFormat) -> Iterator[tuple[s
             start, end = form.render(messages[:index], True), form.render(messages[: index + 1], False)
             if not (whole.startswith(start) and whole.startswith(end) and done <= len(start) <= len(end)):
                 raise ValueError(
-                    f"conversation {conversation.id}: the chat template writes turn {index} in another way when more "
-                    "turns follow, or opens it with something else than it begins with"
+                    f"conversation {conversation.id}: the chat template writes turn {index} differently when more "
+                    "turns follow, or its opening of the turn differs from the beginning of the turn"
                 )
             last = whole.rfind(form.end, len(start), len(end)) if form.end else -1
             stop = last + len(form.end) if last >= 0 else len(end)
@@ -119,16 +119,16 @@ def _stretches(conversation: Conversation, form: ChatFormat) -> Iterator[tuple[s
 
 
 def mask_suffix(sample_id: str, prompt: Sequence[int], prefix: Sequence[int], suffix: Sequence[int]) -> MaskedTokens:
-    """Prompt and prefix as context, the suffix learnt.
+    """Return prompt and prefix as context, followed by the suffix, which is learnt.
 
     Args:
-        sample_id: whose.
+        sample_id: the id of the sample.
         prompt: token ids of the problem.
-        prefix: of what another model wrote.
-        suffix: of what is learnt, with the end of the turn.
+        prefix: token ids of the text that another model wrote.
+        suffix: token ids of the learnt text, with the end of the turn.
 
     Raises:
-        ValueError: nothing to learn.
+        ValueError: the suffix is empty.
 
     Source: the authors' code, which masks by added tokens instead.
     """

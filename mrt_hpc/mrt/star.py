@@ -1,6 +1,6 @@
 """STaR: of the traces sampled by the base policy, learn those that are right (Zelikman et al.; paper, Section 6).
 
-Left out: the likelihood objective, which lives with the trainer.
+The likelihood objective is part of the trainer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list[int]:
-    """Which of one problem's traces to learn.
+    """Return the indices of the traces of one problem to learn.
 
     Args:
         rewards: [K] of its traces.
-        keep: at most so many, the first ones; None keeps all.
+        keep: the maximum number of traces, the first ones; None keeps all.
 
     Returns:
         Their indices, ascending.

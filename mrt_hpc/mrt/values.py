@@ -2,15 +2,15 @@
 
 V_j = J_r(mu(. | x, c_j)). The authors take the mean reward of G branches; its standard error is sqrt(V (1 - V) / G), up
 to 0.25 at G = 4, hence up to 0.35 for the difference of two values, where true progress is of the order of 0.1. The
-other estimators here spend the same tokens better:
+other estimators here use the same tokens more efficiently:
 
     monte_carlo     the mean reward of the branches                                   unbiased
     likelihood      the probability of answers known beforehand, without any branch   exact for what it measures
     rao_blackwell   exact for the answers known beforehand, branches for the rest     unbiased, small variance
-    look_ahead      branches, each corrected by what its tokens could have become     unbiased, small variance
-    majority        whether the vote of p branches comes out right                    estimates maj@p, not V
+    look_ahead      branches, each corrected by the alternatives of its tokens        unbiased, small variance
+    majority        whether the vote of p branches is right                           estimates maj@p, not V
 
-Each works on one prefix and knows nothing of tokens: where the branches come from is :mod:`mrt_hpc.inference`'s.
+Each works on one prefix and does not depend on tokens; :mod:`mrt_hpc.inference` samples the branches.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Estimate:
 
     value: float
     variance: float
-    """Of the estimate over repeated draws of its branches; NaN where one branch tells nothing of its spread."""
+    """The variance over repeated draws of the branches; NaN where a single branch gives no estimate of it."""
     terms: tuple[float, ...] = ()
-    """[G] the part of each branch, in their order: the value is their mean beside what is exact."""
+    """[G] the term of each branch, in their order: the value is their mean plus the part that is exact."""
 
 
 @dataclass(frozen=True)
 class KnownAnswer:
-    """An answer fixed before the branches were drawn, and what mu makes of it."""
+    """An answer fixed before the branches were drawn, with its probability under mu."""
 
     probability: float
-    """p(a): of exactly this sequence of tokens, ended."""
+    """p(a), the probability of exactly this sequence of tokens, including its end."""
     reward: float
-    """r(a)"""
+    """r(a), its reward."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Vote:
     """One branch of a majority."""
 
     answer: str | None
-    """What it answers; equal answers vote together, None votes for nothing."""
+    """The answer; equal answers vote together, None votes for nothing."""
     reward: float
     weight: float
-    """Mean probability of its tokens."""
+    """The mean probability of its tokens."""
 
 
 def monte_carlo(rewards: Sequence[float]) -> Estimate:
-    """V as the mean reward of G branches.
+    """Estimate V as the mean reward of G branches.
 
     Args:
         rewards: [G]
@@ -75,7 +75,7 @@ def monte_carlo(rewards: Sequence[float]) -> Estimate:
 
 
 def likelihood(known: Iterable[KnownAnswer]) -> Estimate:
-    """V as the probability that mu gives to the right ones among the answers known beforehand.
+    """Compute V as the probability that mu gives to the right ones among the answers known beforehand.
 
     A lower bound of mu's success: right answers written in other ways are left out.
 
@@ -85,11 +85,11 @@ def likelihood(known: Iterable[KnownAnswer]) -> Estimate:
 
 
 def rao_blackwell(known: Sequence[KnownAnswer], unknown_rewards: Sequence[float | None], baseline: float) -> Estimate:
-    """V, exact for the set S of known answers and by branches for the rest of the mass.
+    """Estimate V, exactly for the set S of known answers and by branches for the rest of the mass.
 
         V = sum_{a in S} p(a) r(a) + b (1 - p(S)) + mean over branches of 1[a not in S] (r(a) - b)
 
-    Unbiased when S and b were fixed before the branches, and their number was chosen without a look at them.
+    Unbiased when S and b were fixed before the branches, and their number was chosen independently of them.
 
     Args:
         known: S, each a different sequence of tokens.
@@ -97,7 +97,7 @@ def rao_blackwell(known: Sequence[KnownAnswer], unknown_rewards: Sequence[float 
         baseline: b, the expected reward outside S.
 
     Raises:
-        ValueError: there is no branch, and S leaves mass over.
+        ValueError: there is no branch, and S leaves probability mass.
 
     Source: not in the paper (Rao-Blackwell with a control variate).
     """
@@ -105,33 +105,35 @@ def rao_blackwell(known: Sequence[KnownAnswer], unknown_rewards: Sequence[float 
     exact = likelihood(known).value + baseline * (1.0 - mass)
     if not unknown_rewards:
         if mass < 1.0 - NEGLIGIBLE_MASS:
-            raise ValueError(f"{1 - mass:.3g} of the mass is unknown, and there is no branch to look at it")
+            raise ValueError(
+                f"{1 - mass:.3g} of the probability mass is unknown, and there is no branch to estimate it"
+            )
         return Estimate(exact, 0.0)
     terms = [0.0 if r is None else r - baseline for r in unknown_rewards]
     return _of_terms(terms, exact)
 
 
 NEGLIGIBLE_MASS = 1e-3
-"""What S may leave over without a branch that looks at it: the largest bias that this can bring."""
+"""The maximum mass outside S that needs no branch; it is also the largest bias that this can cause."""
 
 
 @dataclass(frozen=True)
 class BranchStep:
-    """One token of a branch, and what looking ahead of it tells."""
+    """One token of a branch, with the candidates that look-ahead examined."""
 
     probabilities: NDArray[np.float64]
-    """[C] of the candidates looked at; they may leave mass over."""
+    """[C] the probabilities of the examined candidates; their sum may be below 1."""
     forecasts: NDArray[np.float64]
-    """[C] h: the reward that each candidate promises, fixed before the token was drawn."""
+    """[C] h, the forecast reward of each candidate, fixed before the token was drawn."""
     taken: int | None
-    """Which of them was drawn; None for a token that was not looked at, which promises 0."""
+    """The index of the drawn candidate; None for a token that was not examined, whose forecast is 0."""
 
 
 def look_ahead(steps: Sequence[BranchStep]) -> float:
-    """What looking ahead adds to the reward of a branch: the sum over its tokens of E[h] - h(token drawn).
+    """Return the correction of a branch's reward by look-ahead: the sum over its tokens of E[h] - h(token drawn).
 
     Each term has mean zero given what came before, whatever h is, so the mean of r + this over branches is an unbiased
-    V. The better h foretells the reward, the less is left of its spread: with the right forecast at the token that
+    V. The better h predicts the reward, the smaller the variance: with the right forecast at the token that
     decides, the drawn reward is replaced by its exact expectation there (a control variate along the branch).
 
     Source: not in the paper (a control variate along the branch).
@@ -140,9 +142,9 @@ def look_ahead(steps: Sequence[BranchStep]) -> float:
 
 
 def majority(votes: Sequence[Vote]) -> Estimate:
-    """maj@p: the reward of the answer with the greatest weight; answers that tie for it share.
+    """Compute maj@p: the reward of the answer with the greatest weight; tied answers share.
 
-    A vote that ties between right and wrong counts one half, as the authors do.
+    A tie between right and wrong counts one half, as in the authors' code.
 
     Args:
         votes: [p] the branches.
@@ -168,13 +170,14 @@ def majority(votes: Sequence[Vote]) -> Estimate:
 
 
 def variance_of_progress(before: Estimate, after: Estimate) -> float:
-    """Of the difference of two values, ``after`` less ``before``, over repeated draws of their branches.
+    """Return the variance of the difference ``after`` - ``before`` over repeated draws of their branches.
 
-    Branches of the same place in both may share their random numbers; what their noise has in common cancels. So this
-    is what a planner or common random numbers have reached, where the variances of the two values alone would add up.
+    Branches with the same index in both may share their random numbers; the common part of their noise cancels. This
+    variance thus shows the effect of a planner or of common random numbers; for independent draws it is the sum of the
+    two variances.
 
     Returns:
-        Unbiased, so of one pair of values it may be negative; NaN where one of them cannot tell its own.
+        An unbiased estimate, so it may be negative for one pair of values; NaN where one of the variances is NaN.
 
     Source: not in the paper.
     """
@@ -188,7 +191,7 @@ def variance_of_progress(before: Estimate, after: Estimate) -> float:
 
 
 def _of_terms(terms: Sequence[float], exact: float = 0.0) -> Estimate:
-    """The mean of what branches tell, beside what is exact."""
+    """Return the estimate from the terms of branches, added to the part that is exact."""
     count = len(terms)
     variance = float(np.var(terms, ddof=1) / count) if count > 1 else float("nan")
     return Estimate(exact + float(np.mean(terms)), variance, tuple(terms))

@@ -1,4 +1,4 @@
-"""DeepSpeed, imported for the hardware that is here. Every other module takes it from this one.
+"""DeepSpeed, imported for the hardware of this machine. Every other module imports it from here.
 
 DeepSpeed looks for its accelerator when it is imported, and builds a shared-memory operation with a C++ compiler
 (half a minute) when it joins a process group on CPU. That operation serves inference only: it is declared
@@ -22,22 +22,22 @@ import deepspeed.ops
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 """Two values of it make cuBLAS deterministic: :4096:8 (24 MiB a stream and faster) and :16:8."""
 
-deepspeed.ops.__compatible_ops__ = {}  # read at one place only, before that operation is built
+deepspeed.ops.__compatible_ops__ = {}  # DeepSpeed reads it at one place only, before it builds that operation
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
 def device() -> torch.device:
-    """This process's device."""
+    """Return this process's device."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def backend() -> str:
-    """The communication library for that device."""
+    """Return the name of the communication library for that device."""
     return "nccl" if torch.cuda.is_available() else "gloo"
 
 
 def choose_kernels(deterministic: bool | None) -> None:
-    """Use only deterministic kernels, or the fastest; before this process first uses its device.
+    """Select only deterministic kernels, or the fastest; call it before this process first uses its device.
 
     cuBLAS reads its variable when it starts on a device. A value that the environment has set stays. If
     that value does not work, torch names it in the error of the first matrix product.
@@ -50,12 +50,12 @@ def choose_kernels(deterministic: bool | None) -> None:
         os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     torch.backends.cudnn.deterministic = wanted
-    torch.backends.cudnn.benchmark = False  # lengths change all the time: a search for each would never pay
+    torch.backends.cudnn.benchmark = False  # lengths change constantly: a search for each would never pay off
     torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads such memory
 
 
 def synchronize() -> None:
-    """Wait for the device, so that a clock read next tells the truth."""
+    """Wait for the device, so that a time measured next includes its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -1,9 +1,9 @@
-"""The trainer's resumable state: weights and optimiser by parameter name, the generators, how far the data was used.
+"""The trainer's resumable state: weights and optimiser by parameter name, the generators, the position in the data.
 
-It holds nothing of how many ranks wrote it, at which ZeRO stage or precision, so any trainer of the same model takes it
-up; one of the same shape goes on bit by bit. It holds no pickle. A checkpoint is a directory, complete or absent:
-written under a temporary name, described by a manifest, renamed. Weights for serving are another thing: see
-``export``.
+It does not depend on the number of ranks, the ZeRO stage or the precision of its writer, so any trainer of the same
+model can load it; a trainer of the same shape continues bit for bit. It holds no pickle. A checkpoint is a directory,
+complete or absent: it is written under a temporary name, described by a manifest, and renamed. For weights for serving
+see ``export``.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ STATE_TYPES: dict[str, type] = {
     "generators": list,
 }
 FILE_BYTES = 2 << 30
-"""A file is closed before it exceeds this, unless by one parameter; also what a rank holds in memory of its share."""
+"""The maximum size of one file, unless one parameter is larger; also the memory that a rank uses for its share."""
 BYTES_PER_ELEMENT = 4 * len(KEYS)
 
 
 @dataclass(frozen=True)
 class TensorFile:
-    """One file of a checkpoint: who writes it, and the parameters in it."""
+    """One file of a checkpoint: the rank that writes it, and the parameters in it."""
 
     name: str
     rank: int
@@ -74,15 +74,15 @@ class TensorFile:
 
 
 def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
-    """Write a checkpoint; collective. What fails on one rank is raised on all, and leaves nothing behind.
+    """Write a checkpoint; collective. An error on one rank is raised on all, and no partial checkpoint is left.
 
     Args:
         trainer: its state between two updates.
-        path: the directory to appear, as of ``RunLayout.checkpoint``.
+        path: the directory to create, from ``RunLayout.checkpoint``.
         cursor: how far the run has come, anything that JSON holds; ``load`` gives it back.
 
     Returns:
-        False when a checkpoint was there already, which is kept.
+        False when a checkpoint existed already; it is kept.
 
     Raises:
         OSError: a disk is full (ENOSPC, EDQUOT).
@@ -93,9 +93,9 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
     try:
         own = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
         agree(own.failure)
-        told: list[Any] = [None] * trainer.ranks.world_size
+        generator_states: list[Any] = [None] * trainer.ranks.world_size
         written: list[Any] = [None] * trainer.ranks.world_size
-        distributed.all_gather_object(told, Generators.capture().told)
+        distributed.all_gather_object(generator_states, Generators.capture().told)
         distributed.all_gather_object(written, own.files)
         state = {
             "step": trainer.step,
@@ -104,7 +104,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
             "zero_stage": trainer.settings.training.zero_stage,
             "precision": trainer.settings.training.precision.value,
             "cursor": cursor,
-            "generators": told,
+            "generators": generator_states,
         }
 
         def commit() -> bool:
@@ -120,12 +120,12 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
 
 
 def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
-    """Take up a checkpoint that ``good`` has found and return its cursor; collective.
+    """Restore a checkpoint that ``good`` has found and return its cursor; collective.
 
     The generators of a rank that the writer did not have are seeded from the run's seed, the rank and the step.
 
     Raises:
-        UserError: no checkpoint of this format, or of another model.
+        UserError: the checkpoint is not of this format, or is of another model.
     """
     state, files = on_rank_zero(lambda: _contents(path))
     trained = TrainedState(trainer)
@@ -142,10 +142,10 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
 
 
 def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path | None:
-    """The newest checkpoint that is what was written; reads all of it, so by one process only.
+    """Return the newest undamaged checkpoint; reads all of it, so only one process should call it.
 
     Args:
-        checkpoints: their parent.
+        checkpoints: the directory of all checkpoints.
         on_bad: called with each newer one that is damaged, newest first, and what is wrong with it.
 
     Raises:
@@ -156,10 +156,10 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
             retrying(partial(verify, path), f"reading {path}")
             retrying(partial(_contents, path), f"reading {path}")
         except UserError as error:
-            if not path.exists():  # removed while it was read: there are newer ones by now
+            if not path.exists():  # it was removed while it was read: newer ones exist by now
                 return good(checkpoints, on_bad)
             on_bad(path, error)
-        except Exception as error:  # whatever damage makes of a file, the next older checkpoint may be sound
+        except Exception as error:  # damage may cause any error; the next older checkpoint may be intact
             if is_of_the_filesystem(error):
                 raise unreadable(path, error) from error
             on_bad(path, _unusable(f"the checkpoint cannot be read: {error!r}", path))
@@ -169,20 +169,22 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
 
 
 def retain(checkpoints: Path, keep: int) -> list[Path]:
-    """Remove all but the newest ``keep`` checkpoints, and what writers that died have left; by one process only.
+    """Remove old checkpoints and the leftovers of writers that died; only one process may call it.
+
+    The newest ``keep`` checkpoints stay.
 
     Returns:
         The checkpoints removed.
     """
     doomed = _complete(checkpoints)[: -max(1, keep)]
     for path in doomed:
-        path.rename(temporary_sibling(path))  # no reader meets half of it
+        path.rename(temporary_sibling(path))  # renamed first, so that no reader finds a part of it
     remove_leftovers(checkpoints)
     return doomed
 
 
 def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list[TensorFile]]:
-    """Who writes what, the same on every rank: rounds of at most one file a rank, shares as even as sizes allow."""
+    """Return the plan of files, the same on every rank: rounds of at most one file per rank, in even shares."""
     loads = [0] * world_size
     chunks: list[list[list[str]]] = [[] for _ in range(world_size)]
     room = [0] * world_size
@@ -209,9 +211,9 @@ def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> FileSum:
-    """Write 32-bit tensors as a safetensors file, down to the disk; its size and checksum.
+    """Write 32-bit tensors as a safetensors file and flush it to the disk; return its size and checksum.
 
-    safetensors' own writer hides the number of an error, and renames over what stands at ``path``. The checksum is
+    safetensors' own writer hides the number of an error, and replaces an existing file at ``path``. The checksum is
     computed from memory while the disk is busy, so that no rank has to read what another has written.
     """
     header: dict[str, Any] = {}
@@ -241,17 +243,18 @@ def _sha256(parts: list[Any]) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has written of a checkpoint."""
+    """The part of a checkpoint that one rank has written."""
 
     files: dict[str, FileSum]
     failure: Exception | None
-    """What its writing failed with."""
+    """The error that stopped its writing, if any."""
 
 
 def _write_share(trained: TrainedState, directory: Path, rank: int, world_size: int) -> Share:
     """Gather all parameters, each on the rank that writes it.
 
-    A rank that cannot write goes on gathering: the others wait for it. The files of a round are written side by side.
+    A rank that cannot write continues to gather, as the others wait for it. The files of a round are written side by
+    side.
     """
     failure: Exception | None = None
     sums: dict[str, FileSum] = {}
@@ -274,7 +277,7 @@ def _write_file(path: Path, tensors: dict[str, torch.Tensor], sums: dict[str, Fi
 
 
 def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
-    """Put this process's pieces in place, one tensor at a time; not before all tensors are known to fit."""
+    """Copy this process's pieces into place, one tensor at a time, after a check that all tensors fit."""
     shapes = trained.shapes
     wanted = {_label(name, key): shape for name, shape in shapes.items() for key in KEYS}
     found: dict[str, tuple[int, ...]] = {}
@@ -284,7 +287,7 @@ def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
     if found != wanted:
         differing = sorted(label for label in found.keys() | wanted.keys() if found.get(label) != wanted.get(label))
         raise UserError(
-            "this checkpoint is of another model",
+            "the checkpoint is of another model",
             where=directory,
             value={label: found.get(label) for label in differing[:3]},
             expected=str({label: wanted.get(label) for label in differing[:3]}),
@@ -298,11 +301,11 @@ def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """State and names of the tensor files of a checkpoint; not whether the files are undamaged."""
+    """Return the state and the tensor files' names of a checkpoint; does not check the files for damage."""
     manifest = read_manifest(path)
     files = sorted(name for name in manifest.files if name.endswith(".safetensors"))
     if STATE not in manifest.files or not files:
-        raise _unusable("this is no checkpoint of this format; was it written by an older version?", path)
+        raise _unusable("the directory is not a checkpoint of this format; an older version may have written it", path)
     return _read_state(path / STATE), files
 
 
@@ -312,17 +315,17 @@ def _read_state(file: Path) -> dict[str, Any]:
     except (*NOT_THERE, ValueError) as error:
         raise _unusable(f"the state cannot be read: {error!r}", file) from error
     if not isinstance(state, dict):
-        raise _unusable("the state is no mapping", file)
+        raise _unusable("the state is not a mapping", file)
     for key, kind in STATE_TYPES.items():
         if key not in state:
-            raise _unusable(f"{key!r} is missing; was this checkpoint written by an older version?", file)
+            raise _unusable(f"{key!r} is missing; an older version may have written this checkpoint", file)
         if type(state[key]) is not kind:
             raise _unusable(f"{key!r} is not of type {kind.__name__}", file)
     if len(state["generators"]) != state["world_size"]:
         raise _unusable("the generators are not those of all ranks", file)
     try:
-        for told in state["generators"]:
-            Generators.from_json(told)
+        for captured in state["generators"]:
+            Generators.from_json(captured)
     except ValueError as error:
         raise _unusable(str(error), file) from error
     return state
@@ -351,13 +354,13 @@ def _label(name: str, key: str) -> str:
 
 
 def _numbered(checkpoints: Path) -> list[Path]:
-    """Whatever bears a checkpoint's name, ascending."""
+    """Return all entries with the name of a checkpoint, ascending."""
     numbered = ((RunLayout.step_of(p), p) for p in list_directory(checkpoints))
     return [p for _, p in sorted((number, p) for number, p in numbered if number is not None)]
 
 
 def _complete(checkpoints: Path) -> list[Path]:
-    """Ascending."""
+    """Return the complete checkpoints, ascending."""
     return [p for p in _numbered(checkpoints) if (p / MANIFEST).is_file()]
 
 

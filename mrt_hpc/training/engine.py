@@ -1,6 +1,6 @@
 """The trainer: one DeepSpeed engine on any number of ranks, ZeRO stage 0 to 3.
 
-Every rank is given the same whole batch and takes its share of it. The loss is divided by the batch's token count,
+Every rank receives the same whole batch and computes its share of it. The loss is divided by the batch's token count,
 never by a count of micro-batches or ranks, so the result depends on neither. Reads no shards and writes no files: see
 ``checkpoint`` and ``export``.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mrt_hpc.training.sequence import TrainingSequence
 
 LARGEST_BUCKET = 500_000_000
-"""Elements that ZeRO sends at once; a small model needs no buffer larger than itself."""
+"""The number of elements that ZeRO sends at once; a small model needs no buffer larger than itself."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,22 @@ class MicroStep:
 
     batch: MicroBatch
     chunks: int
-    """Pieces for the vocabulary projection, the same on every rank."""
+    """The number of pieces for the vocabulary projection, the same on every rank."""
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What one optimiser step learns from, as this rank sees it."""
+    """The sequences of one optimiser step, as this rank holds them."""
 
     micro_steps: list[MicroStep]
     trained_tokens: int
-    """Of the whole mini-batch on all ranks: the loss's divisor."""
+    """The trained tokens of the whole mini-batch on all ranks, the divisor of the loss."""
     positions: int
     padding: int
 
 
 class TrainerEngine:
-    """A policy under training. Make one with ``build``; all methods are collective."""
+    """A policy under training. Create one with ``build``; all methods are collective."""
 
     def __init__(
         self, engine: Any, settings: TrainerSettings, source_dir: Path, ranks: Ranks, reference: Policy | None
@@ -69,7 +69,7 @@ class TrainerEngine:
         self.ranks = ranks
         self.reference = reference
         self.step = 0
-        """Optimiser steps taken since the start of the run."""
+        """The number of optimiser steps since the start of the run."""
         self._loss_settings = LossSettings.of(settings.training)
 
     @property
@@ -125,11 +125,11 @@ class TrainerEngine:
         """Compute the gradient of a mini-batch; afterwards it is complete on all ranks.
 
         Args:
-            mini_batch: of ``prepare``.
+            mini_batch: the result of ``prepare``.
             old_logprobs: log-probabilities before the iteration, a tensor a micro-step; None before its first step,
                 where they are those of the forward pass itself.
-            clock: takes the seconds of forward and backward.
-            tally: takes the token sums.
+            clock: receives the seconds of forward and backward.
+            tally: receives the token sums.
         """
         clock, tally = clock or Stopwatch(), tally or Tally(device())
         last = len(mini_batch.micro_steps) - 1
@@ -138,7 +138,7 @@ class TrainerEngine:
             with clock.phase("forward"):
                 loss = self._loss(micro_step, old_logprobs[number] if old_logprobs else None)
             with clock.phase("backward"):
-                # DeepSpeed takes the mean over ranks; the sum is wanted
+                # DeepSpeed takes the mean over ranks; the sum is needed
                 scale = self.ranks.world_size / mini_batch.trained_tokens
                 self.engine.backward(loss.total * scale, scale_wrt_gas=False)
             tally.add(loss, mini_batch.trained_tokens)
@@ -153,7 +153,7 @@ class TrainerEngine:
         return plain_norm if plain_norm is not None else float(self.engine.get_global_grad_norm())
 
     def learning_rate(self, step: int) -> float:
-        """The schedule at one optimiser step."""
+        """Return the learning rate of one optimiser step."""
         return learning_rate(step, self.settings.total_steps, self.settings.training)
 
     def _mini_batches(self, batch: Sequence[TrainingSequence]) -> list[MiniBatch]:
@@ -170,10 +170,11 @@ class TrainerEngine:
         return MicroStep(collate(own).to(device()), chunks)
 
     def _chunks(self, sequences: Sequence[TrainingSequence], plan: Sequence[Sequence[tuple[int, ...]]]) -> list[int]:
-        """Pieces for the projection in each micro-step, the same on every rank.
+        """Return the number of pieces for the projection in each micro-step, the same on every rank.
 
-        ZeRO-3 fetches weights ahead in the order that it has seen before, and stops doing so, in silence, when the
-        order changes: there the count is that of the largest micro-batch that the recipe allows, in every micro-step.
+        ZeRO-3 fetches weights ahead in the order that it has seen before, and stops fetching ahead, without a message,
+        when the order changes: under ZeRO-3 the count is therefore that of the largest micro-batch that the recipe
+        allows, in every micro-step.
         """
         largest = [max(sum(sequences[i].trained_tokens for i in share) for share in step) for step in plan]
         if self.engine.zero_optimization_partition_weights():
@@ -205,7 +206,7 @@ class TrainerEngine:
         return [self.engine(m.batch, m.chunks)[0] for m in mini_batch.micro_steps]
 
     def _plain_gradient_norm(self) -> float | None:
-        """The norm where DeepSpeed wraps no optimiser (stage 0 in 32 bits) and so tells none."""
+        """Return the gradient norm where DeepSpeed wraps no optimiser (stage 0 in 32 bits) and so reports none."""
         if self.engine.zero_optimization():
             return None
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
@@ -256,13 +257,13 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
     ``accelerator.choose_kernels``).
 
     Args:
-        settings: of the run.
-        model_dir: weights to start from; also the source of configuration and tokenizer files of what is published.
-        ranks: who this process is.
+        settings: the settings of the run.
+        model_dir: the initial weights; also the source of the published configuration and tokenizer files.
+        ranks: the place of this process among the ranks.
         reference_dir: the frozen reference of the KL term; kept whole on every rank.
 
     Raises:
-        UserError: no usable model, or a KL term without a reference.
+        UserError: the model is not usable, or a KL term has no reference.
     """
     if settings.training.kl_coefficient > 0 and reference_dir is None:
         raise UserError(
@@ -288,9 +289,9 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
 
 
 def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, Any]:
-    """DeepSpeed's configuration for a model of so many parameters; how many micro-batches a step has is left open."""
+    """Return DeepSpeed's configuration for a model of this size; the micro-batches per step are left open."""
     bf16 = settings.training.precision is Precision.BF16
-    bucket = min(LARGEST_BUCKET, parameters + parameters % 2)  # ZeRO 1 and 2 want an even number
+    bucket = min(LARGEST_BUCKET, parameters + parameters % 2)  # ZeRO 1 and 2 need an even number
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -318,9 +319,9 @@ def _seed(settings: TrainerSettings, ranks: Ranks) -> None:
 
 
 def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any]]:
-    """Decay matrices only: norms and biases are left alone."""
+    """Apply weight decay to matrices only, not to norms and biases."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
-    dimensions = [len(getattr(p, "ds_shape", p.shape)) for p in parameters]  # a partitioned one is flat
+    dimensions = [len(getattr(p, "ds_shape", p.shape)) for p in parameters]  # a partitioned parameter is flat
     return [
         {"params": [p for p, n in zip(parameters, dimensions, strict=True) if n > 1], "weight_decay": weight_decay},
         {"params": [p for p, n in zip(parameters, dimensions, strict=True) if n <= 1], "weight_decay": 0.0},

@@ -1,4 +1,4 @@
-"""Weights for serving: from any ZeRO stage to a Hugging Face directory, with the files the model came with."""
+"""Export of weights for serving, from any ZeRO stage to a Hugging Face directory with the model's other files."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 COMPANIONS = {".json", ".jinja", ".txt", ".model", ".py"}
 """Suffixes of the small files that belong to a model: tokenizer, chat template, generation defaults, own code."""
 SHARD_SIZE = "1GB"
-"""Of one file of weights, so that the checksums of a large model are computed side by side."""
+"""The maximum size of one file of weights; several files let the checksums of a large model be computed in parallel."""
 
 
 def publish(trainer: TrainerEngine, commit: Callable[[Callable[[Path], None]], T], dtype: str) -> T:
-    """Hand the trainer's weights to ``commit`` on rank 0; collective.
+    """Pass the trainer's weights to ``commit`` on rank 0; collective.
 
     Args:
         trainer: between two updates.
-        commit: called on rank 0 with ``write``; ``write(directory)`` fills an existing directory. As in
+        commit: called on rank 0 with ``write``; ``write(directory)`` fills an existing directory. Example:
             ``lambda write: weights.publish(layout, version, write)``.
         dtype: number format of the published weights: float32, bfloat16 or float16.
 
     Returns:
-        What ``commit`` returned, on every rank.
+        The return value of ``commit``, on every rank.
     """
     weights = gather(trainer, _dtype(dtype))
     return on_rank_zero(lambda: commit(lambda directory: write(trainer, weights, dtype, directory)))
 
 
 def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """All weights by name, on the CPU of rank 0; empty elsewhere. One parameter at a time is whole on a device."""
+    """Return all weights by name on the CPU of rank 0, and nothing elsewhere. Only one parameter at a time is whole on
+    a device.
+    """
     model = trainer.policy.model
     partitioned = trainer.engine.zero_optimization_partition_weights()
     saved_buffers = model.state_dict().keys() & dict(model.named_buffers()).keys()

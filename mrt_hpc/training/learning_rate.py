@@ -10,18 +10,19 @@ if TYPE_CHECKING:
 
 
 def warmup_steps(total_steps: int, training: Training) -> int:
-    """Optimiser steps over which the rate rises: ``training.warmup_steps``, or else the share of all steps."""
+    """Return the number of steps over which the rate rises: ``training.warmup_steps``, or the share of all steps."""
     if training.warmup_steps is not None:
         return training.warmup_steps
     return math.ceil(training.warmup_ratio * total_steps)
 
 
 def learning_rate(step: int, total_steps: int, training: Training) -> float:
-    """The rate of optimiser step ``step`` (0-based).
+    """Return the learning rate of optimiser step ``step`` (0-based).
 
     Rises linearly over the first :func:`warmup_steps`, its first value already above 0, then follows
     ``schedule``: the cosine begins at the peak and reaches ``minimum_ratio`` of it one step beyond the last, where it
-    stays. A step at the end of a cosine that falls to 0 would leave the weights as they are, and its rollouts unused.
+    stays. With a cosine that falls to 0, a step at its end would leave the weights as they are, and its rollouts
+    unused.
     """
     warmup = warmup_steps(total_steps, training)
     if step < warmup:

@@ -2,7 +2,7 @@
 result.
 
 With pi the trained policy, pi_old the same before the first step of the iteration, and mu the engine that sampled
-with the weights it had:
+the tokens with the weights of that time:
 
     w_t   = min(pi_old / mu, cap)          difference of engine, number format and staleness; no gradient
     rho_t = pi / pi_old                    1 when an iteration takes one optimiser step
@@ -26,11 +26,11 @@ SUMS = (
     "tokens", "objective", "nll", "entropy", "kl_reference", "kl_old", "clipped", "mismatch", "mismatch_kl",
     "capped",
 )  # fmt: skip
-"""Names of the token sums kept beside the loss, in order."""
+"""The names of the token sums computed beside the loss, in order."""
 
 
 LARGEST_LOG_WEIGHT = 20.0
-"""Beyond this a weight is told as e^20: far above any cap, yet finite in sums and logs."""
+"""The maximum of a log-weight; a greater one is set to it: e^20 is far above any cap, yet finite in sums and logs."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class LossSettings:
 
     @staticmethod
     def of(training: Training) -> LossSettings:
-        """Those of a recipe's section."""
+        """Return the loss settings of a recipe's section."""
         return LossSettings(training.clip_low, training.clip_high, training.importance_cap, training.kl_coefficient)
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """The loss of some tokens."""
+    """The loss of some tokens, with its statistics."""
 
     total: torch.Tensor
     """Scalar with gradient: the sum over tokens."""
@@ -69,7 +69,7 @@ def policy_loss(
     settings: LossSettings,
     reference_logprobs: torch.Tensor | None = None,
 ) -> TokenLoss:
-    """The clipped, importance-weighted policy loss; all arguments [S] of the trained tokens, temperature applied."""
+    """Return the clipped, importance-weighted policy loss; all arguments [S], temperature applied."""
     mismatch = (old_logprobs - behaviour_logprobs).clamp(max=LARGEST_LOG_WEIGHT).exp()
     weight = mismatch.clamp(max=settings.importance_cap)
     ratio = (logprobs - old_logprobs).exp()
@@ -98,7 +98,7 @@ def policy_loss(
 
 
 def likelihood_loss(logprobs: torch.Tensor, advantages: torch.Tensor, entropy: torch.Tensor) -> TokenLoss:
-    """The advantage-weighted negative log-likelihood; all arguments [S]."""
+    """Return the advantage-weighted negative log-likelihood; all arguments [S]."""
     objective = -(advantages * logprobs)
     with torch.no_grad():
         sums = _sums(tokens=torch.ones_like(logprobs), objective=objective, nll=-logprobs, entropy=entropy)
@@ -106,13 +106,13 @@ def likelihood_loss(logprobs: torch.Tensor, advantages: torch.Tensor, entropy: t
 
 
 def k3(logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> torch.Tensor:
-    """Per-token estimate of KL(p || q) for tokens sampled from p, given log p and log q (Schulman's k3)."""
+    """Estimate KL(p || q) per token for tokens sampled from p, given log p and log q (Schulman's k3)."""
     difference = other_logprobs - logprobs
     return difference.exp() - difference - 1.0
 
 
 def _sums(**terms: torch.Tensor) -> torch.Tensor:
-    """[len(SUMS)] the sum of each term in the order of SUMS, 0 for one that is not given."""
+    """Return [len(SUMS)] the sum of each term in the order of SUMS, 0 for one that is not given."""
     device = terms["tokens"].device
     zero = torch.zeros((), dtype=torch.float64, device=device)
     return torch.stack([terms[n].double().sum() if n in terms else zero for n in SUMS])

@@ -19,28 +19,28 @@ class MicroBatch:
     """The tensors of one forward pass: B rows of W positions, S trained tokens in all."""
 
     input_ids: torch.Tensor
-    """[B, W] right-padded with 0."""
+    """[B, W] token ids, right-padded with 0."""
     positions: torch.Tensor
     """[S] row * W + column of the position that predicts each trained token."""
     targets: torch.Tensor
     """[S] the trained tokens."""
     advantages: torch.Tensor
-    """[S]"""
+    """[S] the advantage of each trained token."""
     behaviour_logprobs: torch.Tensor
-    """[S]"""
+    """[S] the log-probability of each trained token when it was sampled."""
 
     @property
     def trained_tokens(self) -> int:
-        """S"""
+        """S, the number of trained tokens."""
         return self.targets.numel()
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on another device."""
+        """Return the same micro-batch on another device."""
         return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
 
 
 def collate(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Lay sequences out in rows; without any, a filler of one row without a trained token."""
+    """Lay sequences out in rows; without any sequence, return a filler of one row without a trained token."""
     width = max((s.width for s in sequences), default=1)
     input_ids = np.zeros((max(1, len(sequences)), width), dtype=np.int64)
     positions, targets, advantages, behaviour = [], [], [], []

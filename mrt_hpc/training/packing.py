@@ -1,7 +1,7 @@
-"""Which sequences go together through the model, and on which rank. Pure arithmetic on lengths.
+"""Packing of sequences into micro-batches and onto ranks. Pure arithmetic on lengths.
 
-Sequences of like length share a right-padded micro-batch, so that little of it is padding. With causal attention,
-padding on the right is never seen by a real token; nothing has to be masked.
+Sequences of similar length share a right-padded micro-batch, so that little of it is padding. With causal attention,
+no real token attends to padding on its right; nothing has to be masked.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MicroStep = tuple[tuple[int, ...], ...]
-"""For each rank the indices of its sequences; () is a filler, a weightless token, as ZeRO-3 needs all ranks in step."""
+"""The indices of each rank's sequences; () is a filler, one weightless token, as ZeRO-3 needs all ranks in step."""
 
 
 def pack(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[MicroStep]:
-    """Split sequences into micro-steps of one micro-batch a rank.
+    """Split sequences into micro-steps of one micro-batch per rank.
 
     Every index appears exactly once. A micro-batch has at most ``max_tokens`` tokens, padding included, unless it is
-    one longer sequence alone. Micro-batches of one step are of like size, as the ranks wait for each other.
+    one longer sequence alone. Micro-batches of one step are of similar size, as the ranks wait for each other.
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     descending = [int(i) for i in order]
@@ -32,12 +32,12 @@ def pack(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[Micro
 
 
 def padded_tokens(lengths: Sequence[int], batch: Sequence[int]) -> int:
-    """Tokens of one micro-batch with its padding."""
+    """Return the number of tokens of one micro-batch with its padding."""
     return len(batch) * max((lengths[i] for i in batch), default=0)
 
 
 def split_by_group(groups: Sequence[str], sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Split sequences into at most ``parts`` mini-batches of like size that never divide a group.
+    """Split sequences into at most ``parts`` mini-batches of similar size that never divide a group.
 
     Args:
         groups: the group of each sequence; an empty name is a group of its own.
@@ -71,7 +71,7 @@ def _fill(descending_lengths: Sequence[int], budget: int) -> list[tuple[int, int
 
 
 def _balanced_budget(descending_lengths: Sequence[int], world_size: int, max_tokens: int) -> int:
-    """The smallest budget with no more micro-steps than ``max_tokens`` needs: the ranks then share the work evenly."""
+    """Return the smallest budget with no more micro-steps than ``max_tokens`` needs, for an even share per rank."""
 
     def steps(budget: int) -> int:
         return -(-len(_fill(descending_lengths, budget)) // world_size)

@@ -1,8 +1,8 @@
-"""The policy as a module: token ids in, log-probabilities of the trained tokens out.
+"""The policy as a module: its input is token ids, its output the log-probabilities of the trained tokens.
 
-Leaves out the full logits: only trained positions reach the vocabulary projection, in chunks that are computed again
-in the backward pass when all of them would not fit. The softmax is of logits / temperature, the distribution that was
-sampled from.
+The full logits are never computed: only trained positions reach the vocabulary projection, in chunks that are computed
+again in the backward pass when all of them would not fit. The softmax is of logits / temperature, the distribution that
+was sampled from.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from mrt_hpc.training.micro_batch import MicroBatch
 
 LOGIT_ELEMENTS = 1 << 28
-"""Most logits kept at once: 1 GiB in 32 bits."""
+"""The maximum number of logits kept at once: 1 GiB in 32 bits."""
 
 CPU_ATTENTION = "sdpa_in_32_bits"
-"""Name under which transformers finds our attention."""
+"""The name under which this module's attention is registered in transformers."""
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Configuration fields of models whose logits are more than a projection; such models are refused."""
 
 
 class Policy(nn.Module):
-    """A causal language model that gives log-probabilities of chosen tokens."""
+    """A causal language model that returns log-probabilities of given tokens."""
 
     def __init__(self, model: PreTrainedModel, temperature: float, autocast: bool) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class Policy(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """Columns of the logits."""
+        """The number of columns of the logits."""
         return int(self.model.config.get_text_config().vocab_size)
 
     def forward(self, batch: MicroBatch, chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities [S], with gradient, and entropies [S], without, of the batch's trained tokens.
+        """Return the log-probabilities [S], with gradient, and entropies [S], without, of the batch's trained tokens.
 
         Args:
             batch: B x W token ids with S trained tokens.
@@ -87,7 +87,7 @@ class Policy(nn.Module):
 
 
 def _entropy(logits: torch.Tensor) -> torch.Tensor:
-    """[S] entropy of softmax(logits), in nats."""
+    """Return the [S] entropies of softmax(logits), in nats."""
     logprobs = logits.log_softmax(-1)
     return -(logprobs.exp() * logprobs).sum(-1)
 
@@ -95,7 +95,7 @@ def _entropy(logits: torch.Tensor) -> torch.Tensor:
 def _attention_in_32_bits(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a CPU under autocast: the backward pass of its bfloat16 kernel costs 3.5 times that in 32 bits."""
+    """Compute attention in 32 bits on a CPU: the backward pass of its bfloat16 kernel takes 3.5 times as long."""
     with torch.autocast("cpu", enabled=False):
         wide = [t.float() for t in (query, key, value)]
         output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *wide, *rest, **options)
@@ -113,15 +113,15 @@ def load_policy(
     gradient_checkpointing: bool = False,
     partition: dict[str, Any] | None = None,
 ) -> Policy:
-    """Read a Hugging Face directory.
+    """Load the policy from a Hugging Face directory.
 
     Args:
         directory: the model's.
         temperature: the log-probabilities are those of logits / temperature.
         precision: number format of weights and activations.
         gradient_checkpointing: whether activations are computed again in the backward pass.
-        partition: DeepSpeed's configuration where the ranks partition each parameter as soon as it is made, so that no
-            rank ever holds the whole model (ZeRO-3; collective); None for the whole model on this rank.
+        partition: DeepSpeed's configuration where the ranks partition each parameter as soon as it is created, so that
+            no rank ever holds the whole model (ZeRO-3; collective); None for the whole model on this rank.
 
     Raises:
         UserError: there is no such model, or its logits are not a plain projection.
@@ -142,32 +142,32 @@ def load_policy(
 
 
 def model_config(directory: Path) -> PretrainedConfig:
-    """The configuration of a Hugging Face directory.
+    """Return the configuration of a Hugging Face directory.
 
     Raises:
         UserError: there is none.
     """
     if not (directory / "config.json").is_file():
-        raise UserError("no model here: config.json is missing", where=directory)
+        raise UserError("the directory holds no model: config.json is missing", where=directory)
     return cast("PretrainedConfig", AutoConfig.from_pretrained(directory))
 
 
 def parameter_count(directory: Path) -> int:
-    """Parameters of a model, tied ones once; from its configuration alone."""
+    """Return the number of parameters of a model, tied ones counted once, from its configuration alone."""
     return sum(p.numel() for p in _without_data(model_config(directory)).parameters())
 
 
 def _without_data(config: PretrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """The model of a configuration, every tensor with its shape and number format only."""
+    """Return the model of a configuration, in which every tensor has a shape and a number format but no data."""
     with torch.device("meta"):
         return cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype=dtype))
 
 
 def _with_wide_buffers(partition: dict[str, Any], config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """DeepSpeed's configuration, told the buffers that the model itself has in 32 bits.
+    """Return DeepSpeed's configuration with the buffers that the model itself keeps in 32 bits.
 
-    While DeepSpeed partitions, it gives each tensor the number format of the weights, against what the model's code
-    asks for: frequencies of positions in bfloat16 are wrong by several radians after some thousand tokens.
+    While DeepSpeed partitions, it gives each tensor the number format of the weights, against the model's code:
+    frequencies of positions in bfloat16 are wrong by several radians after some thousand tokens.
     """
     model = _without_data(config, dtype)
     wide = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float32]
@@ -177,26 +177,26 @@ def _with_wide_buffers(partition: dict[str, Any], config: PretrainedConfig, dtyp
 
 @dataclass(frozen=True)
 class _Stage3:
-    """What transformers asks for when it makes a model: whether to partition it, and DeepSpeed's configuration. Its own
-    class for this needs a package that nothing else here needs.
+    """The settings that transformers reads when it creates a model: whether to partition it, and DeepSpeed's
+    configuration. The class of transformers itself for this needs a package that nothing else here needs.
     """
 
     config: dict[str, Any]
 
     def is_zero3(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
 @contextmanager
 def _partitioned_when_made(config: dict[str, Any] | None) -> Iterator[None]:
-    """Models that transformers loads in the block are partitioned parameter by parameter; not where there is no
+    """Partition, parameter by parameter, the models that transformers loads in the block; do nothing without a
     configuration.
     """
     if config is None:
         yield
         return
-    stage = _Stage3(config)  # transformers keeps a weak reference
+    stage = _Stage3(config)  # transformers keeps only a weak reference
     set_hf_deepspeed_config(stage)
     try:
         yield
@@ -205,5 +205,5 @@ def _partitioned_when_made(config: dict[str, Any] | None) -> Iterator[None]:
 
 
 def logit_chunks(trained_tokens: int, vocabulary: int) -> int:
-    """Pieces that keep the logits of one micro-batch within ``LOGIT_ELEMENTS``."""
+    """Return the number of pieces that keep the logits of one micro-batch within ``LOGIT_ELEMENTS``."""
     return max(1, -(-trained_tokens * vocabulary // LOGIT_ELEMENTS))

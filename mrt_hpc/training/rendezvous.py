@@ -1,7 +1,7 @@
-"""How the ranks of a trainer find each other: through a file, on a port the system chose. Knows no Slurm.
+"""Rendezvous of a trainer's ranks through a file, on a port that the system chose; independent of Slurm.
 
-Rank 0 opens a store on a free port and writes where it listens; the others wait for that file. The file's path must
-be new for every attempt (a job's restart is an attempt), so that no rank meets the address of a store that is gone.
+Rank 0 opens a store on a free port and writes its address to the file; the other ranks wait for that file. The path
+must be new for every attempt (a job's restart is an attempt), so that no rank reads the address of an ended store.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
 TOKEN = "mrt-hpc-attempt"
-"""Key in the store under which rank 0 tells who it is."""
+"""The key in the store under which rank 0 writes the token of this attempt."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of one trainer."""
+    """The place of this process among those of one trainer."""
 
     rank: int = 0
-    """0 to world_size - 1."""
+    """The rank, from 0 to world_size - 1."""
     world_size: int = 1
     local_rank: int = 0
-    """Among the ranks of this node; chooses the GPU where a process sees several."""
+    """The rank within this node; it selects the GPU where a process sees several."""
 
 
 def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800.0) -> None:
-    """Join the process group of ``ranks.world_size`` processes; returns when all of them are there.
+    """Join the process group of ``ranks.world_size`` processes; return when all of them have joined.
 
     Args:
-        ranks: who this process is.
-        address_file: where rank 0 tells its address; new for every attempt; not needed by a single rank.
-        timeout_s: longest wait for the others, here and in every later exchange.
+        ranks: the place of this process among the ranks.
+        address_file: the file for the address of rank 0; new for every attempt; not needed by a single rank.
+        timeout_s: the longest wait for the other ranks, here and in every later exchange.
 
     Raises:
         UserError: the file exists already, rank 0 did not write it in time, or no address in it answers.
     """
     timeout = timedelta(seconds=timeout_s)
     store = _store(ranks, address_file, timeout)
-    _tell_deepspeed(ranks)
+    _set_deepspeed_environment(ranks)
     distributed.init_process_group(
         backend(), store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )
@@ -75,13 +75,13 @@ def leave() -> None:
 
 
 def on_rank_zero(action: Callable[[], T]) -> T:
-    """Run ``action`` on rank 0 and give its result to every rank; its failure is raised on every rank."""
+    """Run ``action`` on rank 0 and return its result on every rank; raise its error on every rank."""
     outcome: list[Any] = [None, None]
     if distributed.get_rank() == 0:
         try:
             outcome[0] = action()
         except Exception as error:
-            outcome[1] = _told(error)
+            outcome[1] = _shared_error(error)
     if distributed.get_world_size() > 1:
         distributed.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
@@ -90,21 +90,21 @@ def on_rank_zero(action: Callable[[], T]) -> T:
 
 
 def agree(failure: Exception | None) -> None:
-    """Raise on every rank what the first of them failed with, if any did; collective.
+    """Raise the first rank's error on every rank, if any rank failed; collective.
 
     Args:
-        failure: this rank's. A full disk or a fleeting error stays an OSError with its number, so that it can be
-            waited out; all else becomes a UserError.
+        failure: the error of this rank. A full disk or a temporary error stays an OSError with its number, so that the
+            caller can retry; any other error becomes a UserError.
     """
-    told: list[Exception | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(told, None if failure is None else _told(failure))
-    for error in told:
+    failures: list[Exception | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(failures, None if failure is None else _shared_error(failure))
+    for error in failures:
         if error is not None:
             raise error
 
 
-def _tell_deepspeed(ranks: Ranks) -> None:
-    """Set what DeepSpeed reads from the environment; a process that sees one GPU only uses that one."""
+def _set_deepspeed_environment(ranks: Ranks) -> None:
+    """Set the environment variables that DeepSpeed reads; a process that sees only one GPU uses that one."""
     local_device = ranks.local_rank
     if torch.cuda.is_available():
         local_device %= torch.cuda.device_count()
@@ -116,7 +116,7 @@ def _store(ranks: Ranks, address_file: Path | None, timeout: timedelta) -> Store
     if ranks.world_size == 1:
         return HashStore()
     if address_file is None:
-        raise UserError("several ranks need an address file to meet", value=ranks)
+        raise UserError("several ranks need an address file for their rendezvous", value=ranks)
     if ranks.rank == 0:
         return _open_store(ranks, address_file, timeout)
     return _find_store(ranks, address_file, timeout)
@@ -125,7 +125,7 @@ def _store(ranks: Ranks, address_file: Path | None, timeout: timedelta) -> Store
 def _open_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
     if address_file.exists():
         raise UserError(
-            "this address file is of an earlier attempt",
+            "the address file was written by an earlier attempt",
             where=address_file,
             expected="a path that is new for every attempt",
         )
@@ -140,16 +140,16 @@ def _open_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
 def _find_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
     seconds = timeout.total_seconds()
     wait_until(address_file.exists, reason=f"rank 0's address in {address_file}", deadline_s=seconds)
-    told = json.loads(retrying(address_file.read_text, "the address of rank 0"))
-    addresses = ["localhost"] if told["host"] == socket.gethostname() else told["addresses"]
-    host = _reachable(addresses, told["port"])
-    store = TCPStore(host, told["port"], ranks.world_size, False, timeout, wait_for_workers=False)
-    _require_token(store, told["token"], f"{host}:{told['port']}")
+    written = json.loads(retrying(address_file.read_text, "the address of rank 0"))
+    addresses = ["localhost"] if written["host"] == socket.gethostname() else written["addresses"]
+    host = _reachable(addresses, written["port"])
+    store = TCPStore(host, written["port"], ranks.world_size, False, timeout, wait_for_workers=False)
+    _require_token(store, written["token"], f"{host}:{written['port']}")
     return store
 
 
 def _require_token(store: Store, token: str, where: str) -> None:
-    """The process that listens there must be rank 0 of this attempt: it may have ended, and its port been reused."""
+    """Check that the listening process is rank 0 of this attempt, which may have ended and its port been reused."""
     try:
         store.wait([TOKEN], timedelta(seconds=CONNECT_TIMEOUT_S))
         found = store.get(TOKEN).decode(errors="replace")
@@ -157,15 +157,15 @@ def _require_token(store: Store, token: str, where: str) -> None:
         found = ""
     if found != token:
         raise UserError(
-            "what answers at rank 0's address is not rank 0 of this attempt",
+            "the process that answers at rank 0's address is not rank 0 of this attempt",
             where=where,
-            expected="the token that rank 0 wrote down",
+            expected="the token that rank 0 wrote to the address file",
             exit_code=ExitCode.RETRYABLE,
         )
 
 
 def _own_addresses() -> list[str]:
-    """The names and numbers under which other nodes may know this one, best first."""
+    """Return the names and numeric addresses under which other nodes may reach this one, best first."""
     name = socket.gethostname()
     try:
         numbers = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
@@ -175,7 +175,7 @@ def _own_addresses() -> list[str]:
 
 
 def _reachable(addresses: list[str], port: int) -> str:
-    """The first address where the port answers."""
+    """Return the first address at which the port answers."""
     problems = []
     for address in addresses:
         try:
@@ -191,8 +191,8 @@ def _reachable(addresses: list[str], port: int) -> str:
     )
 
 
-def _told(error: Exception) -> Exception:
-    """What the other ranks raise for it."""
+def _shared_error(error: Exception) -> Exception:
+    """Return the error that all ranks raise for this one."""
     rank = distributed.get_rank()
     if isinstance(error, UserError):
         return error

@@ -23,7 +23,7 @@ def seed(value: int) -> None:
 
 @dataclass(frozen=True)
 class Generators:
-    """The state of all random generators of one process, as JSON holds it."""
+    """The state of all random generators of one process, in a form that JSON can store."""
 
     told: dict[str, Any]
 
@@ -51,10 +51,10 @@ class Generators:
 
     @staticmethod
     def from_json(state: Any) -> Generators:
-        """Read the state that an earlier process captured, and try it on generators that are not in use.
+        """Read the state that an earlier process captured, and test it on generators that are not in use.
 
         Raises:
-            ValueError: it is not a state that ``capture`` makes.
+            ValueError: the data is not a state that ``capture`` returns.
         """
         generators = Generators(state)
         try:

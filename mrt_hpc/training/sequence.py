@@ -1,4 +1,4 @@
-"""One sequence that the trainer learns from, as algorithms make it and files hold it. Loads no torch."""
+"""One training sequence, as algorithms create it and files store it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """One sampled continuation (T tokens) of a context, as an algorithm wants it learnt."""
+    """One sampled continuation (T tokens) of a context, with the advantages and the mask that the algorithm gave it."""
 
     prompt_ids: Sequence[int]
-    """The context: prompt, and prefix and forced tokens where there are any. At least one token."""
+    """The token ids of the context: prompt, and prefix and forced tokens where there are any. At least one token."""
     token_ids: Sequence[int]
-    """[T] what was sampled."""
+    """[T] the sampled tokens."""
     advantages: np.ndarray
-    """[T] float32."""
+    """[T] float32, the advantage of each token."""
     behaviour_logprobs: np.ndarray
-    """[T] float32, log-probabilities when sampled, temperature applied; unused by the likelihood objective."""
+    """[T] float32, log-probabilities at sampling, temperature applied; unused by the likelihood objective."""
     mask: np.ndarray
-    """[T] bool: the tokens trained on."""
+    """[T] bool, whether each token is trained on."""
     group: str = ""
     """Sequences of one group are never divided among the optimiser steps of an iteration."""
 
@@ -36,7 +36,7 @@ class TrainingSequence:
         shapes = {"advantages": self.advantages, "behaviour_logprobs": self.behaviour_logprobs, "mask": self.mask}
         for name, array in shapes.items():
             if array.shape != (count,):
-                raise UserError(f"{name} must have one entry a token", value=array.shape, expected=f"({count},)")
+                raise UserError(f"{name} must have one entry per token", value=array.shape, expected=f"({count},)")
         if not len(self.prompt_ids):
             raise UserError("a training sequence needs a prompt of at least one token")
         if not np.isfinite(self.advantages[self.mask]).all():
@@ -44,15 +44,15 @@ class TrainingSequence:
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that count in the loss."""
+        """The number of tokens that count in the loss."""
         return int(np.count_nonzero(self.mask))
 
     @property
     def has_signal(self) -> bool:
-        """Whether any trained token has an advantage: without one the gradient is exactly zero."""
+        """Whether any trained token has an advantage that is not 0; without one the gradient is exactly zero."""
         return bool(np.any(self.advantages[self.mask] != 0))
 
     @cached_property
     def width(self) -> int:
-        """Positions to compute: every token but the last, whose successor is not needed."""
+        """The number of positions to compute: every token but the last, whose successor is not needed."""
         return len(self.prompt_ids) + len(self.token_ids) - 1

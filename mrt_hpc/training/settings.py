@@ -1,4 +1,4 @@
-"""What the trainer has to know, as plain data; imports no torch, so that a plan may look at it."""
+"""The settings of the trainer, as plain data; imports no torch, so that planning code can import it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Objective(StrEnum):
-    """What an update maximises."""
+    """The quantity that an update maximises."""
 
     POLICY_GRADIENT = "policy_gradient"
     """Advantage-weighted clipped ratios (grpo, mrt, mrt_online)."""
@@ -21,13 +21,14 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """One trainer: the recipe's own section, and what the run adds to it."""
+    """The settings of one trainer: the recipe's section, and the values that the run adds to it."""
 
     training: Training
-    """The recipe's ``training`` section: the one place where these fields and their defaults are defined."""
+    """The recipe's ``training`` section, the only place where these fields and their defaults are defined."""
     total_steps: int
-    """Optimiser steps of the whole run: iterations times optimiser steps of an iteration; the schedule's length."""
+    """The optimiser steps of the whole run, iterations times steps per iteration; this is the length of the schedule.
+    """
     temperature: float
-    """Sampling temperature: all log-probabilities are of the distribution sampled from."""
+    """The sampling temperature; all log-probabilities are of the distribution that was sampled from."""
     objective: Objective = Objective.POLICY_GRADIENT
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Files of supervised samples: read strictly, written whole. Imports nothing heavy: ``submit`` looks at them too."""
+"""Reading, with strict checks, and writing of supervised samples. Imports nothing heavy: ``submit`` uses it too."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _SUFFIX = 'each line is one object such as {"id": "s-1", "problem": "What is 1+1
 
 
 def read_conversations(path: Path, limit: int | None = None) -> list[Conversation]:
-    """All conversations of a JSONL file (the first ``limit``).
+    """Read all conversations of a JSONL file (the first ``limit``).
 
     Raises:
-        UserError: naming the line and field of the first thing wrong.
+        UserError: a line is wrong; the error names the first such line and its field.
     """
     return read_lines(path, limit, _conversation, lambda c: c.id, _CONVERSATION)
 
 
 def read_suffixes(path: Path, limit: int | None = None) -> list[Suffix]:
-    """All suffix samples of a JSONL file (the first ``limit``).
+    """Read all suffix samples of a JSONL file (the first ``limit``).
 
     Raises:
-        UserError: naming the line and field of the first thing wrong.
+        UserError: a line is wrong; the error names the first such line and its field.
     """
     return read_lines(path, limit, _suffix, lambda s: s.id, _SUFFIX)
 
 
 def write_samples(path: Path, samples: Sequence[Conversation | Suffix]) -> None:
-    """Write samples as JSON lines, whole."""
+    """Write samples as JSON lines; the file appears complete or not at all."""
     write_text(path, "".join(json.dumps(_row(s), ensure_ascii=False) + "\n" for s in samples))
 
 
@@ -57,9 +57,7 @@ def _conversation(row: dict[str, Any], where: str) -> Conversation:
         for n, turn in enumerate(turns)
     )
     if not any(message.role == ASSISTANT for message in messages):
-        raise UserError(
-            "a conversation without a turn of the assistant teaches nothing", where=where, advice=_CONVERSATION
-        )
+        raise UserError("the conversation has no turn of the assistant to learn", where=where, advice=_CONVERSATION)
     return Conversation(text_field(row, "id", where, _CONVERSATION), messages)
 
 

@@ -1,8 +1,8 @@
-"""What training changes, by parameter name: the 32-bit weights and Adam's averages, wherever ZeRO keeps them.
+"""Access by parameter name to what training changes: the 32-bit weights and Adam's averages, at any ZeRO stage.
 
-Each stage lays them out in its own way; all have in common that a process holds one piece of a parameter in a flat
-tensor which the optimiser has a state for. Everything here goes by these pieces, so it copies bits and knows no stage
-after ``_pieces``. DeepSpeed's own access (``safe_get_full_optimizer_state`` and the like) is not used: it loses the
+Each stage has its own layout, but in all of them a process holds one piece of a parameter in a flat tensor that the
+optimiser has a state for. Everything here works on these pieces: it copies bits, and only ``_piece`` depends on the
+stage. DeepSpeed's own access (``safe_get_full_optimizer_state`` and the like) is not used: it loses the
 optimiser state of every parameter group but the first (it links them after the first group's first step), turns -0.0
 into 0.0, and under ZeRO-3 cannot set a parameter that the number of ranks does not divide.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WEIGHT = "weight"
 KEYS = (WEIGHT, "exp_avg", "exp_avg_sq")
-"""What is kept of every parameter, each in 32 bits and in the parameter's shape."""
+"""The tensors kept for every parameter, each in 32 bits and in the parameter's shape."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Piece:
     """The part of one parameter that this process's optimiser updates."""
 
     flat: torch.Tensor
-    """Of this and other parameters; the optimiser's state is by this tensor."""
+    """The flat tensor that holds this piece, and possibly other parameters; the key of the optimiser's state."""
     offset: int
-    """Where in ``flat`` the piece begins."""
+    """The index in ``flat`` at which the piece begins."""
     start: int
-    """Where in the parameter it begins."""
+    """The index in the flattened parameter at which the piece begins."""
     count: int
-    """Its elements, padding not among them."""
+    """The number of elements of the piece, without padding."""
 
 
 class TrainedState:
-    """A view of a trainer between two updates. Copies nothing until it is asked."""
+    """A view of a trainer between two updates. It copies no tensor until ``gather`` is called."""
 
     def __init__(self, trainer: TrainerEngine) -> None:
         self._engine = trainer.engine
@@ -57,7 +57,7 @@ class TrainedState:
 
     @property
     def optimizer_steps(self) -> int:
-        """Adam's own count, which is below the trainer's where DeepSpeed refused a gradient that was not finite."""
+        """Adam's own step count; it is below the trainer's where DeepSpeed skipped a gradient that was not finite."""
         return max(int(self._state(flat)["step"]) for flat in self._flats())
 
     @optimizer_steps.setter
@@ -66,13 +66,13 @@ class TrainedState:
             self._state(flat)["step"].fill_(count)
 
     def gather(self, name: str, key: str, rank: int) -> torch.Tensor | None:
-        """The whole tensor on the CPU of ``rank``, None on the others; collective."""
+        """Return the whole tensor on the CPU of ``rank``, and None on the other ranks; collective."""
         piece, shape = self._pieces[name], self.shapes[name]
         if not self._engine.zero_optimization():
             assert piece is not None
             return self._local(piece, key).view(shape).cpu() if self._ranks.rank == rank else None
-        # The sum of one rank's bits and the others' zeros: exact, unlike a sum of floating-point numbers.
-        # On the device where ranks exchange tensors, which an offloaded optimiser's are not on.
+        # Each element is the sum of one rank's bits and the others' zeros: exact, unlike a sum of floats.
+        # The sum is on the device where ranks exchange tensors; the tensors of an offloaded optimiser are elsewhere.
         bits = torch.zeros(math.prod(shape), dtype=torch.int32, device=device())
         if piece is not None:
             bits[piece.start : piece.start + piece.count] = self._local(piece, key).view(torch.int32)
@@ -80,7 +80,7 @@ class TrainedState:
         return bits.view(torch.float32).view(shape).cpu() if self._ranks.rank == rank else None
 
     def put(self, name: str, key: str, value: torch.Tensor) -> None:
-        """Take this process's piece out of a whole tensor; ``synchronise`` when all are there."""
+        """Copy this process's piece out of a whole tensor; call ``synchronise`` after the last one."""
         piece = self._pieces[name]
         if piece is not None:
             self._local(piece, key).copy_(value.reshape(-1)[piece.start : piece.start + piece.count])
@@ -91,7 +91,7 @@ class TrainedState:
 
     @torch.no_grad()
     def synchronise(self) -> None:
-        """Make the weights that the forward pass computes with those of the optimiser; collective."""
+        """Update the weights of the forward pass from those of the optimiser; collective."""
         optimizer = self._engine.optimizer
         if self._engine.zero_optimization_partition_weights():
             for group in range(len(optimizer.fp32_partitioned_groups_flat)):
@@ -119,13 +119,13 @@ class TrainedState:
         return Piece(flat, ours.start, its.start, its.numel)
 
     def _local(self, piece: Piece, key: str) -> torch.Tensor:
-        """The piece itself, not a copy."""
+        """Return the piece itself, not a copy."""
         whole = piece.flat.detach() if key == WEIGHT else self._state(piece.flat)[key]
         assert whole.dtype == torch.float32
         return whole.view(-1)[piece.offset : piece.offset + piece.count]
 
     def _flats(self) -> list[torch.Tensor]:
-        """Every tensor that the optimiser has a state for."""
+        """Return every tensor that the optimiser has a state for."""
         optimizer = self._engine.optimizer
         if self._engine.zero_optimization_partition_weights():
             return list(optimizer.fp32_partitioned_groups_flat)
@@ -139,7 +139,7 @@ class TrainedState:
         return state
 
     def _create_missing(self) -> None:
-        """Before the first step the optimiser has no state: give it the one it would make itself."""
+        """Create the optimiser's state before its first step, equal to the one that it would create itself."""
         for flat in self._flats():
             state = self._state(flat)
             if not state:

@@ -1,4 +1,4 @@
-"""What an update measured: sums over tokens, exchanged between the ranks, and the figures made of them."""
+"""The statistics of an update: sums over tokens, exchanged between the ranks, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class UpdateStats:
     """The figures of one update. Means are over the trained tokens that were computed, on all ranks."""
 
     loss: float
-    """The objective minimised, per trained token; mean over optimiser steps."""
+    """The minimised objective per trained token; mean over optimiser steps."""
     grad_norm: float
     """Global gradient norm before clipping; mean over optimiser steps."""
     learning_rate: float
-    """Of the last optimiser step."""
+    """The learning rate of the last optimiser step."""
     nll: float
     """Negative log-likelihood of the sampled tokens."""
     entropy: float
@@ -36,42 +36,42 @@ class UpdateStats:
     kl_old: float
     """KL from the policy before this update (k3)."""
     clip_fraction: float
-    """Share of tokens whose ratio was clipped."""
+    """The share of tokens whose ratio was clipped."""
     mismatch_mean: float
-    """Mean of pi_old / mu before truncation: 1 when engine and trainer agree."""
+    """Mean of pi_old / mu before truncation; it is 1 when engine and trainer agree."""
     mismatch_max: float
     mismatch_kl: float
     """KL from the behaviour policy to pi_old (k3)."""
     importance_capped_share: float
-    """Share of tokens whose importance weight was above its cap. (A truncated rollout is another thing.)"""
+    """The share of tokens whose importance weight was above its cap. (This is unrelated to truncated rollouts.)"""
     tokens: int
-    """Trained tokens of the batch: what the loss is divided by, summed over optimiser steps."""
+    """The number of trained tokens of the batch, by which the loss is divided; summed over optimiser steps."""
     computed_tokens: int
-    """Trained tokens that were computed; the others have advantage 0 and change nothing."""
+    """The number of trained tokens that were computed; the others have advantage 0 and change nothing."""
     positions: int
-    """Positions that passed through the model, padding included."""
+    """The number of positions that passed through the model, padding included."""
     padding_share: float
-    """Share of positions that were padding."""
+    """The share of positions that were padding."""
     sequences: int
     micro_steps: int
-    """Forward passes a rank."""
+    """The number of forward passes per rank."""
     optimizer_steps: int
     step: int
-    """Optimiser steps taken since the start of the run."""
+    """The number of optimiser steps since the start of the run."""
     seconds_forward: float
     seconds_backward: float
     seconds_step: float
     seconds_update: float
-    """Of this rank; the whole update."""
+    """The duration of the whole update, measured on this rank."""
 
     def as_dict(self) -> dict[str, float | int]:
-        """By name; no name stands for another thing in ``IterationMetrics``."""
+        """Return the figures by name; no name has another meaning in ``IterationMetrics``."""
         return asdict(self)
 
 
 @dataclass
 class Stopwatch:
-    """Seconds by phase."""
+    """A clock that sums the seconds of each phase."""
 
     seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0, "step": 0.0})
 
@@ -85,7 +85,7 @@ class Stopwatch:
 
 
 class Tally:
-    """Sums over the micro-batches of this rank, then over all ranks."""
+    """Sums over the micro-batches of this rank, and then over all ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
@@ -93,13 +93,15 @@ class Tally:
         self.largest = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, loss: TokenLoss, normaliser: int) -> None:
-        """Take in one micro-batch of a step whose loss is divided by ``normaliser``."""
+        """Add one micro-batch of a step whose loss is divided by ``normaliser``."""
         self.sums += loss.sums
         self.total += loss.total.detach().double() / normaliser
         self.largest = torch.maximum(self.largest, loss.largest_mismatch.double())
 
     def gathered(self) -> tuple[float, dict[str, float], float]:
-        """Of all ranks: the loss summed over steps, the token sums by name, the largest mismatch. Collective."""
+        """Return, over all ranks, the loss summed over steps, the token sums by name, and the largest mismatch.
+        Collective.
+        """
         together = torch.cat([self.sums, self.total[None]])
         distributed.all_reduce(together)
         distributed.all_reduce(self.largest, op=distributed.ReduceOp.MAX)

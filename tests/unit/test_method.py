@@ -30,9 +30,9 @@ def test_progress_is_spread_over_the_tokens_of_its_episode_and_not_over_the_answ
 
 
 def test_boundaries_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         per_token(np.array([0.5]), [0, 2, 3], 5)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         per_token(np.array([0.5]), [0, 9], 5)
 
 

@@ -79,14 +79,14 @@ def test_all_tokens_are_prompt_prefix_closing_text_and_mean_answer() -> None:
 
 def test_a_boundary_with_shorter_answers_counts_no_fewer_tokens_than_the_one_before() -> None:
     assert tokens_to_answer([[30], [35], [60]], [[20], [5], [5]]).tolist() == [50, 50, 65]
-    with pytest.raises(ValueError, match="a boundary without a branch"):
+    with pytest.raises(ValueError, match="a boundary has no branch"):
         tokens_to_answer([[30], []], [[20], []])
 
 
 def test_what_regret_refuses() -> None:
     with pytest.raises(ValueError, match="a budget of 0"):
         area_under_values(TOKENS, VALUES, 0)
-    with pytest.raises(ValueError, match="3 boundaries and 1 values"):
+    with pytest.raises(ValueError, match="3 boundaries do not match 1 values"):
         area_under_values(TOKENS, np.array([0.0]), 10)
     with pytest.raises(ValueError, match="at least one trace"):
         regret_by_problem({"a": []}, 10)

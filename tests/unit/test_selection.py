@@ -208,7 +208,7 @@ def test_learnt_stretches_become_tokens_by_themselves() -> None:
 
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     form = ChatFormat(lambda messages, open_next: render(messages[-1:], open_next), encode, ".")
-    with pytest.raises(ValueError, match="writes turn 1 in another way"):
+    with pytest.raises(ValueError, match="writes turn 1 differently"):
         mask_conversation(Conversation("s", TURNS), form)
 
 

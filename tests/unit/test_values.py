@@ -56,7 +56,7 @@ def test_rao_blackwell_knows_everything_where_the_mass_is_known() -> None:
 
 def test_rao_blackwell_without_a_branch_is_refused_where_mass_is_left() -> None:
     assert rao_blackwell([KnownAnswer(0.9995, 1.0)], [], baseline=0.0).value == pytest.approx(0.9995)
-    with pytest.raises(ValueError, match=r"0\.5 of the mass is unknown"):
+    with pytest.raises(ValueError, match=r"0\.5 of the probability mass is unknown"):
         rao_blackwell([KnownAnswer(0.5, 1.0)], [], baseline=0.0)
 
 
