@@ -18,10 +18,14 @@ settings.register_profile("mrt-hpc", deadline=None)
 settings.load_profile("mrt-hpc")
 
 ROOT = Path(__file__).parents[1]
-FIRST = ("slurm", "chaos", "integration", "install")
-"""Folders in the order in which their tests begin where several processes share the work: the longest first, and unit
-tests last, as they fill what is left.
+SLOW = ("slurm", "chaos", "integration", "install")
+"""Folders of tests that share servers, runs or a cluster, in the order in which they begin. Unit tests come last, since
+they fill what is left.
 """
+AWAITED = "test_quickstart_learns.py"
+"""Other tests need its run, so it begins first."""
+WITH_QUICKSTART_S = 1800
+"""A test that needs the run of the quickstart may have to wait until another process has made it, seconds."""
 
 
 def pytest_configure() -> None:
@@ -33,7 +37,10 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests begin first."""
-    items.sort(key=lambda item: FIRST.index(_folder(item.nodeid)) if _folder(item.nodeid) in FIRST else len(FIRST))
+    items.sort(key=lambda item: (item.path.name != AWAITED, _place(item.nodeid)))
+    for item in items:
+        if "quickstart" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(WITH_QUICKSTART_S))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,7 +60,12 @@ def what_stays_together(nodeid: str) -> str:
     folder = _folder(nodeid)
     if folder == "slurm":
         return folder
-    return nodeid.split("::", 1)[0] if folder in FIRST else nodeid
+    return nodeid.split("::", 1)[0] if folder in SLOW else nodeid
+
+
+def _place(nodeid: str) -> int:
+    folder = _folder(nodeid)
+    return SLOW.index(folder) if folder in SLOW else len(SLOW)
 
 
 def _folder(nodeid: str) -> str:
