@@ -55,7 +55,7 @@ class Display(ABC):
 
 
 class LineDisplay(Display):
-    """A line for whatever has changed, with the time since the start."""
+    """A display that prints a line at each change, with the time since the start."""
 
     def __init__(self, layout: RunLayout) -> None:
         super().__init__(layout)

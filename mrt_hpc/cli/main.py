@@ -18,7 +18,7 @@ RUN = click.Path(path_type=Path, file_okay=False)
 
 
 NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
-"""What the system answers where a path is wrong, not the program."""
+"""The error numbers of the system that mean a wrong path, not a defect of the program."""
 
 
 class CommandGroup(click.Group):

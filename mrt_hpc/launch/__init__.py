@@ -1,1 +1,1 @@
-"""Starting the plan's tasks, on Slurm or on this machine, and telling how they stand."""
+"""Starts the tasks of a plan, on Slurm or on this machine, and reports their state."""

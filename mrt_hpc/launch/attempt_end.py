@@ -1,7 +1,8 @@
-"""What becomes of a task whose attempt has ended: whether the back end that started it starts it again.
+"""Decides, after an attempt of a task has ended, whether the back end starts the task again.
 
 Without a queue the process that runs the plan asks here; on Slurm the job script does (see
-:mod:`mrt_hpc.launch.slurm.after_srun`), because an attempt that was killed for want of memory cannot write its own end.
+:mod:`mrt_hpc.launch.slurm.after_srun`), because an attempt that was killed because memory ran out cannot record its own
+end.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 TOLD_TO_LEAVE = frozenset({128 + signal.SIGTERM, 128 + signal.SIGALRM})
-"""Ends without a word that are no failures: SIGTERM came before a process could listen, or another rank was faster to
-leave, or leaving took too long (see ``launch.signals``)."""
+"""Exit codes that are no failures although no record was written: SIGTERM came before the handlers were installed, or
+another rank left first, or leaving took too long (see ``launch.signals``)."""
 _ATTEMPT = re.compile(r"(\d+)(?:_\d+)?\.(\d+)")
 STOPPED = (
     "stopped from outside: preempted, cancelled, or interrupted by its user\n"
     "  next:     nothing where Slurm queues it again; otherwise the same submit command continues the run"
 )
 RUNS_AGAIN = frozenset({TaskState.GAVE_BACK, TaskState.RETRYING, TaskState.STOPPED})
-"""States after which a task is started again; a stopped one only where no user meant it to stay ended."""
+"""The states after which a task is started again; a stopped task only where no user cancelled it."""
 
 
 def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: int, retries: int) -> TaskRecord:
-    """The last word on an attempt that has ended: its own, or else that it ended without one, which counts as a
-    failure.
+    """Return the final record of an attempt that has ended: the one that it wrote or, where it wrote none, a new one.
+    An end without a record counts as a failure, except for ``ExitCode.GIVE_BACK`` and the codes in ``TOLD_TO_LEAVE``.
 
     Args:
         layout: the run directory.
@@ -64,14 +65,14 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
 
 
 def _any_failed(layout: RunLayout, job: str, index: int, attempt: str) -> bool:
-    """Whether some rank of the attempt said that it failed."""
+    """Return whether some rank of the attempt recorded a failure."""
     said = outcomes(layout.events, job, index, attempt)
     return not said.isdisjoint({TaskState.FAILED.value, TaskState.RETRYING.value})
 
 
 def comes_after(attempt: str, other: str) -> bool:
-    """Whether an attempt is a later one of the same Slurm task, or of a task that was submitted later: their names are
-    the id of the job, the index in its array, and how often it was started again.
+    """Return whether an attempt is a later one of the same Slurm task, or of a task that was submitted later: their
+    names are the id of the job, the index in its array, and how often it was started again.
     """
     one, two = _ATTEMPT.fullmatch(attempt), _ATTEMPT.fullmatch(other)
     if one is None or two is None:  # of the local backend, which has one attempt at a time

@@ -89,7 +89,7 @@ def create_or_open(root: Path, recipe: Recipe, plan: Plan, *, group_access: bool
 
 
 def refuse_writable_by_others(root: Path) -> None:
-    """Tasks run what the run directory holds, so nobody else may put anything there.
+    """Refuse a run directory that other users can write to, because tasks run the code in it.
 
     Raises:
         UserError: it belongs to somebody else, or others may write to it.
@@ -106,7 +106,7 @@ def refuse_writable_by_others(root: Path) -> None:
 
 
 def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> None:
-    """The groups of an iteration are of different problems.
+    """Refuse a recipe that would repeat problems: the groups of an iteration are of different problems.
 
     Raises:
         UserError: an iteration draws more problems than there are.

@@ -1,5 +1,5 @@
-"""The entry point of every array task, whoever started it: from (run directory, job, index) to the role that does the
-work.
+"""The entry point of every array task, for all back ends: it runs the role that belongs to a run directory, a job and
+an index.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def run_task(
 
 
 def attempt(task: Task, role: RoleFunction) -> None:
-    """Run the role, and say how that went.
+    """Run the role, and record its start and its outcome.
 
     Raises:
         BaseException: what the role raised.
@@ -130,7 +130,7 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
 
 
 def record_after(task: Task, error: BaseException | None, running: TaskRecord) -> TaskRecord:
-    """What to say of a task whose attempt has ended."""
+    """Return the record of a task whose attempt has ended."""
     progressed = _progressed(task)
     unfailed = replace(running, failures=0 if progressed else running.failures)
     if error is None:
@@ -195,8 +195,8 @@ def _say_ended(task: Task, error: BaseException | None) -> None:
 
 
 def _record(task: Task, error: BaseException | None) -> TaskRecord:
-    """Write down how an attempt ends, and return it. The first word of an attempt stands: a rank that fails because
-    another has failed adds nothing.
+    """Write down how an attempt ends, and return it. The first record of an attempt is kept: a rank that fails because
+    another has failed does not replace it.
     """
     before = read_task(task.layout, task.job.name, task.index)
     after = record_after(task, error, before)
@@ -216,8 +216,8 @@ def _heart(task: Task) -> AbstractContextManager[object]:
 
 
 def role_function(role: Role) -> RoleFunction:
-    """What does a role's work; imported in the moment of the call, so that nobody pays for another role's libraries and
-    a failing import is told like any other failure. The task's GPUs are looked for before that.
+    """What does a role's work; imported at the call, so that no task loads another role's libraries and
+    a failing import is recorded like any other failure. The task's GPUs are looked for before that.
     """
 
     def run(task: Task) -> None:
@@ -234,7 +234,7 @@ def _set_up_logging(task: Task) -> None:
 
 
 def stop_with_parent() -> None:
-    """Have the kernel send SIGTERM when the process that started this one dies, by whatever death."""
+    """Have the kernel send SIGTERM when the process that started this one dies, for whatever reason."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(os.environ[PARENT]):  # it died before the call above
         raise Interrupted(128 + signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""What a task sees of the GPUs that it asked for, and whether the environment can use them.
+"""Checks that a task sees the GPUs that it asked for, and that the environment can use them.
 
-torch goes on without a word on CPU where it finds no GPU, a hundred times slower. So a task that asked for GPUs looks
-first, in a process of its own: a driver may hang, and a process that has spoken to it can no longer be forked safely.
+torch silently uses the CPU where it finds no GPU, a hundred times slower. A task that asked for GPUs therefore checks
+first, in a separate process: a driver may hang, and a process that has called it can no longer be forked safely.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY = "libcuda.so.1"
 NO_LIBRARY = f"no {DRIVER_LIBRARY}"
 NO_DEVICE = "cuInit failed with error 100"
-"""CUDA_ERROR_NO_DEVICE: none was given to this process."""
+"""CUDA_ERROR_NO_DEVICE: this process was given no GPU."""
 LEAVE_OUT = "leave the node out (sbatch: {exclude: NODE} in the site profile) and submit again"
 OLDEST_CAPABILITY = (7, 5)
 """Turing: the wheels of torch for CUDA 12.8 and newer have no code for Volta and older."""
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """Of NVIDIA's data-centre drivers, by CUDA's major version (NVIDIA, CUDA Compatibility, table 1)."""
 LOOK_LIMIT_S = 120.0
-"""For the driver's answer; a machine with eight GPUs takes a few seconds where no daemon keeps the driver awake."""
+"""The seconds that the driver has to answer; a machine with eight GPUs takes a few seconds where no daemon keeps the
+driver awake.
+"""
 _MAJOR, _MINOR = 75, 76
 """Numbers of the two attributes in cuda.h."""
 
@@ -60,7 +62,7 @@ class GpuView:
     """Compute capability of each GPU that CUDA can use."""
 
     def told(self) -> str:
-        """All of it in a line, for a reader who has to find out why."""
+        """Return all fields in one line, for error messages."""
         gpus = ", ".join(f"{major}.{minor}" for major, minor in self.capabilities)
         parts = [
             f"driver {self.driver or 'not loaded'}",

@@ -1,4 +1,4 @@
-"""Where a process stands among the ranks of its task, and which attempt it is part of."""
+"""The rank of a process within its task, and the attempt that it is part of."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Placement:
     world_size: int
     local_rank: int
     attempt: str
-    """The same for all ranks of the attempt, another for the next attempt."""
+    """The name of the attempt: the same for all its ranks, and different for the next attempt."""
     time_left_s: float | None = None
     """Seconds to the time limit; None where there is none."""
 
     def environment(self) -> dict[str, str]:
-        """What tells a child process its placement."""
+        """Return the environment variables that give a child process its placement."""
         return {
             RANK: str(self.rank),
             WORLD_SIZE: str(self.world_size),

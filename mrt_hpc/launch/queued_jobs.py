@@ -1,6 +1,6 @@
-"""The jobs of a run in the queues that hold them: which live, how they stand, and how they are cancelled.
+"""Finds the jobs of a run in their queues, reports their states, and cancels them.
 
-All that is given is the run directory: its ledger tells which jobs were submitted, and with which site profiles.
+The run directory is the only input: its ledger names the submitted jobs and their site profiles.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
 
 @dataclass(frozen=True)
 class QueueLook:
-    """What the queues say of a run's jobs, as far as they answered."""
+    """The states of a run's jobs in the queues that answered."""
 
     ids: Mapping[str, list[str]]
     """By the job's name, its ids."""

@@ -1,4 +1,4 @@
-"""How far a run is, read from its files alone; the same for a local run and one on Slurm."""
+"""Reads the progress of a run from its files alone, in the same way for local runs and runs on Slurm."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """One look at a run."""
+    """The progress of a run at one moment."""
 
     iterations_done: int
     iterations: int
     groups_collected: int | None
-    """Of those that the newest weights sample before training goes on; None where it goes on without them."""
+    """The number of groups that the newest weights have sampled before training continues; None where training does not
+    wait for them."""
     reward: float | None
-    """Mean reward of the last trained iteration."""
+    """The mean reward of the last trained iteration."""
     answered: float | None
-    """Share of its traces in which an answer was found."""
+    """The share of its traces in which an answer was found."""
     evaluations_done: int
     evaluations: int
     report: bool
@@ -41,10 +42,10 @@ class Progress:
 
 
 def progress(plan: Plan, layout: RunLayout) -> Progress:
-    """How far a run is.
+    """Return the progress of a run.
 
-    Old weights versions may be pruned, so the newest tells how far training is: version v is what iteration v - 1
-    published.
+    Old weights versions may be pruned, so the newest version gives the progress of training: iteration v - 1 publishes
+    version v.
     """
     done = max(published_versions(layout), default=0)
     collection = collection_of(done)
@@ -63,26 +64,28 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
 
 
 def _evaluations(job: Job) -> range:
-    """Indices of the tasks that evaluate."""
+    """Return the indices of the tasks that evaluate."""
     return range(len(job.evaluations))
 
 
 def _is_evaluated(layout: RunLayout, job: Job, index: int) -> bool:
-    """Whether the shard of a task is there; one that waits for its first start may find that of other settings."""
+    """Return whether the shard of a task exists. A task that waits for its first start is not evaluated: its shard may
+    be of other settings.
+    """
     unit = job.evaluations[index]
     waits = read_task(layout, job.name, index).state is TaskState.WAITING
     return not waits and layout.evaluation_shard(unit.version, unit.benchmark, unit.shard).exists()
 
 
 def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
-    """When each result was written that the report tells, by the filesystem's clock, as that of the report."""
+    """Yield the time at which each result in the report was written, by the filesystem's clock."""
     yield from (_written(layout.metrics(iteration)) for iteration in range(plan.iterations))
     units = {(unit.version, unit.benchmark) for job in plan.jobs for unit in job.evaluations}
     yield from (_written(layout.evaluation_summary(*unit)) for unit in units)
 
 
 def _written(path: Path) -> float:
-    """Seconds since the epoch; 0 for what is not there."""
+    """Return a file's modification time in seconds since the epoch; 0 where the file does not exist."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -102,12 +105,12 @@ def _measured(layout: RunLayout, iteration: int, name: str) -> float | None:
 
 
 def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
-    """The latest word of each task of a job."""
+    """Return the latest record of each task of a job."""
     return [read_task(layout, job.name, index) for index in range(job.tasks)]
 
 
 def remarks(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks whose last attempt said why it did not come to its end."""
+    """Return the tasks whose last attempt recorded why it did not finish."""
     return [
         (job, index, record)
         for job in plan.jobs
@@ -117,8 +120,8 @@ def remarks(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
 
 
 def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks that have failed for good: those that failed by themselves before those that failed because another
-    had, and the first in time before later ones.
+    """Return the tasks that have failed and are not retried. Tasks that failed by themselves come before tasks that
+    failed because another task had failed; within each of these groups, earlier failures come first.
     """
     broken = [remark for remark in remarks(plan, layout) if remark[2].state is TaskState.FAILED]
     names = {job.name for job, _, _ in broken}
@@ -126,7 +129,9 @@ def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]
 
 
 def reason(record: TaskRecord) -> str:
-    """Why a task did not come to its end, whole; of a traceback, which older runs recorded, the error at its end."""
+    """Return the whole reason why a task did not finish; of a traceback, which older runs recorded, the error at its
+    end.
+    """
     message = record.message.strip()
     if not message.startswith("Traceback "):
         return message
@@ -136,7 +141,7 @@ def reason(record: TaskRecord) -> str:
 
 
 def failed(plan: Plan, layout: RunLayout) -> UserError:
-    """The error of a run of which tasks have failed, with the cause."""
+    """Return the error of a run whose tasks have failed, with the cause."""
     broken = failures(plan, layout)
     if not broken:
         return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.root}")

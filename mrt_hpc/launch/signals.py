@@ -1,4 +1,4 @@
-"""What a task does when it is signalled: SIGTERM stops it, SIGUSR2 has it give its nodes back in good time.
+"""Signal handlers of a task: SIGTERM stops the task, SIGUSR2 makes it give its nodes back before the time limit.
 
 Slurm sends SIGTERM before it preempts or cancels, and SIGUSR2 some time before the time limit (and, on some sites,
 before a preemption). Both unwind the task, so that servers end and leases are free at once; a role may ask for a safe
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
 UNWIND_DEADLINE_S = 30
-"""For a task to stop its server and leave; then the kernel ends it, should some library have swallowed the exception.
+"""The seconds a task has to stop its server and exit. After that the kernel ends it, in case a library has caught the
+exception.
 """
 LAST_MOMENT_S = 40.0
-"""Before the time limit, a task that is still on the way to its safe point is made to leave: a job that Slurm ends at
-its limit does not come back."""
+"""The seconds before the time limit at which a task that has not reached its safe point is forced to exit: Slurm does
+not queue a job again that it ends at its limit."""
 
 
 def heed_signals(task: Task) -> None:
@@ -34,7 +35,7 @@ def _stop(task: Task, number: int) -> None:
         return
     _unwind_in_time()
     if task.shutdown.tell(Interrupted(128 + number)):
-        signal.alarm(0)  # whoever sent the signal ends what takes too long
+        signal.alarm(0)  # the sender of the signal ends what takes too long
 
 
 def _give_back(task: Task) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listener:
-    """Receives what a submission has to say."""
+    """The functions that receive a submission's messages and show its progress."""
 
     tell: Callable[[str], None]
     """Takes a sentence on what was done."""
@@ -106,7 +106,7 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
 
 
 def refuse_objections(backend: Backend, plan: Plan, warn: Callable[[str], None]) -> None:
-    """Tell what is doubtful about a plan at a site, before anything is made.
+    """Warn about doubtful points of a plan at a site, and refuse an impossible plan, before any file is written.
 
     Raises:
         UserError: the site would refuse the plan, or never start it.
@@ -148,7 +148,7 @@ def start(recipe: Recipe, plan: Plan, layout: RunLayout, site: Site, listener: L
 
 
 def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: Backend) -> None:
-    """A run is started in one place at a time.
+    """Refuse a run that has jobs in another queue: a run is started in one place at a time.
 
     Raises:
         UserError: jobs of it are in another queue than the back end's.
@@ -167,7 +167,7 @@ def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: 
 
 @dataclass(frozen=True)
 class Left:
-    """How the jobs of a plan stand when a submission begins."""
+    """The state of the jobs of a plan when a submission begins."""
 
     jobs: Sequence[Job]
     """Not done, in the plan's order."""
@@ -189,7 +189,7 @@ class Left:
     def order(
         self, recipe: Recipe, plan: Plan, layout: RunLayout, record: Callable[[str, str], None], listener: Listener
     ) -> Order:
-        """What the back end is asked for."""
+        """Return the order for the back end."""
         return Order(
             recipe=recipe,
             plan=plan,
@@ -226,7 +226,7 @@ class Sent:
     """Name and id of each, in order."""
 
     def record(self, job: str, job_id: str) -> None:
-        """Write one down, and tell of it."""
+        """Record one submitted job in the ledger, and report it."""
         lost = self.left.lost.get(job)
         record_submission(self.layout, job, job_id, self.site.name, lost)
         self.jobs.append((job, job_id))
@@ -276,7 +276,7 @@ def without_hope(
 
 
 def renew_if_asked(layout: RunLayout, recipe: Recipe, plan: Plan, tell: Callable[[str], None]) -> None:
-    """Take over what the submission changes, and say what; no task of the run runs."""
+    """Apply what the submission changes, and report it; no task of the run is running then."""
     if is_renewed(layout, recipe, plan):
         for sentence in renew(layout, recipe, plan):
             tell(sentence)

@@ -1,7 +1,7 @@
 """The local backend: the plan's tasks as child processes of this one, dependencies kept, slots given out.
 
 The children die with this process, however it ends. What they have finished is in the run directory, so running the
-plan again goes on.
+plan again continues it.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class LocalRun:
         return sum(state is TaskState.FAILED for state in self.ended.values())
 
     def states(self, job: Job) -> list[TaskState]:
-        """How each task of a job stands in this pass."""
+        """Return the state of each task of a job in this pass."""
         under_way = {(r.job.name, r.index) for r in self.running}
         keys = [(job.name, index) for index in range(job.tasks)]
         return [TaskState.RUNNING if k in under_way else self.ended.get(k, TaskState.WAITING) for k in keys]
 
     def turns(self, job: Job, index: int) -> int:
-        """How often a task was started in this pass."""
+        """Return how often a task was started in this pass."""
         return self.turn.get((job.name, index), 0)
 
     def finished(self, job: Job) -> bool:
-        """Whether all of its tasks have ended, one way or another."""
+        """Return whether all of its tasks have ended, well or not."""
         return all(s not in (TaskState.WAITING, TaskState.RUNNING) for s in self.states(job))
 
     def fulfilled(self, dependency: Dependency) -> bool:
@@ -93,7 +93,7 @@ def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show:
         layout: its run directory.
         site: slots and environment.
         retries: failures that a task may have before the run is given up.
-        show: called at each look, to tell the user how things stand.
+        show: called at each check, to show the user the progress.
 
     Returns:
         Whether every task ended well.

@@ -1,9 +1,9 @@
-"""What a job script asks when srun has ended: whether the task is queued again, and for which others it waits.
+"""Decides, when srun has ended, whether a job script queues its task again, and for which tasks it then waits.
 
     python -m mrt_hpc.launch.slurm.after_srun RUN_DIR JOB INDEX EXIT_CODE [abandoned]    ends with an AttemptOutcome
 
-It prints the Slurm tasks of which one has to run before this one can go on, a line each; none where it may go on alone.
-Where none of those is in the queue any more the job script says so: ``abandoned``.
+It prints the Slurm tasks of which one has to run before this task can continue, one per line; nothing where the task
+does not wait. Where none of them is in the queue, the job script calls it again with ``abandoned``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class AttemptOutcome(IntEnum):
     """The exit code of this module, on which the job script acts; after any other code it asks again."""
 
     AGAIN = 0
-    """The task is to be run again."""
+    """The task is run again."""
     OVER = 4
-    """It is not."""
+    """The task is not run again."""
     DONE = 3
-    """It is done, whatever its process ended with afterwards."""
+    """The task is done, whatever the exit code of its process was."""
 
 
 ABANDONED = "abandoned"
@@ -56,7 +56,7 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
         other
         for other in read_plan(layout.plan).jobs
         if other.name in record.awaited and other.name in sent and job not in [wait.job for wait in other.after]
-    ]  # who waits for the end of this very job cannot start before it
+    ]  # a job that depends on this one cannot start before it ends
     return [
         name
         for other in awaited
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _tell_awaited(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> None:
-    """Without them the task is queued again all the same, only sooner than it need be."""
+    """Print the tasks that this one waits for. If they cannot be read, the task is queued again without waiting."""
     try:
         print(*awaited_tasks(layout, job, index, attempt, record), sep="\n")
     except (UserError, OSError, ValueError) as error:

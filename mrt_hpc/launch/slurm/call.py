@@ -44,7 +44,7 @@ def run_plan_task(run_dir: str, job_name: str, index: int, role: RoleFunction | 
 
 
 def queue_watch(run_dir: str) -> QueueWatch:
-    """What tells this task whether the jobs that it waits for are gone.
+    """Return the watch that reports whether the jobs that this task waits for are gone.
 
     Raises:
         UserError: called outside Slurm.

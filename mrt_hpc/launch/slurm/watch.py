@@ -1,4 +1,4 @@
-"""Whether jobs that a task waits for have left the queue for good, as far as a node can ask Slurm."""
+"""Finds out from squeue whether the jobs that a task waits for have left the queue."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 30.0
-"""Between two questions: many tasks may wait, and a controller serves a whole cluster."""
+"""The seconds between two calls of squeue: many tasks may wait, and one controller serves the whole cluster."""
 LISTINGS = 2
-"""In a row that have to lack a job before it counts as gone."""
+"""The number of consecutive listings that must lack a job before it counts as gone."""
 ANSWER_WITHIN_S = 10.0
-"""A busy controller is asked again later."""
+"""The seconds that squeue has to answer; a busy controller is asked again later."""
 
 
 @dataclass
 class QueueWatch:
-    """Asks squeue now and then; called with names of jobs of the plan, it tells whether all are gone for good."""
+    """A callable that takes names of jobs of the plan and returns whether all of them have left the queue."""
 
     layout: RunLayout
     own_id: str
-    """That sbatch printed for the asking task: a listing without it proves nothing."""
+    """The id that sbatch printed for the calling task; a listing without this id is not trusted."""
     clock: Callable[[], float] = time.monotonic
     _last: float = field(default=float("-inf"), init=False)
     _about: tuple[str, ...] = field(default=(), init=False)
-    """The jobs that were asked about last."""
+    """The jobs of the last call."""
     _lacking: int = field(default=0, init=False)
-    """Listings in a row that lacked the jobs."""
+    """The number of consecutive listings that lacked the jobs."""
 
     def __call__(self, jobs: tuple[str, ...]) -> bool:
-        """Whether none of these jobs has been in the queue for some time, however often it was submitted."""
+        """Return whether none of these jobs, under any of its submitted ids, was in the last ``LISTINGS`` listings."""
         since = self.clock() - self._last
         if jobs != self._about or since >= LISTINGS * ASK_EVERY_S + ANSWER_WITHIN_S:
-            self._about, self._lacking = jobs, 0  # an earlier wait says nothing about this one
+            self._about, self._lacking = jobs, 0  # listings of an earlier wait do not count for this one
         if since >= ASK_EVERY_S:
             self._last = self.clock()
             self._lacking = self._lacking + 1 if self._are_lacking(jobs) else 0
         return self._lacking >= LISTINGS
 
     def _are_lacking(self, jobs: tuple[str, ...]) -> bool:
-        """Whether one listing shows the asking task, and none of the jobs; False where that cannot be known."""
+        """Return whether one listing shows the calling task and none of the jobs; False where this is unknown."""
         try:
             sent = submissions(self.layout)
             listing = run_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F"], ANSWER_WITHIN_S)
