@@ -84,7 +84,7 @@ def _refusal(layout: RunLayout, refused: Sequence[Change]) -> UserError:
     lines = "".join(f"\n    {change.refusal}" for change in refused)
     restored = f"restore the run's values: {' '.join(change.restored for change in refused)}"
     if len(refused) > NAMED:
-        restored = f"submit the recipe that the run was made from; its values stand in {layout.recipe_lock}"
+        restored = f"submit the recipe that the run was made from; its values are in {layout.recipe_lock}"
     return UserError(
         f"the run directory was made from another recipe, and this would change what was done:{lines}",
         where=layout.root,

@@ -100,7 +100,7 @@ def refuse_writable_by_others(root: Path) -> None:
             "others can write to the run directory, and tasks would run what they put there",
             value=f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}",
             where=root,
-            expected=f"owner {os.geteuid()}, and nobody else with the right to write",
+            expected=f"owner {os.geteuid()}, and no write permission for other users",
             advice=f"chmod go-w {shlex.quote(str(root))}; where the filesystem knows no owners: --run DIR on another",
         )
 

@@ -98,7 +98,7 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
         return
     yield from ((False, sentence) for sentence in renewal.sentences())
     if opened := [job.name for job in renewal.jobs_to_open(read_plan(layout.plan))]:
-        yield False, f"these jobs are looked at for what is left to do: {', '.join(opened)}"
+        yield False, f"these jobs are checked for remaining work: {', '.join(opened)}"
     if queued:
         yield True, queued_otherwise(layout, queued).message()
     if (process := local_process(layout)) is not None:

@@ -71,7 +71,10 @@ def abandoned(layout: RunLayout, job: str, index: int, attempt: str, record: Tas
     """
     if record.state is not TaskState.GAVE_BACK or record.attempt != attempt:
         return record
-    message = f"{', '.join(record.awaited)}, which it waits for, has left the queue\n  next:     submit the run again"
+    message = (
+        f"cannot continue: {', '.join(record.awaited)}, which this task waits for, has left the queue\n"
+        "  next:     submit the run again"
+    )
     record = replace(record, state=TaskState.FAILED, message=message, awaited=())
     retrying(lambda: write_task(layout, job, index, record), "the state of the task")
     return record
