@@ -1,4 +1,4 @@
-"""The one error a user is meant to read, and the exit codes that tell what to do after it."""
+"""The error that users read, and the exit codes of commands and tasks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class ExitCode(IntEnum):
     """How a command or an array task ended, for scripts and for the backend that may start it again."""
 
     OK = 0
-    """Done: everything asked for is there."""
+    """The work is done and its results exist."""
     RETRYABLE = 1
-    """Failed in a way that running again may mend (a lost node, a full disk)."""
+    """The work failed in a way that a retry may fix (a lost node, a full disk)."""
     FATAL = 2
-    """Failed in a way that running again cannot mend (a wrong recipe, a model without a tokenizer)."""
+    """The work failed in a way that a retry cannot fix (a wrong recipe, a model without a tokenizer)."""
     GIVE_BACK = 75
-    """Nothing failed, but the task cannot go on now: it is to be queued again, and its nodes are free until then."""
+    """Nothing failed, but the task cannot continue now: it is queued again and releases its nodes until then."""
     INTERRUPTED = 130
-    """Stopped by the user; the same command goes on where it stopped."""
+    """The user stopped the command; the same command continues where it stopped."""
 
 
 class UserError(Exception):
-    """Something the user can mend.
+    """An error that the user can fix.
 
     Args:
         what: what went wrong, one sentence without the final stop.
@@ -52,7 +52,7 @@ class UserError(Exception):
         super().__init__(self.message())
 
     def message(self) -> str:
-        """The whole error, one fact a line."""
+        """Return the whole error, one fact per line."""
         lines = [self.what]
         if self.where is not None:
             lines.append(f"  where:    {self.where}")
@@ -65,7 +65,7 @@ class UserError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survive the way through a process pool, keyword arguments included."""
+        """Return what pickle needs to rebuild the error, keyword arguments included, for process pools."""
         return _rebuild, (self.what, self.value, self.where, self.expected, self.advice, int(self.exit_code))
 
 
@@ -74,6 +74,6 @@ def _rebuild(what: str, value: object, where: object, expected: str | None, advi
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name most like ``name``, or None when nothing is close."""
+    """Return the valid name most similar to ``name``, or None when none is similar."""
     matches = get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return matches[0] if matches else None

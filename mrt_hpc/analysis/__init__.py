@@ -1,1 +1,1 @@
-"""What a run has shown: its numbers with their uncertainty, its figures and its report."""
+"""Computes the results of a run: numbers with their uncertainty, figures, and the report."""

@@ -1,4 +1,4 @@
-"""Reads back what the roles of a run have measured, and says what is missing."""
+"""Reads the measurements of the roles of a run, and lists what is missing."""
 
 from __future__ import annotations
 

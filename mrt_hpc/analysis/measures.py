@@ -156,12 +156,12 @@ class IterationMetrics(Record):
     """As in EvaluationSummary, over the rollouts."""
     loss: float | None = None
     grad_norm: float | None = None
-    """Before clipping."""
+    """The gradient norm before clipping."""
     learning_rate: float | None = None
     entropy: float | None = None
-    """Of the policy, nats a token."""
+    """The entropy of the policy, nats per token."""
     kl_reference: float | None = None
-    """To the reference policy, nats a token."""
+    """The KL divergence to the reference policy, nats per token."""
     clip_fraction: float | None = None
     """Share of the tokens whose importance ratio is clipped."""
     mismatch_mean: float | None = None
@@ -215,7 +215,7 @@ class RunFile(Record):
 
 
 class RunSummary(Record):
-    """All that the report tells."""
+    """All values that the report shows."""
 
     recipe: str
     algorithm: str

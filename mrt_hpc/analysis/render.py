@@ -1,6 +1,6 @@
 """The report of a run: ``report.md`` and its figures, from a ``RunSummary``.
 
-Owns what is told and in which order: the outcome first, then how it came about, what it cost and what is missing. A run
+The module decides the content and its order: outcome, evaluation, training, cost, set-up. A run
 that is cut short or not evaluated gets a report as well.
 """
 
@@ -81,7 +81,7 @@ def write_report(summary: RunSummary, directory: Path) -> Path:
     """Write ``report.md`` and ``plots/*.png`` into ``directory``; the report last, so that its figures are there.
 
     Args:
-        summary: all that is to be told.
+        summary: all values that the report shows.
         directory: the run directory.
 
     Returns:

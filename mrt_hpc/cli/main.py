@@ -53,7 +53,7 @@ def full_disk(error: OSError) -> UserError:
     return UserError(
         f"the disk is full: {error.strerror or error}",
         where=error.filename,
-        advice="make room, or ask for more quota, and give the same command again: nothing half-made was left",
+        advice="make room, or ask for more quota, and type the same command again: no partial file was left",
         exit_code=ExitCode.RETRYABLE,
     )
 
@@ -67,9 +67,9 @@ def no_place(error: OSError) -> UserError:
     """The error of a command if a file or folder is missing, has another kind, or may not be read or written."""
     where = error.filename if error.filename is not None else "the working directory"
     return UserError(
-        f"the place cannot be used: {error.strerror or error}",
+        f"the file or folder cannot be used: {error.strerror or error}",
         where=where,
-        advice="cd to a directory that is there and yours, or name another with --run DIRECTORY",
+        advice="change to a directory that exists and that you own, or name another with --run DIRECTORY",
     )
 
 
@@ -171,7 +171,7 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
     submit_recipe(recipe, site, overrides, run)
 
 
-@main.command(short_help="Show how a run stands.")
+@main.command(short_help="Show the state of a run.")
 @click.argument("run", type=RUN)
 def status(run: Path) -> None:
     """Show the state of RUN: its jobs, iterations, evaluations and failures.
@@ -219,7 +219,7 @@ def cancel(run: Path) -> None:
     cancel_run(run)
 
 
-@main.command(short_help="Write a run's report from what is there now.")
+@main.command(short_help="Write a run's report from its results so far.")
 @click.argument("run", type=RUN)
 def report(run: Path) -> None:
     """Write report.md and the plots of RUN from the results that exist now.

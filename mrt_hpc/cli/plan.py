@@ -93,12 +93,12 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
 def cost_lines(plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput | None) -> Iterator[str]:
     """The cost of the plan, in sentences."""
     if rates is None:
-        yield "ExpectedHours hours are unknown: state `throughput` in the site profile (mrt-hpc fields site)."
+        yield "The expected hours are unknown: state `throughput` in the site profile (mrt-hpc fields site)."
     else:
         total = sum(e.gpu_hours for e in expected.values())
         unknown = [job.name for job in plan.jobs if job.name not in expected]
         without = f", without {len(unknown)} job(s) whose problems are not there yet" if unknown else ""
-        yield f"ExpectedHours: {total:,.0f} GPU-hours{without}, by {rates.source}."
+        yield f"Expected: {total:,.0f} GPU-hours{without}, by {rates.source}."
     again = {job.name: e.attempts(job) for job in plan.jobs if (e := expected.get(job.name)) and e.attempts(job) > 1}
     for name, attempts in again.items():
         yield f"{name} is expected to reach its time limit and to be queued again {attempts - 1} time(s)."

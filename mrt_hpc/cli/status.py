@@ -78,7 +78,7 @@ def print_status(run: Path) -> None:
         console.print(f"[{colour}]{record.state}:[/] {job.name} task {index}{tries}", highlight=False)
         console.print(reason(record), markup=False, highlight=False)
     if now.report:
-        age = " (older than the newest results; mrt-hpc report writes it from what is there)" if now.stale else ""
+        age = " (older than the newest results; mrt-hpc report updates it)" if now.stale else ""
         console.print(f"report: {layout.report}{age}", highlight=False, soft_wrap=True)
     if (waiting := upload(layout)) is not None:
         click.echo(f"{waiting}\n  {waiting.command}")  # unchanged, so that it can be copied

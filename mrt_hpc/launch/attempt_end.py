@@ -71,8 +71,8 @@ def _any_failed(layout: RunLayout, job: str, index: int, attempt: str) -> bool:
 
 
 def comes_after(attempt: str, other: str) -> bool:
-    """Whether an attempt is a later one of the same Slurm task, or of a task that was submitted later: their names are
-    the id of the job, the index in its array, and how often it was started again.
+    """Return whether an attempt is a later one of the same Slurm task, or of a task that was submitted later: their
+    names are the id of the job, the index in its array, and how often it was started again.
     """
     one, two = _ATTEMPT.fullmatch(attempt), _ATTEMPT.fullmatch(other)
     if one is None or two is None:  # of the local backend, which has one attempt at a time

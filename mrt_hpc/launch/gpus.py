@@ -128,10 +128,10 @@ def _way_to_gpus(view: GpuView) -> str:
         )
     if view.problem == NO_DEVICE or view.visible == "":
         return (
-            "let Slurm give out GPUs: gpu_request and gpu_type in the site profile (`scontrol show node` tells the "
+            "let Slurm give out GPUs: gpu_request and gpu_type in the site profile (`scontrol show node` prints the "
             "Gres of nodes), or remove CUDA_VISIBLE_DEVICES from its environment; and submit again"
         )
-    return f"run `nvidia-smi` on this node, tell its administrators if it fails; {LEAVE_OUT}"
+    return f"run `nvidia-smi` on this node, and report a failure to its administrators; {LEAVE_OUT}"
 
 
 def _driver_too_old(view: GpuView, torch_cuda: str) -> UserError | None:
@@ -177,7 +177,7 @@ def look() -> GpuView:
     except subprocess.TimeoutExpired:
         raise _broken(f"the NVIDIA driver of this node gave no answer in {LOOK_LIMIT_S:.0f} s") from None
     if done.returncode:
-        raise _broken(f"the NVIDIA driver of this node broke down: {done.stderr.strip() or done.returncode}")
+        raise _broken(f"the NVIDIA driver of this node failed: {done.stderr.strip() or done.returncode}")
     return view_of(json.loads(done.stdout.splitlines()[-1]))
 
 

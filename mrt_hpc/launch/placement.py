@@ -25,7 +25,7 @@ class Placement:
     world_size: int
     local_rank: int
     attempt: str
-    """The same for all ranks of the attempt, another for the next attempt."""
+    """The name of the attempt: the same for all its ranks, and different for the next attempt."""
     time_left_s: float | None = None
     """Seconds to the time limit; None where there is none."""
 

@@ -28,11 +28,12 @@ class Progress:
     iterations_done: int
     iterations: int
     groups_collected: int | None
-    """Of those that the newest weights sample before training goes on; None where it goes on without them."""
+    """The number of groups that the newest weights have sampled before training continues; None where training does not
+    wait for them."""
     reward: float | None
-    """Mean reward of the last trained iteration."""
+    """The mean reward of the last trained iteration."""
     answered: float | None
-    """Share of its traces in which an answer was found."""
+    """The share of its traces in which an answer was found."""
     evaluations_done: int
     evaluations: int
     report: bool
@@ -61,12 +62,14 @@ def progress(plan: Plan, layout: RunLayout) -> Progress:
 
 
 def _evaluations(job: Job) -> range:
-    """Indices of the tasks that evaluate."""
+    """Return the indices of the tasks that evaluate."""
     return range(len(job.evaluations))
 
 
 def _is_evaluated(layout: RunLayout, job: Job, index: int) -> bool:
-    """Whether the shard of a task is there; one that waits for its first start may find that of other settings."""
+    """Return whether the shard of a task exists. A task that waits for its first start is not evaluated: its shard may
+    be of other settings.
+    """
     unit = job.evaluations[index]
     waits = read_task(layout, job.name, index).state is TaskState.WAITING
     return not waits and layout.evaluation_shard(unit.version, unit.benchmark, unit.shard).exists()
@@ -80,7 +83,7 @@ def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
 
 
 def _written(path: Path) -> float:
-    """Seconds since the epoch; 0 for what is not there."""
+    """Return a file's modification time in seconds since the epoch; 0 where the file does not exist."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

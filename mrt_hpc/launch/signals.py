@@ -36,7 +36,7 @@ def _stop(task: Task, number: int) -> None:
         return
     _unwind_in_time()
     if task.shutdown.tell(Interrupted(128 + number)):
-        signal.alarm(0)  # whoever sent the signal ends what takes too long
+        signal.alarm(0)  # the sender of the signal ends what takes too long
 
 
 def _give_back(task: Task) -> None:

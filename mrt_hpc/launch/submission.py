@@ -99,7 +99,7 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
         return
     yield from ((False, sentence) for sentence in renewal.sentences())
     if opened := [job.name for job in renewal.jobs_to_open(read_plan(layout.plan))]:
-        yield False, f"these jobs are looked at for what is left to do: {', '.join(opened)}"
+        yield False, f"these jobs are checked for remaining work: {', '.join(opened)}"
     if queued:
         yield True, queued_otherwise(layout, queued).message()
     if (process := local_process(layout)) is not None:
@@ -190,7 +190,7 @@ class Left:
     def order(
         self, recipe: Recipe, plan: Plan, layout: RunLayout, record: Callable[[str, str], None], listener: Listener
     ) -> Order:
-        """What the back end is asked for."""
+        """Return the order for the back end."""
         return Order(
             recipe=recipe,
             plan=plan,

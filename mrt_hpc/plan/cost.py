@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """Hours by the time limits."""
+    """The hours that the time limits allot."""
 
     gpu_hours: float
     core_hours: float
 
 
 def job_cost(job: Job) -> Cost:
-    """Of one job, all its tasks together."""
+    """Return the cost of one job, all its tasks together."""
     hours = job.tasks * job.resources.time_limit_minutes / 60
     return Cost(gpu_hours=hours * job.resources.gpus, core_hours=hours * job.resources.cpus)
 
 
 def plan_cost(plan: Plan) -> Cost:
-    """Of a whole plan."""
+    """Return the cost of a whole plan."""
     costs = [job_cost(job) for job in plan.jobs]
     return Cost(sum(c.gpu_hours for c in costs), sum(c.core_hours for c in costs))

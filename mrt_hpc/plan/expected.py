@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.site import SiteSettings
 
 START_S = 180.0
-"""Of a job with a server or a trainer: imports, loading weights, compiling."""
+"""The start-up seconds of a job with a server or a trainer: imports, loading weights, compiling."""
 
 
 @dataclass(frozen=True)
 class ExpectedHours:
-    """Of one job."""
+    """The expected hours of one job."""
 
     hours: float
     """Wall time of one task, over all its attempts."""
     gpu_hours: float
-    """Of all tasks."""
+    """The GPU-hours of all tasks."""
 
     def attempts(self, job: Job) -> int:
         """How often each task is started when only its time limit ends it."""
@@ -51,7 +51,7 @@ def expected_hours(plan: Plan, recipe: Recipe, throughput: Throughput) -> dict[s
 
 
 def _job_hours(job: Job, recipe: Recipe, throughput: Throughput) -> float | None:
-    """Of one task of a job; None where it cannot be known."""
+    """Return the hours of one task of a job; None where they cannot be known."""
     if job.role in (Role.PREPARE, Role.REPORT):
         return 0.1
     if job.role is Role.EVALUATION:
@@ -79,7 +79,9 @@ def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Thr
 
 
 def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float | None:
-    """Of the rollouts and branches of an iteration, or of a collection; None where the problems cannot be counted."""
+    """Return the seconds of sampling the rollouts and branches of an iteration, or of a collection; None where the
+    problems cannot be counted.
+    """
     groups = count_problems(recipe.data) if is_collection(iteration) else recipe.sampling.problems_per_iteration
     if groups is None:
         return None
@@ -88,7 +90,7 @@ def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> 
 
 
 def training_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float:
-    """Of an update, its weights version and its part of a checkpoint."""
+    """Return the seconds of an update, its weights version and its part of a checkpoint."""
     training = recipe.training
     update = recipe.algorithm.trained_tokens(recipe, iteration) / (
         recipe.resources.trainer.ranks * throughput.trained_per_s

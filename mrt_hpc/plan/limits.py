@@ -1,4 +1,4 @@
-"""Whether a plan is within what a site lets one user submit, and what would be."""
+"""Checks a plan against the limits of a site, and finds a setting that would fit."""
 
 from __future__ import annotations
 

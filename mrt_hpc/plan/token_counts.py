@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
 
 PROMPT_TOKENS = 200
-"""Of a problem with its instruction."""
+"""The number of tokens of a problem with its instruction."""
 ANSWER_TOKENS = 64
-"""Of a branch that is forced to answer, unless its limit is lower."""
+"""The number of tokens of a branch that is forced to answer, unless its limit is lower."""
 
 
 def trace_tokens(recipe: Recipe, iteration: int) -> float:

@@ -61,7 +61,7 @@ class LocalRun:
         return [TaskState.RUNNING if k in under_way else self.ended.get(k, TaskState.WAITING) for k in keys]
 
     def turns(self, job: Job, index: int) -> int:
-        """How often a task was started in this pass."""
+        """Return how often a task was started in this pass."""
         return self.turn.get((job.name, index), 0)
 
     def finished(self, job: Job) -> bool:
@@ -92,7 +92,7 @@ def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show:
         layout: its run directory.
         site: slots and environment.
         retries: failures that a task may have before the run is given up.
-        show: called at each look, to tell the user how things stand.
+        show: called at each check, to show the user the progress.
 
     Returns:
         Whether every task ended well.

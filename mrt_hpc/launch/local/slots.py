@@ -48,8 +48,8 @@ class Slots:
 def machine_slots(plan: Plan, site: LocalSite) -> Slots:
     """The slots of this machine for a plan.
 
-    Where nothing is said, CPU slots are the machine's cores, or what the largest segment needs where that is more: its
-    roles mostly take turns, so sharing cores costs less than not running.
+    Where the profile sets no number, CPU slots are the machine's cores, or what the largest segment needs where that is
+    more: its roles mostly take turns, so sharing cores costs less than not running.
 
     Raises:
         UserError: a segment needs more than there is, so the plan could never run here.
@@ -80,7 +80,7 @@ def largest_need(plan: Plan) -> tuple[int, int]:
 
 def at_a_time(plan: Plan) -> Iterator[list[tuple[Job, int]]]:
     """Jobs with numbers of their tasks that need their places together: one task of each job, and each trainer with
-    the inference tasks of its segment that work hand in hand with it.
+    the inference tasks of its segment that run together with it.
     """
     inference: dict[int | None, list[Job]] = {}
     for job in plan.jobs:

@@ -58,7 +58,7 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
         other
         for other in read_plan(layout.plan).jobs
         if other.name in record.awaited and other.name in sent and job not in [wait.job for wait in other.after]
-    ]  # who waits for the end of this very job cannot start before it
+    ]  # a job that depends on this one cannot start before it ends
     return [
         name
         for other in awaited
@@ -73,7 +73,10 @@ def abandoned(layout: RunLayout, job: str, index: int, attempt: str, record: Tas
     """
     if record.state is not TaskState.GAVE_BACK or record.attempt != attempt:
         return record
-    message = f"{', '.join(record.awaited)}, which it waits for, has left the queue\n  next:     submit the run again"
+    message = (
+        f"cannot continue: {', '.join(record.awaited)}, which this task waits for, has left the queue\n"
+        "  next:     submit the run again"
+    )
     record = replace(record, state=TaskState.FAILED, message=message, awaited=())
     retrying(lambda: write_task(layout, job, index, record), "the state of the task")
     return record

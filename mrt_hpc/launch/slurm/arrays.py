@@ -241,7 +241,7 @@ def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
             value=refusal.reason,
             where=str(script),
             expected="room for a plan's jobs below MaxJobCount (scontrol show config), which all users share",
-            advice="the same submit command when others' jobs have left the queue (squeue --array | wc -l)",
+            advice="repeat the same submit command when other users' jobs have left the queue (squeue --array | wc -l)",
             exit_code=ExitCode.RETRYABLE,
         )
     return UserError(
@@ -249,6 +249,6 @@ def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
         value=refusal.reason,
         where=str(script),
         expected="a request that the site's partitions, account and limits allow",
-        advice=f"try `sbatch --test-only {shlex.quote(str(script))}`, mend the site profile, and submit again",
+        advice=f"try `sbatch --test-only {shlex.quote(str(script))}`, correct the site profile, and submit again",
         exit_code=ExitCode.FATAL,
     )

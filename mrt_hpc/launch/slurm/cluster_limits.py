@@ -152,6 +152,6 @@ def refusal(site: SlurmSite, found: Sequence[str]) -> UserError:
         f"the plan exceeds the limits of the cluster, or site profile {site.name} is wrong",
         value="; ".join(found),
         where=f"site {site.name}",
-        expected="what `scontrol show config` and `scontrol show partition` tell",
+        expected="what `scontrol show config` and `scontrol show partition` print",
         advice=f"change the fields named above in the profile of site {site.name}, then type the same command again",
     )

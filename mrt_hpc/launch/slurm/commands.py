@@ -23,9 +23,10 @@ _IN_A_JOB, _OF_A_JOB = "SLURM_JOB_ID", "SLURM_"
 _OF_THE_SITE = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"})
 """The variables that select the cluster and authenticate the user; they are kept."""
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
-"""Times are printed in seconds since the epoch, which no time zone and no summer time changes."""
+"""Slurm prints times in seconds since the epoch, which do not depend on the time zone or on summer time."""
 TIMEOUT_S = 120.0
-"""A controller under load answers in tens of seconds; more means that it is down."""
+"""The time-out of one command: a controller under load answers in tens of seconds; a longer wait means that it is
+down."""
 
 
 QUIET_S = 3.0
@@ -60,7 +61,7 @@ def _is_unreachable(error: BaseException) -> bool:
     reraise=True,
 )
 def ask_slurm(command: Sequence[str]) -> str:
-    """Run a command that may be given twice, backing off while the controller cannot be reached.
+    """Run a command that is safe to repeat, and retry it with backoff while the controller cannot be reached.
 
     Raises:
         UserError: as :func:`run_slurm`.
@@ -69,8 +70,9 @@ def ask_slurm(command: Sequence[str]) -> str:
 
 
 def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
-    """Run one of Slurm's commands, once, and return what it printed. It must do what it is told wherever it is typed:
-    ``SQUEUE_STATES`` would hide jobs, and ``SBATCH_NO_REQUEUE`` wins over an option. One that takes long is said to.
+    """Run one of Slurm's commands, once, and return what it printed. The user's own Slurm variables are removed:
+    ``SQUEUE_STATES`` would hide jobs, and ``SBATCH_NO_REQUEUE`` overrides an option. A command that takes long is
+    reported on standard error.
 
     Raises:
         SlurmRefusedError: it ended with an error.
@@ -101,7 +103,9 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
 
 
 def _answer(process: subprocess.Popen[str], command: Sequence[str], timeout_s: float) -> tuple[str, str]:
-    """What a command has printed, on both streams, once it has ended. While it has not, its own words are passed on."""
+    """Wait for a command to end and return what it printed on both streams. While it runs, its error output is passed
+    on.
+    """
     end, said = time.monotonic() + timeout_s, None
     while True:
         try:
@@ -116,7 +120,7 @@ def _answer(process: subprocess.Popen[str], command: Sequence[str], timeout_s: f
 
 
 def _words(printed: bytes | str | None) -> str:
-    """What a command has printed so far, which subprocess hands out as bytes."""
+    """Return what a command has printed so far as text; subprocess gives it as bytes."""
     return (printed.decode(errors="replace") if isinstance(printed, bytes) else printed or "").strip()
 
 
@@ -131,7 +135,9 @@ def _no_answer(command: Sequence[str], timeout_s: float, words: str) -> UserErro
 
 
 def _environment() -> dict[str, str]:
-    """Without habits; and where a job submits others, without what describes that job."""
+    """Return the environment without the user's own Slurm variables and, inside a job, without the variables of that
+    job.
+    """
     others = (*_HABITS, _OF_A_JOB) if _IN_A_JOB in os.environ else _HABITS
     kept = {name: value for name, value in os.environ.items() if name in _OF_THE_SITE or not name.startswith(others)}
     return kept | _TIMES

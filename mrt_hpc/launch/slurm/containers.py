@@ -1,4 +1,4 @@
-"""What a task in a container has to see of the cluster's filesystems beside the run directory."""
+"""Finds the folders beside the run directory that a task's container has to bind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def with_models_bound(site: SlurmSite, recipe: Recipe) -> SlurmSite:
-    """The site with the folders that the recipe's tasks read bound in its container; as it is, where it has none."""
+    """Return the site with the folders that the recipe's tasks read added to its container's binds; a site without a
+    container is returned unchanged."""
     if site.container is None:
         return site
     given = {bind.partition(":")[0] for bind in site.container.binds}

@@ -1,4 +1,4 @@
-"""What a task can know about itself from Slurm's environment variables.
+"""Reads the identity of a task from Slurm's environment variables.
 
 Standard library only: roles read it before anything heavy is imported. Nothing here runs a Slurm command.
 """

@@ -36,22 +36,22 @@ class QueueWatch:
     clock: Callable[[], float] = time.monotonic
     _last: float = field(default=float("-inf"), init=False)
     _about: tuple[str, ...] = field(default=(), init=False)
-    """The jobs that were asked about last."""
+    """The jobs of the last call."""
     _lacking: int = field(default=0, init=False)
-    """Listings in a row that lacked the jobs."""
+    """The number of consecutive listings that lacked the jobs."""
 
     def __call__(self, jobs: tuple[str, ...]) -> bool:
         """Whether none of these jobs, with all its submissions, has been in the queue for some time."""
         since = self.clock() - self._last
         if jobs != self._about or since >= LISTINGS * ASK_EVERY_S + ANSWER_WITHIN_S:
-            self._about, self._lacking = jobs, 0  # an earlier wait says nothing about this one
+            self._about, self._lacking = jobs, 0  # listings of an earlier wait do not count for this one
         if since >= ASK_EVERY_S:
             self._last = self.clock()
             self._lacking = self._lacking + 1 if self._are_lacking(jobs) else 0
         return self._lacking >= LISTINGS
 
     def _are_lacking(self, jobs: tuple[str, ...]) -> bool:
-        """Whether one listing shows the asking task, and none of the jobs; False where that cannot be known."""
+        """Return whether one listing shows the calling task and none of the jobs; False where this is unknown."""
         try:
             sent = submissions(self.layout)
             listing = run_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F"], ANSWER_WITHIN_S)
