@@ -173,11 +173,11 @@ def _clock(minutes: int) -> str:
 def missing_inputs(recipe: Recipe) -> Iterator[str]:
     """The files and folders that the recipe names and that do not exist."""
     if isinstance(recipe.model, HuggingFaceModel) and not Path(recipe.model.path).is_dir():
-        yield f"model.path {recipe.model.path}"
+        yield f"model.path {Path(recipe.model.path).resolve()}"
     sources = {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
     for what, problems in sources.items():
         path = getattr(problems, "path", None)
         if path is not None and not Path(path).is_file():
-            yield f"{what} {path}"
+            yield f"{what} {Path(path).resolve()}"
     if recipe.prover is not None and recipe.prover.model is not None and not Path(recipe.prover.model).is_dir():
-        yield f"prover.model {recipe.prover.model}"
+        yield f"prover.model {Path(recipe.prover.model).resolve()}"
