@@ -13,7 +13,7 @@ patiently() { for pause in 5 10 20 40 0; do "$@" && return; sleep $pause; done; 
 among() { printf '%s\n' "$1" | grep --fixed-strings --line-regexp --regexp="$2"; }
 
 # Of those this task waits for, the ones in the queue: it starts when any of them does. Where none is left there it ends,
-# as nobody would ever come; but a listing without this very task proves nothing.
+# since none would ever start; but a listing without this very task proves nothing.
 look_for_awaited() {
   awaited=$(printf '%s\n' "$1" | grep --extended-regexp --line-regexp '[0-9]+(_[0-9]+)?') || return
   queue=$(patiently squeue --noheader --array --all --me --format=%i)

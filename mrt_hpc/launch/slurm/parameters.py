@@ -168,7 +168,7 @@ def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
 
 
 def _folder_lines() -> list[str]:
-    """Shell lines that make this node's folders. Nobody else may own the caches: what they hold is run."""
+    """Shell lines that make this node's folders. No other user may own the caches: their content is executed."""
     exports = [f'{name}="${{{name}:-$caches/{folder}}}"' for name, folder in CACHES.items()]
     return [
         'mkdir -p "${TMPDIR:-/tmp}" || exit 1',
