@@ -1,4 +1,4 @@
-"""Who may read a run: its owner alone, or the owner's group as well. The mode of the run directory tells which."""
+"""Sets who may read a run: its owner alone, or the owner's group as well. The mode of the run directory shows which."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSED_TO_OTHERS = 0o027
 
 def open_to_group(root: Path) -> None:
     """Let the group read a run directory that has just been made."""
-    root.chmod(READ_BY_GROUP)  # mkdir leaves the bit out that hands the group on
+    root.chmod(READ_BY_GROUP)  # mkdir does not set the bit that passes the group to new files
 
 
 def is_open_to_group(root: Path) -> bool:
@@ -34,8 +34,8 @@ def follow_access(root: Path) -> None:
 
 
 def share_as_directory(directory: Path) -> None:
-    """Let the group read the files below a directory that it may read: safetensors takes no heed of the umask, and
-    writes files for their owner alone.
+    """Let the group read the files below a directory that it may read: safetensors ignores the umask and writes files
+    that only their owner can read.
 
     A file that the group reads already is left alone: it may be a link to one that belongs to another user.
     """

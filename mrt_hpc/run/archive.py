@@ -1,8 +1,8 @@
-"""One file for the groups of an iteration that training has passed, in place of some six a group.
+"""Packs the groups of an iteration that training has passed into one file, instead of about six files for each group.
 
 The archive is a zip of the groups' directories as they were committed, so that each group keeps its manifest and its
-digest. The directories are removed only when the archive is on the disk: at every instant each group stands in one of
-the two. Readers look into the archive first; ``unzip`` gives the directories back.
+digest. The directories are removed only when the archive is on the disk: at every moment each group is in one of the
+two. Readers look into the archive first; ``unzip`` gives the directories back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 UNREADABLE = (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, ValueError)
-"""What zipfile raises for an archive that is damaged; errors of the filesystem are raised as they are."""
+"""The errors that zipfile raises for a damaged archive; errors of the filesystem are not among them."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class GroupArchive:
         return data
 
     def file(self, position: int, name: str) -> bytes:
-        """A file of a group, as it stands there.
+        """Read a file of a group without verifying it.
 
         Raises:
             DamagedError: it cannot be read.
@@ -114,8 +114,8 @@ def _opened(path: Path, inode: int, changed_ns: int) -> GroupArchive:  # noqa: A
 def archive_groups(layout: RunLayout, iteration: int, wanted: int) -> None:
     """Put the groups of an iteration into its archive, and remove their directories and leases.
 
-    Nothing is done while some of the ``wanted`` groups are missing: a task may be sampling those. Running again after a
-    loss goes on where it stopped.
+    Nothing is done while some of the ``wanted`` groups are missing, because a task may be sampling them. A second call
+    continues after an interruption.
     """
     path, groups = layout.group_archive(iteration), layout.groups(iteration)
     positions = complete_groups(groups)
@@ -189,12 +189,12 @@ def unpack(layout: RunLayout, iteration: int) -> None:
     try:
         positions = sorted(archive.members)
     except DamagedError:
-        return  # nothing of it can be saved
+        return  # none of its content can be saved
     for position in positions:
         try:
             _unpack(archive, position, layout.group(iteration, position))
         except DamagedError:
-            continue  # the caller has been told of the damage, and has this one sampled again
+            continue  # the caller already knows of the damage, and has this group sampled again
 
 
 def _unpack(archive: GroupArchive, position: int, path: Path) -> None:

@@ -1,8 +1,6 @@
-"""Writing files that others read: whole or not at all.
-
-Every write goes to a temporary name in the same directory, is synced to the disk and then takes its place in one step.
-Nothing here locks: a shared filesystem gives no lock that survives a lost node, but rename and link are atomic on all
-of them.
+"""Writes files that other processes read, so that a reader sees a whole file or none. Every write goes to a temporary
+name in the same directory, is synced to the disk and is then renamed in one step. Nothing here locks: a shared
+filesystem gives no lock that survives a lost node, but rename and link are atomic on all of them.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 TEMPORARY_MARK = ".tmp-"
-"""In the name of every unfinished file or directory: readers pass over such names."""
+"""The mark in the name of every unfinished file or directory; readers skip such names."""
 SYNCS_AT_ONCE = 16
-"""Files and directories of one tree that are forced to the disk side by side."""
+"""The number of files and directories of one tree that are synced to the disk in parallel."""
 
 CHECKSUMS_AT_ONCE = min(8, len(os.sched_getaffinity(0)))
-"""Files of one tree that are read for their checksums side by side."""
+"""The number of files of one tree whose checksums are computed in parallel."""
 
 
 def is_temporary(path: Path) -> bool:
@@ -37,7 +35,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove the unfinished work of writers that died; only where no other writer can be at work."""
+    """Remove the unfinished files of writers that died. No other writer may be active."""
     for path in list_directory(directory):
         if is_temporary(path) and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -72,8 +70,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     Args:
         path: what to replace.
-        durable: whether the content is synced to the disk first. What a power cut may take, such as a heartbeat, need
-            not wait for that.
+        durable: whether the content is synced to the disk first. A file that may be lost in a power failure, such as a
+            heartbeat, does not wait for that.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_sibling(path)
@@ -92,7 +90,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 def creating(path: Path, *, durable: bool = True) -> Iterator[Commit]:
     """Give a temporary file to write; on leaving it becomes ``path`` unless another writer was first.
 
-    The first commit wins (``link`` fails when the name exists); the outcome stands in ``Commit.won`` afterwards.
+    The first commit wins (``link`` fails when the name exists); ``Commit.won`` holds the outcome afterwards.
 
     Args:
         path: what to create.
@@ -123,7 +121,9 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return temporary.samefile(path)  # a network filesystem may have answered the second of two sendings
+        return temporary.samefile(
+            path
+        )  # a network filesystem may have sent this request twice
     return True
 
 
@@ -134,9 +134,13 @@ def commit_directory(temporary: Path, path: Path) -> bool:
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
     except OSError:
-        if path not in list_directory(path.parent):  # a name may be remembered as absent; a listing asks again
+        if path not in list_directory(
+            path.parent
+        ):  # listing refreshes a name cached as absent
             raise
-        if path.stat().st_ino != identity:  # else a network filesystem answered the second of two sendings
+        if (
+            path.stat().st_ino != identity
+        ):  # otherwise the request was sent twice
             shutil.rmtree(temporary, ignore_errors=True)
             won = False
     # What is committed is not written again; the writer that was first may have died before the name was on the disk.
@@ -145,8 +149,8 @@ def commit_directory(temporary: Path, path: Path) -> bool:
 
 
 def sync_tree(directory: Path) -> None:
-    """Force a directory with all that is in it to the disk: all at once, as a journal's one commit serves many who wait
-    for it, and a parallel filesystem's servers work side by side.
+    """Sync a directory with all its content to the disk. All syncs run in parallel, because one commit of a journal
+    serves many waiting callers, and the servers of a parallel filesystem work in parallel.
     """
     directories, files = tree(directory)
     with ThreadPoolExecutor(min(len(directories) + len(files), SYNCS_AT_ONCE)) as pool:
@@ -155,7 +159,7 @@ def sync_tree(directory: Path) -> None:
 
 
 def tree(directory: Path) -> tuple[list[Path], list[Path]]:
-    """A directory with all directories below it, and all files below it; none is passed over.
+    """Return a directory with all directories below it, and all files below it; none is skipped.
 
     Raises:
         OSError: one cannot be listed. ``Path.rglob`` passes over it in newer Pythons: what it holds would then be
@@ -174,7 +178,7 @@ def tree(directory: Path) -> tuple[list[Path], list[Path]]:
 
 
 def sync_file(path: Path) -> None:
-    """Force the content of ``path`` to the disk: a rename may otherwise outlive the data it names."""
+    """Sync the content of ``path`` to the disk; otherwise a rename may reach the disk before the data."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -183,7 +187,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Force the names in ``path`` to the disk."""
+    """Sync the names in ``path`` to the disk."""
     sync_file(path)
 
 

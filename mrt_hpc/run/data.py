@@ -43,7 +43,7 @@ def read_lines(
     Args:
         path: the file.
         limit: None reads all.
-        parse: makes an item of an object; its second argument says where the object stands.
+        parse: makes an item of an object; its second argument names the position of the object.
         identity: of an item.
         advice: what a line should look like.
 
@@ -132,9 +132,9 @@ def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, co
 
 
 def draw_indices(size: int, run_seed: int, iteration: int, count: int) -> list[int]:
-    """What one iteration takes of ``size`` items: a window over shuffled passes through them.
+    """Return the indices that one iteration takes of ``size`` items: a window over shuffled passes through them.
 
-    Every pass holds each item once, in an order of its own; a window that reaches past the end goes on in the next
+    Every pass holds each item once, in an order of its own; a window that reaches past the end continues in the next
     pass. Within one iteration no item comes twice, unless there are fewer than ``count``.
     """
     places = [divmod(position, size) for position in range(iteration * count, (iteration + 1) * count)]
@@ -163,5 +163,5 @@ def _without_repeats(chosen: list[int], size: int) -> list[int]:
 
 
 def share(problems: Sequence[Problem], shard: int, shards: int) -> list[Problem]:
-    """The part of one shard: every ``shards``-th problem, so that parts differ by one at most."""
+    """Return the part of one shard: every ``shards``-th problem, so that parts differ by one at most."""
     return list(problems[shard::shards])

@@ -1,5 +1,6 @@
-"""What the evaluations of a benchmark are made with, as digests that stand beside the results: those of other settings
-are never taken for those of these. Each benchmark has digests of its own, so that one more leaves the others' results.
+"""Computes digests of the settings of each benchmark's evaluation. The digests are stored with the results, so that
+results of other settings are never used by mistake. Each benchmark has its own digests, so a new benchmark does not
+affect the results of the others.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class RecordedSettings:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What results of one benchmark have to be made with."""
+    """The settings that results of one benchmark must have."""
 
     now: RecordedSettings
     """By the run's recipe."""
     unnamed: RecordedSettings
-    """With which results were made that name no settings: older versions of mrt-hpc wrote none."""
+    """The settings of results that name none, because an older version of mrt-hpc wrote them."""
 
     def sampled(self, named: str | None) -> bool:
         """Whether samples that name these settings, or none, are those that the recipe asks for."""
@@ -89,7 +90,9 @@ def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Record
 
 
 def _verifier(problems: ProblemSource) -> dict[str, Any]:
-    """What decides which answers are right; the default says nothing, as before there was a choice."""
+    """The settings that decide which answers are right. The default adds nothing, so that digests from before the
+    choice existed stay valid.
+    """
     if problems.verifier is None:
         return {}
     named = {"type": problems.verifier.type, **_named(problems.verifier)}
@@ -97,7 +100,7 @@ def _verifier(problems: ProblemSource) -> dict[str, Any]:
 
 
 def _named(section: Section) -> dict[str, Any]:
-    """What is not a default: a field that a later version adds changes no digest."""
+    """The fields without their defaults, so that a field that a later version adds changes no digest."""
     return section.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -112,7 +115,7 @@ def _unnamed(layout: RunLayout) -> dict[str, RecordedSettings]:
 
 
 def keep_first_settings(layout: RunLayout, locked: Recipe) -> None:
-    """Before a recipe is changed for the first time: write down what results that name no settings were made with."""
+    """Record the settings of results that name none, before a recipe is changed for the first time."""
     if not layout.first_evaluation_settings.exists():
         found = {b.name: _settings(layout, locked, b) for b in locked.evaluation.benchmarks}
         told = {name: {"sampled": s.sampled, "summarised": s.summarised} for name, s in found.items()}
@@ -120,18 +123,18 @@ def keep_first_settings(layout: RunLayout, locked: Recipe) -> None:
 
 
 def has_samples(shard: Path, settings: EvaluationSettings) -> bool:
-    """Whether a shard is there that was made with these settings."""
+    """Whether a shard exists that was made with these settings."""
     try:
         return settings.sampled(read_manifest(shard).about.get("settings"))
     except DamagedError:
         return False
 
 
-# -- weights versions that are there no longer
+# -- weights versions that do not exist any more
 
 
 def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
-    """Weights versions that training has passed and that are there no longer: they cannot be evaluated."""
+    """The weights versions that training has passed and that do not exist any more: they cannot be evaluated."""
     published = published_versions(layout)
     return sorted(v for v in set(wanted).difference(published) if v < max(published, default=0))
 
@@ -144,6 +147,6 @@ def passed_over(layout: RunLayout) -> list[int]:
 
 
 def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:
-    """Write down that these versions are not there to be evaluated, beside those of earlier changes."""
+    """Record that these versions cannot be evaluated, in addition to those of earlier changes."""
     if found := sorted({*versions, *passed_over(layout)}):
         write_json(layout.versions_passed_over, {"versions": found})

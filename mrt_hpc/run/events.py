@@ -1,7 +1,6 @@
-"""The event log: what each process of a run did, a line of JSON an event, a file a process.
-
-No two processes share a file, so nothing needs a lock; a reader takes all files together and sorts by time. The reader
-skips a line that a lost node or a full disk has cut short.
+"""The event log of a run: each process has its own file, with one line of JSON for each event. No two processes share a
+file, so no lock is needed; a reader takes all files together and sorts by time. The reader skips a line that a lost
+node or a full disk has left incomplete.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class EventKind(StrEnum):
     TASK_STARTED = "task_started"
     """An attempt at an array task began."""
     TASK_ENDED = "task_ended"
-    """An attempt ended; ``outcome`` says how."""
+    """An attempt ended with ``outcome``."""
     PART_COMMITTED = "part_committed"
     """A problem of an evaluation's shard."""
     SHARD_COMMITTED = "shard_committed"
@@ -42,7 +41,7 @@ class EventKind(StrEnum):
     CHECKPOINT = "checkpoint"
     """A checkpoint is complete."""
     RESUMED = "resumed"
-    """The trainer went on from a checkpoint."""
+    """The trainer continued from a checkpoint."""
     PUBLISHED = "published"
     """A weights version is complete."""
     SET_ASIDE = "set_aside"
@@ -58,7 +57,7 @@ class EventKind(StrEnum):
 
 
 PROGRESS = frozenset({EventKind.PART_COMMITTED, EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT})
-"""What stays when the attempt that did it is lost; a weights version younger than its checkpoint does not."""
+"""The events whose results stay when the attempt is lost; a weights version newer than its checkpoint does not stay."""
 
 
 @dataclass
@@ -67,7 +66,7 @@ class EventLog:
 
     path: Path
     patience: RetryPolicy = field(default_factory=RetryPolicy)
-    """Of the task with a full disk, as its recipe allows."""
+    """How long the task waits for a full disk, as its recipe allows."""
     _descriptor: int | None = field(default=None, init=False, repr=False)
     _torn: bool = field(default=False, init=False, repr=False)
     """Whether a full disk has left part of a line."""
@@ -87,7 +86,7 @@ class EventLog:
         retrying(lambda: self._append(text), "an event", self.patience)
 
     def _append(self, text: bytes) -> None:
-        """Write a line; after one that a full disk has cut short, on a line of its own."""
+        """Write a line; after an incomplete line that a full disk has left, begin a new line first."""
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
@@ -98,19 +97,19 @@ class EventLog:
 
 
 def event_file(directory: Path, job: str, index: int, rank: int, attempt: str) -> Path:
-    """Where one process of an attempt at a task writes its events."""
+    """The file in which one process of an attempt writes its events."""
     return directory / f"{job}.{index:05d}.{rank}.{attempt}.jsonl"
 
 
 def outcomes(directory: Path, job: str, index: int, attempt: str) -> set[str]:
-    """How the ranks of an attempt said that they ended."""
+    """The outcomes that the ranks of an attempt recorded."""
     paths = list_directory(directory, f"{job}.{index:05d}.*.{attempt}.jsonl")
     ends = (event for path in paths for event in _events(path) if event["kind"] == EventKind.TASK_ENDED)
     return {str(event.get("outcome")) for event in ends}
 
 
 def has_progressed(path: Path) -> bool:
-    """Whether the process that wrote these events had done something that stays."""
+    """Whether the process that wrote these events has produced a result that stays."""
     return any(event["kind"] in PROGRESS for event in _events(path))
 
 

@@ -1,7 +1,7 @@
-"""Heartbeats: how a task shows the others that it lives, on a filesystem where no clock and no lock can be trusted.
+"""Heartbeats: they show other tasks that a task is alive, on a filesystem whose clocks and locks cannot be trusted.
 
-A heart is a small file with the attempt's name and a counter. It counts as alive while the counter moves, judged by the
-observer's own monotonic clock: times of other hosts and modification times are never compared.
+A heart is a small file with the attempt's name and a counter. It counts as alive while the counter changes, measured by
+the observer's own monotonic clock: times of other hosts and modification times are never compared.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BEATS_A_LIMIT = 5
-"""Beats that have to be missed before a heart counts as dead."""
+"""The number of missed beats after which a heart counts as dead."""
 
 
 class Heart:
-    """Beats in a thread for as long as its block lasts; leaving the block removes it, so that others know at once."""
+    """Beats in a thread during its block; at the end of the block the heart is removed, so that others notice at once."""
 
     def __init__(self, path: Path, attempt: str, limit_s: float) -> None:
         self.path, self.attempt = path, attempt
@@ -46,7 +46,7 @@ class Heart:
     ) -> None:
         self._end.set()
         self._thread.join()
-        if read_beat(self.path).attempt == self.attempt:  # a later attempt may have taken over
+        if read_beat(self.path).attempt == self.attempt:  # a later attempt may have replaced it
             self.path.unlink(missing_ok=True)
 
     def _run(self) -> None:
@@ -64,16 +64,16 @@ class Heart:
 
 @dataclass(frozen=True)
 class Beat:
-    """What stands in a heart's file."""
+    """The content of a heart's file."""
 
     attempt: str
-    """Empty where there is no heart."""
+    """The name of the attempt; empty if there is no heart."""
     beat: int
 
 
 NO_BEAT = Beat("", 0)
 NO_NEWS = Beat("", -1)
-"""A heart that cannot be read just now: a network filesystem may say so of a file that is replaced in that moment."""
+"""A heart that cannot be read at this moment: a network filesystem may report this of a file that is being replaced."""
 
 
 def read_beat(path: Path) -> Beat:
@@ -89,10 +89,8 @@ def read_beat(path: Path) -> Beat:
 
 @dataclass
 class Observer:
-    """Judges hearts by whether they move, by its own clock.
-
-    A heart is given ``limit_s`` from the moment it is first looked at, so an observer that has just started may take a
-    dead one for alive, never the other way round.
+    """Decides by its own clock whether hearts beat. A heart has ``limit_s`` from the moment at which it is first read,
+    so a new observer may count a dead heart as alive, but never a live one as dead.
     """
 
     limit_s: float
@@ -100,7 +98,7 @@ class Observer:
     _seen: dict[Path, tuple[Beat, float]] = field(default_factory=dict, init=False)
 
     def living(self, path: Path) -> str | None:
-        """The attempt whose heart beats there; None for a heart that stands still or is not there."""
+        """The attempt whose heart beats there; None for a heart that has stopped or does not exist."""
         beat, now = read_beat(path), self.clock()
         before, since = self._seen.get(path, (NO_BEAT, now))
         beat = before if beat == NO_NEWS else beat

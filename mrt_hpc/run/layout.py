@@ -1,4 +1,4 @@
-"""Where everything is in a run directory: every path one property or method."""
+"""The layout of a run directory: each path is one property or method."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ COLLECTION = -1
 
 
 def collection_of(version: int) -> int:
-    """The number that stands for what a weights version samples for all problems, where iterations are numbered: below
-    those of all iterations, and -1 for version 0.
+    """The number of a collection, which a weights version samples for all problems. It is below the numbers of all
+    iterations, and -1 for version 0.
     """
     return COLLECTION - version
 
@@ -48,7 +48,7 @@ class RunLayout:
 
     @property
     def renewal(self) -> Path:
-        """What a submission is about to change of the run; absent once all of it is written."""
+        """The changes of a submission that are being applied; absent once all of them are written."""
         return self.root / "renewal.json"
 
     @property
@@ -79,7 +79,7 @@ class RunLayout:
 
     @property
     def selected_samples(self) -> Path:
-        """What a run selected to learn from the traces that it collected."""
+        """The samples that a run selected from the traces that it collected."""
         return self.root / "data" / "selected.jsonl"
 
     def benchmark_data(self, name: str) -> Path:
@@ -119,7 +119,7 @@ class RunLayout:
 
     # -- iterations
     def iteration(self, number: int) -> Path:
-        """All that belongs to one iteration; collections have places of their own."""
+        """The files of one iteration; collections have directories of their own."""
         if number == COLLECTION:
             return self.root / "collection"
         if is_collection(number):
@@ -144,11 +144,11 @@ class RunLayout:
         return self.iteration(iteration) / "groups.zip"
 
     def leases(self, iteration: int) -> Path:
-        """Who samples which group of an iteration."""
+        """The leases on the groups of an iteration."""
         return self.iteration(iteration) / "leases"
 
     def metrics(self, iteration: int) -> Path:
-        """What the trainer measured in one iteration."""
+        """The metrics of the trainer in one iteration."""
         return self.iteration(iteration) / "metrics.json"
 
     # -- evaluations
@@ -174,12 +174,12 @@ class RunLayout:
 
     @property
     def first_evaluation_settings(self) -> Path:
-        """What evaluations that name no settings were made with; absent until a recipe is changed."""
+        """The settings of evaluations that name none; absent until a recipe is changed."""
         return self.root / "evals" / "first_settings.json"
 
     @property
     def versions_passed_over(self) -> Path:
-        """The weights versions that had been pruned when an evaluation of them was asked for; absent without such."""
+        """The weights versions that were already pruned when their evaluation was requested; absent if there are none."""
         return self.root / "evals" / "passed_over.json"
 
     # -- life
@@ -189,12 +189,12 @@ class RunLayout:
 
     @property
     def rendezvous(self) -> Path:
-        """Where the ranks of a trainer find each other, a file an attempt."""
+        """The files by which the ranks of a trainer find each other, one for each attempt."""
         return self.root / "rendezvous"
 
     @property
     def events(self) -> Path:
-        """The event logs, a file a process."""
+        """The event logs, one file for each process."""
         return self.root / "events"
 
     @property
@@ -204,17 +204,17 @@ class RunLayout:
 
     @property
     def set_aside(self) -> Path:
-        """What lay after a checkpoint resumed from, kept with its reason."""
+        """Damaged files, and results newer than the checkpoint that the trainer resumed from, each with its reason."""
         return self.root / "set_aside"
 
     @property
     def wandb(self) -> Path:
-        """All that W&B keeps."""
+        """The files of W&B."""
         return self.root / "wandb"
 
     @property
     def offline_runs(self) -> Path:
-        """The offline W&B directories, one an attempt; W&B itself adds the second part of the name."""
+        """The offline W&B directories, one for each attempt; W&B adds the second part of the name."""
         return self.wandb / "wandb"
 
     # -- result

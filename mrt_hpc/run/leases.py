@@ -1,8 +1,8 @@
 """Leases: which inference task samples which group of an iteration.
 
 A lease is a file created exclusively, one a generation: ``00007.000`` is the first on group 7, ``00007.001`` the one
-after its holder was lost. It expires with its holder's heart and is never renewed or removed by hand, so two who want
-the same group are told apart by the filesystem alone. A lease only saves work: what is committed is decided by the
+after its holder was lost. It expires with its holder's heart and is never renewed or removed by hand, so the filesystem
+alone decides between two tasks that want the same group. A lease only saves work: what is committed is decided by the
 commit, where the first wins.
 """
 
@@ -44,9 +44,8 @@ class Leases:
     observer: Observer
 
     def claim(self, position: int) -> bool:
-        """Take the lease on a group, unless it is complete or somebody else who lives has it.
-
-        A task may take again what it holds already.
+        """Take the lease on a group, unless the group is complete or another live task holds it. A task may take again
+        a lease that it holds.
         """
         if self.layout.group(self.iteration, position).exists():
             return False
@@ -56,7 +55,7 @@ class Leases:
         return self._create(self._path(position, 0 if newest is None else newest + 1))
 
     def free(self, positions: list[int]) -> list[int]:
-        """Those groups which :meth:`claim` would give, as things stand."""
+        """The groups whose lease :meth:`claim` would take at this moment."""
         newest = self._newest()
         return [p for p in positions if p not in newest or self._expired(self._path(p, newest[p]))]
 
@@ -84,7 +83,7 @@ class Leases:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who holds a lease; None for a lease that cannot be read, which no task can hold."""
+    """The holder of a lease; None for a lease that cannot be read, which no task can hold."""
     try:
         content = json.loads(retrying(path.read_text, "reading a lease"))
         return Holder(str(content["job"]), int(content["index"]), str(content["attempt"]))

@@ -27,12 +27,14 @@ MANIFEST = "MANIFEST.json"
 FileSum = tuple[int, str]
 """Bytes of a file, and their SHA-256."""
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""Damage; other errors of the system tell of the filesystem, not of the file, and are raised as they are."""
+"""The errors that mean damage. Other errors of the system come from the filesystem, not from the file, and are raised
+unchanged.
+"""
 
 
 class DamagedError(UserError):
-    """What is there is not what was written. Errors of the filesystem are never turned into this one: what cannot be
-    read just now may well be whole.
+    """The content is not what was written. Errors of the filesystem are never converted to this one: a file that cannot
+    be read at this moment may be whole.
 
     Args:
         what: what is wrong with it.
@@ -50,7 +52,7 @@ def is_of_the_filesystem(error: BaseException) -> bool:
 
 
 def unreadable(path: Path, error: Exception) -> UserError:
-    """What to tell of something that cannot be read just now, and may be whole."""
+    """The error for a file that cannot be read at this moment, and may be whole."""
     return UserError(
         f"it cannot be read just now: {error!r}",
         where=path,
@@ -61,16 +63,16 @@ def unreadable(path: Path, error: Exception) -> UserError:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete directory holds."""
+    """The content of a complete directory."""
 
     files: dict[str, FileSum]
     """Relative path to (bytes, SHA-256)."""
     about: dict[str, Any]
-    """Where it came from: version, iteration, attempt, time."""
+    """Its origin: version, iteration, attempt, time."""
 
     @property
     def digest(self) -> str:
-        """Identity of the content: SHA-256 over names, sizes and checksums, whatever ``about`` says."""
+        """The identity of the content: SHA-256 over names, sizes and checksums, without ``about``."""
         return _sha256(sorted(self.files.items()))
 
 
@@ -82,7 +84,7 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
     """Fill a directory with ``write(directory)``, add its manifest, and make it appear as ``path`` in one step.
 
     Returns:
-        False when ``path`` was there already (what was written is dropped).
+        False if ``path`` already existed; the new directory is then removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_sibling(path)
@@ -152,7 +154,7 @@ def parse_manifest(text: str, where: Path) -> Manifest:
 
 
 def _inside(name: str) -> str:
-    """A relative path that does not lead out of its directory."""
+    """Check that a relative path stays inside its directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name!r} leads out of the directory")

@@ -1,4 +1,4 @@
-"""The offline W&B directories of a run: which of them have not been uploaded, and the command that does so, from files
+"""Finds the offline W&B directories of a run that have not been uploaded, and the command that uploads them, from files
 alone.
 """
 
@@ -21,10 +21,10 @@ OFFLINE = "offline-run-*"
 
 @dataclass(frozen=True)
 class Upload:
-    """What a user has yet to upload to W&B."""
+    """The directories that have not been uploaded to W&B yet."""
 
     directories: int
-    """How many are not uploaded."""
+    """The number of directories that are not uploaded."""
     command: str
     """Uploads all of them, in the order in which they were begun; W&B skips those that are uploaded already."""
 
@@ -35,7 +35,7 @@ class Upload:
 
 
 def upload(layout: RunLayout) -> Upload | None:
-    """What is not uploaded; None where the run tracks nothing, or where all is uploaded."""
+    """The directories that are not uploaded; None if the run tracks nothing or all are uploaded."""
     runs = [path for path in list_directory(layout.offline_runs, OFFLINE) if path.is_dir()]
     waiting = [path for run in runs for path in list_directory(run, "*.wandb") if not _is_uploaded(path)]
     if not waiting:

@@ -1,5 +1,5 @@
-"""One lineage: what is younger than the checkpoint resumed from, or damaged, is set aside with the reason, never mixed
-in.
+"""Moves files to set_aside/ that are damaged, or newer than the checkpoint that the trainer resumed from, so that they
+never mix with the run's results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
     """Checkpoints, weights versions and metrics younger than the state after ``iteration`` updates.
 
-    Rollouts stay: they are complete, and training replays them.
+    Rollouts stay, because they are complete and training uses them again.
     """
     checkpoints = [p for p in list_directory(layout.checkpoints) if (layout.step_of(p) or 0) > iteration]
     versions = [p for p in list_directory(layout.weights) if (layout.version_of(p) or 0) > iteration]
@@ -31,13 +31,13 @@ def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
 
 
 def evaluated_with_others(layout: RunLayout, version: int, digest: str) -> list[Path]:
-    """What was evaluated of a weights version while it was another: shards that other weights sampled, and the summary
-    beside them. A version that is computed again is the same to the bit on few machines only.
+    """Return the evaluations of an earlier copy of a weights version: shards that other weights sampled, and the
+    summary beside them. A version that is computed again is the same to the bit on few machines only.
 
     Args:
         layout: the run directory.
         version: its number.
-        digest: what it is now.
+        digest: its current digest.
     """
     stale: list[Path] = []
     for benchmark in list_directory(layout.evaluations(version)):
@@ -49,7 +49,7 @@ def evaluated_with_others(layout: RunLayout, version: int, digest: str) -> list[
 
 
 def _sampled_by(shard: Path) -> str | None:
-    """Digest of the weights that sampled a shard; None where it does not say, as a damaged one."""
+    """The digest of the weights that sampled a shard; None if the shard does not name it, as for a damaged one."""
     try:
         return str(retrying(lambda: read_manifest(shard), f"reading {shard}").about["weights"])
     except (DamagedError, KeyError):
@@ -59,10 +59,10 @@ def _sampled_by(shard: Path) -> str | None:
 def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Path]:
     """Move files and directories of a run away, the reason beside them.
 
-    One that has gone in the meantime (another task found the same) is passed over.
+    A file that another task has moved in the meantime is skipped.
 
     Returns:
-        Where they are now.
+        Their new paths.
     """
     if not paths:
         return []

@@ -39,9 +39,9 @@ class Rollout:
     seed: int
     weights_version: int
     prompt_ids: list[int]
-    """What it was sampled after: the prompt, then a prefix and forced text where there are any."""
+    """The tokens before the sampled ones: the prompt, then a prefix and forced text if there are any."""
     forced: int
-    """How many tokens at the end of ``prompt_ids`` the prover's text put there; 0 for a rollout that went on thinking.
+    """The number of tokens of the prover's text at the end of ``prompt_ids``; 0 for a rollout that continued to think.
     """
     token_ids: list[int]
     """[T], with the stop token last where ``finish_reason`` is STOP."""
@@ -80,7 +80,7 @@ class Branch:
     seed: int
     weights_version: int
     token_ids: list[int]
-    """What mu sampled after the forced tokens."""
+    """The tokens that mu sampled after the forced tokens."""
     logprobs: list[float]
     finish_reason: FinishReason
     text: str
@@ -90,16 +90,18 @@ class Branch:
     known: bool
     """Whether it is among the answers whose probability was looked up beforehand."""
     look_ahead: float
-    """What looking ahead at its tokens adds to its reward, zero on average; 0 where the prover does not look."""
+    """The correction of its reward by looking ahead at its tokens, zero on average; 0 if the prover does not look
+    ahead.
+    """
     prompt_tokens: int
     """Length of problem, prefix and forced tokens together."""
     cached_tokens: int | None
-    """How many of these the server had in its prefix cache; None when it did not say."""
+    """The number of these tokens that the server had in its prefix cache; None if it did not report it."""
 
 
 @dataclass(frozen=True)
 class AnswerProbability:
-    """What mu makes of an answer that was known before the branches, from the prefix c_j of a rollout."""
+    """The probability that mu gives to an answer that was known before the branches, from the prefix c_j of a rollout."""
 
     iteration: int
     problem_id: str
@@ -125,14 +127,14 @@ class PrefixValue:
     progress_variance: float
     """Of its difference to the value of the boundary asked about before it; NaN where that is not known."""
     branches: int
-    """How many were drawn."""
+    """The number of branches that were drawn."""
     baseline: float
     """b, the reward expected of an answer not known beforehand; 0 where the prover does not use it."""
 
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """What one group of rollouts and branches cost."""
+    """The cost of one group of rollouts and branches."""
 
     rollouts: int
     branches: int
@@ -143,7 +145,7 @@ class GroupStatistics:
     prompt_tokens: int
     """Prompt tokens of branches and looks: problem, prefix and forced text."""
     cached_tokens: int
-    """How many of these came from the server's prefix cache."""
+    """The number of these that came from the server's prefix cache."""
     prefilled_tokens: int
     """Prompt tokens that were in no prefix cache: of the rollouts, the branches and the looks."""
     seconds: dict[str, float]

@@ -1,6 +1,5 @@
-"""Retries on a shared filesystem: a full disk is waited for, a passing error is tried again, and all else is raised.
-
-Whatever is tried again must be whole in itself: it starts from nothing each time, as all writers of this package do.
+"""Retries on a shared filesystem: wait while the disk is full, try again after a temporary error, and raise every other
+error. An action that is tried again must start from the beginning each time, as all writers of this package do.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 FLEETING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EREMOTEIO})
-"""Errors that a network filesystem gives for a moment: a server that fails over, a handle that went stale."""
+"""The temporary errors of a network filesystem, as while a server fails over or when a handle is stale."""
 _NUMBER_IN_TEXT = re.compile(r"(?:os error |errno )(\d+)", re.IGNORECASE)
 
 
@@ -43,7 +42,7 @@ class RetryPolicy:
 
 
 def retrying(action: Callable[[], T], what: str, patience: RetryPolicy = RetryPolicy()) -> T:
-    """Do something to the filesystem; wait while the disk is full, and try again what fails for a moment.
+    """Run an action on the filesystem; wait while the disk is full, and try again after a temporary error.
 
     Args:
         action: starts from nothing at each call.
@@ -86,7 +85,7 @@ def _wait_for_room(what: str, error: Exception, until: float, patience: RetryPol
 
 
 def list_directory(directory: Path, pattern: str = "*") -> list[Path]:
-    """What a directory holds under names of a pattern, by name; nothing where there is no directory.
+    """Return the paths in a directory whose names match a pattern, sorted by name; none if there is no directory.
 
     Unlike ``Path.glob``, which passes over what it cannot read in newer Pythons, so that all would seem to be gone.
 

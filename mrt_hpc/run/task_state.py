@@ -39,7 +39,7 @@ class TaskState(StrEnum):
     STOPPED = "stopped"
     """The last attempt was stopped from outside (preempted, cancelled, Ctrl-C); running it again continues its work."""
     FAILED = "failed"
-    """It failed for good: in a way that running it again cannot change, or too often."""
+    """It failed and is not started again: another attempt cannot help, or it failed too often."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class TaskRecord:
 
 
 def task_file(layout: RunLayout, job: str, index: int) -> Path:
-    """Where the state of one task stands."""
+    """The file with the state of one task."""
     return layout.root / "tasks" / job / f"{index:05d}.json"
 
 
@@ -108,7 +108,7 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
 
 
 def forget_failures(layout: RunLayout, job: str, tasks: Iterable[int]) -> None:
-    """Let tasks of these indices that failed for good run again, because the user has asked for it."""
+    """Let failed tasks with these indices run again, because the user has asked for it."""
     for index in tasks:
         if read_task(layout, job, index).state is not TaskState.DONE:
             task_file(layout, job, index).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Waiting for a condition: with a deadline and a reason, never for a fixed time."""
+"""Waits for a condition with a deadline and a reason, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def wait_until(
     """Return the first true value that ``condition`` gives.
 
     Args:
-        condition: asked again and again; anything true ends the wait.
+        condition: called repeatedly; a true value ends the wait.
         reason: what is being waited for, as in "weights version 12".
-        deadline_s: seconds after which the wait is given up; infinite where ``check`` sees to that.
+        deadline_s: seconds after which the wait ends with an error; infinite if ``check`` decides that.
         check: called at each look; raises when the wait has become hopeless (the producer has died).
         advice: the next command to type, told in the error.
         longest_pause_s: the longest time between two looks, seconds.

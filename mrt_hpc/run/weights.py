@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weights:
-    """One weights version, found whole: its number alone does not tell it from one that was set aside."""
+    """One complete weights version. The digest distinguishes it from a version of the same number that was set aside."""
 
     version: int
     digest: str
@@ -42,7 +42,7 @@ def published_versions(layout: RunLayout) -> list[int]:
 
 
 def prune(layout: RunLayout, keep: Iterable[int]) -> list[int]:
-    """Remove every version not in ``keep``; renamed first, so that no reader meets half a version."""
+    """Remove every version not in ``keep``. Each is renamed first, so that no reader finds a part of a version."""
     kept = set(keep)
     removed = [v for v in published_versions(layout) if v not in kept]
     for version in removed:
