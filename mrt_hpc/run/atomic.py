@@ -121,9 +121,7 @@ def _link_if_absent(temporary: Path, path: Path) -> bool:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return temporary.samefile(
-            path
-        )  # a network filesystem may have sent this request twice
+        return temporary.samefile(path)  # a network filesystem may have sent this request twice
     return True
 
 
@@ -134,13 +132,9 @@ def commit_directory(temporary: Path, path: Path) -> bool:
     try:
         temporary.rename(path)  # fails when path is a directory that is not empty
     except OSError:
-        if path not in list_directory(
-            path.parent
-        ):  # listing refreshes a name cached as absent
+        if path not in list_directory(path.parent):  # listing refreshes a name cached as absent
             raise
-        if (
-            path.stat().st_ino != identity
-        ):  # otherwise the request was sent twice
+        if path.stat().st_ino != identity:  # otherwise the request was sent twice
             shutil.rmtree(temporary, ignore_errors=True)
             won = False
     # What is committed is not written again; the writer that was first may have died before the name was on the disk.
