@@ -1,1 +1,1 @@
-"""What the user writes: the recipe, the site profile, and the errors that tell what is wrong with them."""
+"""The files that a user writes, recipe and site profile, and the errors about them."""

@@ -1,4 +1,6 @@
-"""What every algorithm tells the lower floors: what it samples (which decides the jobs of a run), and what it costs."""
+"""The part of an algorithm that the lower layers need: what it samples, which decides the jobs of a run, and what it
+costs.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ class AlgorithmSettings(Section):
     collects: ClassVar[bool] = False
     """Whether training starts from traces that a weights version sampled before."""
     data_form: ClassVar[str] = "problems"
-    """What the recipe's ``data`` hold: problems, conversations or suffixes."""
+    """The content of the recipe's ``data``: problems, conversations or suffixes."""
     needs_prover: ClassVar[bool] = False
     """Whether the algorithm asks for values of prefixes."""
     usual_prover: ClassVar[str] = "forced_answer"
-    """The type of prover that a recipe without one is told to add."""
+    """The type of prover that the error for a recipe without one proposes."""
     before_fields: ClassVar[Mapping[str, Any]] = {}
-    """What earlier versions did, by the name of a field that they had not: run directories of theirs keep to it."""
+    """The behaviour of earlier versions, by the name of a field that they did not have; run directories of those
+    versions keep it.
+    """
 
     if TYPE_CHECKING:
         type: str
@@ -63,7 +67,7 @@ class AlgorithmSettings(Section):
         raise NotImplementedError
 
     def summary(self, recipe: Recipe) -> dict[str, str]:
-        """What the report tells of an iteration's size."""
+        """The size of an iteration in words, for the report."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""What recipes and site profiles are made of: the strict base model, and the checked kinds of numbers."""
+"""The strict base model of recipes and site profiles, and their checked kinds of numbers and texts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _one_line(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-"""Text that stands in a line of a job script: a line break would make the rest of it a line of its own."""
+"""Text within a line of a job script; a line break would put the rest on a line of its own."""
 
 
 def misfit(field: str, reason: str) -> PydanticCustomError:

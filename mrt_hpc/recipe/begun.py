@@ -1,7 +1,7 @@
-"""A run keeps the recipe that it began with, also where a later version of mrt-hpc has other defaults.
+"""A run keeps the recipe that it began with, even if a later version of mrt-hpc has other defaults.
 
-A recipe file names some fields only. What it does not name is the lock's when the run is submitted again, so that an
-unchanged file goes on with an unchanged run.
+A recipe file names some fields only. When the run is submitted again, the other fields take the values of the lock, so
+that an unchanged file continues an unchanged run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FREE_SECTIONS = ("resources", "resilience")
-"""They decide how a run is run and never what comes out, so a later submission may change them."""
+"""These sections decide how a run is executed and never its results, so a later submission may change them."""
 RECORDED_SECTIONS = ("tracking", "expected", "evaluation")
-"""They decide nothing of what was trained. What a file does not name of them stays as the run has it."""
+"""These sections decide nothing of what was trained. Fields of them that a file does not name keep the run's values."""
 
 
 def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:
@@ -35,7 +35,7 @@ def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:
     kept = _filled(locked.model_dump(mode="json"), named, wanted.model_dump(mode="json"))
     try:
         return Recipe.model_validate_json(json.dumps({**kept, **free}))
-    except ValidationError:  # what the file names does not go with the rest of the lock: it is of another experiment
+    except ValidationError:  # the named fields do not fit the rest of the lock: the file belongs to another experiment
         return wanted
 
 

@@ -1,4 +1,4 @@
-"""Which choices of a recipe go together: every refusal names the field to change first, and the reason."""
+"""Checks which choices of a recipe fit together. Every refusal names the field to change first, and the reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prover_fits(recipe: Recipe) -> None:
 
 
 def prompt_fits(recipe: Recipe) -> None:
-    """Refuse a thought that is opened and never closed, and what needs a closing tag where there is none."""
+    """Refuse a thought that is opened and never closed, and choices that need a closing tag if there is none."""
     if recipe.prompt.thought_end:
         return
     if recipe.prompt.thought_start:
@@ -60,7 +60,7 @@ def data_fit(recipe: Recipe) -> None:
 
 
 def evaluation_fits(recipe: Recipe) -> None:
-    """Refuse what an evaluation cannot do."""
+    """Refuse settings that an evaluation cannot apply."""
     evaluation, prover = recipe.evaluation, recipe.evaluation.prover
     if prover is None:
         return
@@ -90,13 +90,13 @@ def grading_fits(recipe: Recipe) -> None:
 
 
 def training_fits(recipe: Recipe) -> None:
-    """Refuse what the trainer cannot do."""
+    """Refuse settings that the trainer cannot apply."""
     if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
         raise misfit("training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload")
 
 
 def sampling_fits(recipe: Recipe) -> None:
-    """Refuse numbers that the algorithm has no use for, or not enough of."""
+    """Refuse numbers that the algorithm does not use, or that are too small for it."""
     sampling, algorithm, schedule = recipe.sampling, recipe.algorithm, recipe.schedule
     if not algorithm.samples_rollouts:
         _nothing_is_sampled(recipe)

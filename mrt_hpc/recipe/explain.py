@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Location = tuple[int | str, ...]
 KEY = "[key]"
-"""The last step of pydantic's location where the name of an entry is wrong, not its value."""
+"""The last step of pydantic's location if the name of an entry is wrong, not its value."""
 
 
 def field_names_at(model: type[BaseModel], location: Location) -> list[str]:
@@ -58,11 +58,11 @@ class DocumentedField:
     name: str
     """Dotted, with the type of a section in brackets, as in ``prover[majority].branches``."""
     values: str
-    """What it takes, in words."""
+    """The values that it takes, in words."""
     default: str | None
     """As a recipe writes it; None where the field is required."""
     text: str
-    """What it means."""
+    """Its meaning."""
 
     def is_within(self, asked: str) -> bool:
         """Whether this is the field asked for, or one below it; the types of sections may be left out, or given as in
@@ -119,7 +119,7 @@ def meaning_at(model: type[BaseModel], location: Location) -> str:
 
 
 def _below(annotation: Any, step: int | str) -> Any:
-    """What stands at a step below an annotation, its constraints with it; None where nothing does."""
+    """Return the annotation at a step below another one, with its constraints; None if there is none."""
     for model in models_of(annotation):
         if step in model.model_fields:
             return whole_annotation(model.model_fields[str(step)])

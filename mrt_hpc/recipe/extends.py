@@ -1,6 +1,6 @@
-"""``extends``: a recipe names another one and says only what differs.
+"""``extends``: a recipe names another one and contains only the differences.
 
-Sections are merged field by field. Lists and single values replace what they stand for. A section of another ``type``
+Sections are merged field by field. Lists and single values replace those of the base. A section of another ``type``
 replaces the whole section, as the fields of the one type mean nothing to the other. A recipe that is extended may
 extend a further one.
 """
@@ -29,7 +29,7 @@ def read_recipe_source(path: Path, *, advice: str, extending: tuple[Path, ...] =
 
     Args:
         path: the YAML file.
-        advice: what to type once it is mended.
+        advice: what to type after the file is corrected.
         extending: the files that extend this one, the one that was named first.
 
     Raises:
@@ -79,7 +79,7 @@ def _base(named: Any, where: Place, chain: tuple[Path, ...]) -> Path:
 
 
 def merged(base: Any, own: Any) -> Any:
-    """What a recipe and its base say together; where they differ the recipe's own word holds."""
+    """Return the fields of a recipe and its base together; where they differ, the recipe's own value is used."""
     if not _merge(base, own):
         return own
     both = {name: merged(base[name], value) for name, value in own.items() if name in base}
@@ -93,14 +93,14 @@ def _merge(base: Any, own: Any) -> bool:
 
 
 def merged_places(base: Source, own_data: dict[str, Any], own: Source) -> dict[Location, Place]:
-    """Where the fields of the merged recipe stand."""
+    """Return the place of each field of the merged recipe."""
     kept = {location: place for location, place in base.places.items() if not _replaced(base.data, own_data, location)}
     of_own = {location: place for location, place in own.places.items() if location[:1] != (EXTENDS,)}
     return {**kept, **of_own}
 
 
 def _replaced(base: Any, own: Any, location: Location) -> bool:
-    """Whether a field of the base has been replaced by the recipe, or stands in a section that has."""
+    """Whether the recipe replaces a field of the base, or a section that contains it."""
     for step in location:
         if not _merge(base, own):
             return True

@@ -1,4 +1,4 @@
-"""Where a recipe or a site profile is found: by its path, or by its name in the folders that hold such files."""
+"""Finds a recipe or a site profile by its path, or by its name in the folders that hold such files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Kind:
     """A kind of file that a command takes by its name."""
 
     word: str
-    """For messages."""
+    """The kind in words, for messages."""
     checkout: Path
     """Its folder in a checkout."""
     folder: str
     """Name of its folder in the user's configuration, and beside an installed package."""
     command: str
-    """What to type with a name of one."""
+    """The command that takes the name of one."""
     fields: str
-    """What to type where there is none yet, and one is to be written."""
+    """The command that lists the fields, for a user who has to write one."""
 
 
 RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc plan {name}", "mrt-hpc fields recipe")
@@ -77,7 +77,7 @@ def find(kind: Kind, name: str) -> Path:
 
 
 def folders(kind: Kind) -> list[Path]:
-    """The folders in which a name is looked for, there or not; the first that has it wins.
+    """The folders in which a name is looked up, whether they exist or not; the first folder that has the file is used.
 
     The user's own, the one below the working directory, the one of the checkout that the package runs from, and those
     installed with the package.
@@ -108,7 +108,7 @@ def spellings(path: Path) -> list[Path]:
 
 
 def _not_found(kind: Kind, name: str, path: Path, within: Path) -> UserError:
-    """What was looked for, each place where it was looked for, what is there instead, and what to type."""
+    """The error with the name, each place that was searched, the files that exist there, and what to type."""
     beside = path.parent.absolute()
     places = {folder: _names(folder) for folder in folders(kind)}
     places = {beside: [str(path.parent / file.name) for file in _files(beside.glob("*"))], **places}
@@ -128,14 +128,14 @@ def _any_of(kind: Kind) -> str:
 
 
 def _told(place: Path, names: list[str]) -> str:
-    """What a place has of a kind."""
+    """The files of a kind in one place, in words."""
     if not place.is_dir():
         return "not there"
     return ", ".join(names) or "holds none"
 
 
 def _names(folder: Path) -> list[str]:
-    """The names of the files in a folder and below it; those that others are made from have no name of their own."""
+    """The names of the files in a folder and below it, without the bases that other files extend."""
     files = (file.relative_to(folder) for file in _files(folder.rglob("*")))
     return [str(file.with_suffix("")) for file in files if BASES not in file.parts]
 

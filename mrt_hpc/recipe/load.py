@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to a checked recipe or site profile."""
+"""Loads a checked recipe or site profile from a YAML file and overrides."""
 
 from __future__ import annotations
 

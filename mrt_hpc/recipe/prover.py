@@ -1,4 +1,4 @@
-"""What every prover tells the lower floors: its fields in a recipe, what it can be used for, and what it costs."""
+"""The part of a prover that the lower layers need: its fields in a recipe, what it can be used for, and what it costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProverSettings(Section):
     thinks_on: ClassVar[bool] = False
     """Whether branches continue the thought, so that they answer only after it has ended."""
     answers_freely: ClassVar[bool] = False
-    """Whether a branch is a rollout that was forced to answer and writes what it likes from there."""
+    """Whether a branch is a rollout that was forced to answer and continues freely from there."""
     rewards_each_branch: ClassVar[bool] = False
     """Whether each branch is an answer of its own whose reward can be learnt."""
     values_stopping: ClassVar[bool] = True
@@ -53,7 +53,7 @@ class ProverSettings(Section):
 
     @property
     def question(self) -> str:
-        """What is written after a prefix, in all."""
+        """The whole text that is written after a prefix."""
         return self.forced_text
 
     @property

@@ -1,4 +1,4 @@
-"""What the ``type`` of a section may name: classes that come with the package, and classes of the user's own.
+"""The classes that the ``type`` of a section may name: those of the package, and classes of the user's own.
 
 A section whose meaning is open (an algorithm, a prover, a verifier) is written as one class: its fields are the fields
 of the recipe, and its methods are what the run calls. This module knows where these classes are, and nothing of what
@@ -52,7 +52,7 @@ class Registry(Generic[S]):
 
     @cached_property
     def classes(self) -> tuple[type[S], ...]:
-        """Those that come with the package, in the order of the table."""
+        """The classes of the package, in the order of the table."""
         return tuple(_imported(where) for where in self.built_in.values())
 
     @property

@@ -1,7 +1,5 @@
-"""What every site profile says: where jobs run, and what the plan of a run has to keep to there. It never changes a
-run's result.
-
-What is particular to one kind of site (this machine, a Slurm cluster) stands with its back end, see
+"""The fields of every site profile: where jobs run, and the limits of a plan there. A site profile never changes a
+run's results. The fields of one kind of site (this machine, a Slurm cluster) are defined with its back end, see
 :mod:`mrt_hpc.launch.backend`.
 """
 
@@ -18,7 +16,7 @@ EnvironmentName = Annotated[str, Field(pattern=VARIABLE)]
 
 
 class MeasuredThroughput(Section):
-    """Rates that were measured on this site, for the estimate of ``mrt-hpc plan``; the report of a run tells them."""
+    """Rates that were measured on this site, for the estimate of ``mrt-hpc plan``; the report of a run shows them."""
 
     sampled_tokens_per_second: PositiveFloat | None = None
     """The tokens per second that one inference process samples; null takes a stated rate of the GPU, if any."""
@@ -32,14 +30,14 @@ class MeasuredThroughput(Section):
 
 @dataclass(frozen=True)
 class SiteLimits:
-    """What a plan has to keep to on a site; None where the profile states no limit."""
+    """The limits of a plan on a site; None if the profile states no limit."""
 
     array_size: int | None = None
-    """Tasks of one job, at most."""
+    """The maximum number of tasks of one job."""
     tasks: int | None = None
-    """Tasks of all jobs together that one user may have queued at a time."""
+    """The maximum number of tasks of all jobs together that one user may have queued at a time."""
     minutes: int | None = None
-    """Time limit of a job, at most."""
+    """The maximum time limit of a job, minutes."""
     preemption_notice_s: int | None = None
     """Seconds between the signal of a preemption and the end of the task."""
 
@@ -62,7 +60,7 @@ class SiteSettings(Section):
 
     @property
     def limits(self) -> SiteLimits:
-        """What a plan has to keep to."""
+        """The limits of a plan on this site."""
         return SiteLimits()
 
     @property

@@ -1,4 +1,6 @@
-"""What a site file holds; apart from :mod:`mrt_hpc.recipe.site`, which the classes of the registry build on."""
+"""The content of a site file. It is not part of :mod:`mrt_hpc.recipe.site` because the classes of the registry build on
+that module.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML files with the place of each field, so that an error can name file and line."""
+"""Reads YAML files with the place of each field, so that an error can name file and line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 Location = tuple[int | str, ...]
 
 MAX_BYTES = 1_000_000
-"""Of a YAML file: a recipe has some kilobytes, and the parser is slow on far larger files."""
+"""The maximum size of a YAML file: a recipe has some kilobytes, and the parser is slow on far larger files."""
 
 UNREADABLE = (YAMLError, ValueError, TypeError, AttributeError, RecursionError)
-"""What the parser raises for text that is no YAML, or YAML of a kind that no recipe needs (an alias within itself)."""
+"""The errors of the parser for text that is no YAML, or YAML of a kind that no recipe needs (an alias within itself).
+"""
 
 
 class Place(NamedTuple):
-    """Where a field stands. Places are ordered as a reader meets them: a recipe before the one that it extends."""
+    """The place of a field. Places are ordered as a reader sees them: a recipe before the one that it extends."""
 
     depth: int
     """0 in the file that was named, 1 in the one that it extends, and so on."""
@@ -40,16 +41,16 @@ class Source:
     path: Path
     data: dict[str, Any]
     places: dict[Location, Place]
-    """Where fields and list items stand."""
+    """The places of fields and list items."""
     overrides: dict[Location, str] = field(default_factory=dict)
     """Fields set on the command line, with the text they came from."""
     mend: str = ""
-    """What to do about a fault in it; empty is to edit the file."""
+    """How to correct a fault in it; empty means to edit the file."""
     below: Location = ()
-    """Where in the file stands what is checked."""
+    """The location in the file of the part that is checked."""
 
     def where(self, location: Location) -> str:
-        """Where a field stands, for an error: file and line, or the command-line option."""
+        """The place of a field, for an error: file and line, or the command-line option."""
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
                 return f"--set {self.overrides[location[:length]]}"
@@ -58,16 +59,16 @@ class Source:
         return str(self.path)
 
     def place(self, location: Location) -> Place | None:
-        """Where a field stands; None for one that no file holds."""
+        """The place of a field; None for one that no file contains."""
         return self.places.get((*self.below, *location))
 
     def nearest_place(self, location: Location) -> Place | None:
-        """Where a field stands, or the section that it would stand in."""
+        """The place of a field, or of the section that it belongs to."""
         places = (self.place(location[:length]) for length in range(len(location), 0, -1))
         return next((place for place in places if place is not None), None)
 
     def advice(self, location: Location) -> str:
-        """What to do about a fault in a field: about the option that has set it, the file, or both."""
+        """How to correct a fault in a field: in the option that has set it, the file, or both."""
         place = self.nearest_place(location)
         edit = self.mend or f"edit {self.path if place is None else place.path}"
         for length in range(len(location), 0, -1):

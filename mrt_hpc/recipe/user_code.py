@@ -1,4 +1,4 @@
-"""Classes of the user's own that a recipe names: where they are imported from, and which files a run has to keep.
+"""Imports classes of the user's own that a recipe names, and keeps copies of their files in a run.
 
 A recipe may say ``type: my_module:MyClass``. The module may be installed, or lie beside the recipe; in the second case
 the run directory keeps a copy, so that its tasks and a later report use the code that the run began with.
@@ -56,7 +56,7 @@ def _types(value: Any) -> Iterator[str]:
 
 
 def own_code(recipe: Recipe) -> list[Path]:
-    """The modules and packages that a recipe names classes of and that are not installed."""
+    """The modules and packages with classes that the recipe names and that are not installed."""
     found = [importlib.util.find_spec(name) for name in modules_named(recipe)]
     origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
     paths = [origin.parent if origin.name == "__init__.py" else origin for origin in origins]

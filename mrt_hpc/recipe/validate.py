@@ -1,4 +1,4 @@
-"""Checking what a file holds against a model; a refusal names file, line, field, value, what was expected and the
+"""Checks the content of a file against a model; a refusal names file, line, field, value, what was expected and the
 nearest name.
 """
 
@@ -22,7 +22,7 @@ REFUSED = {
     "sampling.top_p": "top-p would make the log-probabilities those of another distribution: it is refused in training",
     "sampling.top_k": "top-k would make the log-probabilities those of another distribution: it is refused in training",
 }
-"""Fields that users look for, and why they are not there."""
+"""Fields that users look for, and why they do not exist."""
 
 
 OF_THE_LIBRARY = set(get_args(ErrorType)) - {"value_error", "assertion_error"}
@@ -57,7 +57,9 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
     problems = error.errors(include_url=False)
     first = min(problems, key=lambda p: _order(source, _file_location(p["loc"], source.data, prefix)))
     at, kind = first["loc"], first["type"]
-    if kind == "missing" and isinstance(at[-1], int):  # a list that is too short: it is the value that is wrong
+    if kind == "missing" and isinstance(
+        at[-1], int
+    ):  # for a list that is too short, the value is wrong and not a field
         at, kind = at[:-1], "too_short"
     location = _file_location(at, source.data, prefix)
     value, expected = first["input"], first["msg"]
@@ -97,7 +99,7 @@ def _kind(error_type: str) -> str:
 
 
 def _expected_value(kind: str, location: Location, model: type[BaseModel]) -> str:
-    """What a field takes, and what it means; of a kind of fault that pydantic finds."""
+    """The values that a field takes, and its meaning, for faults that pydantic finds."""
     values, meaning = values_at(model, location) or "fields with values", meaning_at(model, location)
     if kind == "finite_number":
         values = values.replace("a number", "a finite number", 1)
@@ -123,7 +125,7 @@ def _expected_name(in_file: Location, location: Location, model: type[BaseModel]
 
 
 def _file_location(location: Location, data: Any, prefix: Location) -> Location:
-    """Drop from pydantic's location what is not in the file: the prefix and the tags of unions."""
+    """Remove from pydantic's location the parts that are not in the file: the prefix and the tags of unions."""
     steps: list[int | str] = []
     for step in location[len(prefix) :]:
         if isinstance(data, dict) and step not in data and data.get("type") == step:
@@ -147,6 +149,6 @@ def _child(data: Any, step: int | str) -> Any:
 
 
 def _order(source: Source, location: Location) -> tuple[int, int]:
-    """Which of several faults is told: the first that a reader meets."""
+    """The order of faults: the first one in the file is reported."""
     place = source.nearest_place(location)
     return (0, 0) if place is None else (place.depth, place.line)

@@ -1,4 +1,4 @@
-"""What every verifier tells the lower floors: its fields in a recipe, and whether its answers stand in boxes."""
+"""The part of a verifier that the lower layers need: its fields in a recipe, and whether it reads boxes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class VerifierSettings(Section):
     """The fields of a verifier. Subclasses add a ``type``, their own fields, and how an answer is found and judged."""
 
     reads_boxes: ClassVar[bool] = True
-    r"""Whether the answer stands in ``\boxed{}``: provers that open a box need that."""
+    r"""Whether the answer is in ``\boxed{}``; provers that open a box need this."""
 
     if TYPE_CHECKING:
         type: str

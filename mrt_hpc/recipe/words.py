@@ -1,4 +1,4 @@
-"""The values that a field takes, in words, from the annotation that checks them."""
+"""Describes in words the values that a field takes, from the annotation that checks them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALARS = {bool: "true or false", str: "text", int: "a whole number", float: "a 
 
 
 def field_in_words(field: FieldInfo) -> str:
-    """What a field takes, as in "a whole number from 1 to 64, or null"."""
+    """The values of a field, as in "a whole number from 1 to 64, or null"."""
     return values_in_words(whole_annotation(field))
 
 
@@ -31,18 +31,18 @@ def whole_annotation(field: FieldInfo) -> Any:
 
 
 def registry_in(annotation: Any) -> Registry[Any] | None:
-    """The registry whose classes an annotation stands for; None where it stands for itself."""
+    """The registry whose classes an annotation means; None if it means itself."""
     if get_origin(annotation) is not Annotated:
         return None
     return next((constraint for constraint in get_args(annotation)[1:] if isinstance(constraint, Registry)), None)
 
 
 def values_in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
-    """What an annotation takes.
+    """The values that an annotation takes.
 
     Args:
         annotation: a type as pydantic checks it.
-        constraints: bounds and patterns that stand beside it.
+        constraints: bounds and patterns of the field.
     """
     origin, inner = get_origin(annotation), get_args(annotation)
     if registry := registry_in(annotation):
@@ -100,7 +100,7 @@ def _alternatives(inner: Iterable[Any], constraints: Iterable[Any]) -> str:
 
 
 def tag_of(model: type[BaseModel]) -> str | None:
-    """The ``type`` that tells a section from the others that may stand in its place."""
+    """The ``type`` that distinguishes a section from the others of its union."""
     field = model.model_fields.get("type")
     values = typing.get_args(field.annotation) if field else ()
     return values[0] if values else None
@@ -137,7 +137,7 @@ def _range(bounds: dict[str, float]) -> str:
 
 
 def _flat(constraints: Iterable[Any]) -> Iterator[Any]:
-    """Constraints, those that stand within a ``Field`` among them."""
+    """Return all constraints, including those within a ``Field``."""
     for constraint in constraints:
         if isinstance(constraint, FieldInfo):
             yield from constraint.metadata

@@ -27,7 +27,7 @@ BEATS_A_LIMIT = 5
 
 
 class Heart:
-    """Beats in a thread during its block; at the end of the block the heart is removed, so that others notice at once."""
+    """Beats in a thread during its block; the heart is removed at the end, so that others notice at once."""
 
     def __init__(self, path: Path, attempt: str, limit_s: float) -> None:
         self.path, self.attempt = path, attempt

@@ -179,7 +179,7 @@ class RunLayout:
 
     @property
     def versions_passed_over(self) -> Path:
-        """The weights versions that were already pruned when their evaluation was requested; absent if there are none."""
+        """The weights versions that were pruned before their evaluation was requested; absent if none was."""
         return self.root / "evals" / "passed_over.json"
 
     # -- life

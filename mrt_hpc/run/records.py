@@ -101,7 +101,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class AnswerProbability:
-    """The probability that mu gives to an answer that was known before the branches, from the prefix c_j of a rollout."""
+    """The probability that mu gives to an answer known before the branches, from the prefix c_j of a rollout."""
 
     iteration: int
     problem_id: str

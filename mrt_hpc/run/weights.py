@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weights:
-    """One complete weights version. The digest distinguishes it from a version of the same number that was set aside."""
+    """One complete weights version. The digest distinguishes it from one of the same number that was set aside."""
 
     version: int
     digest: str
