@@ -212,7 +212,7 @@ def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
 
 
 def context_length(config: dict[str, Any]) -> int | None:
-    """The number of tokens of a model's context by its config.json, as vLLM counts them; None if the file does not say."""
+    """The tokens of a model's context by its config.json, as vLLM counts them; None if the file does not say."""
     text: dict[str, Any] = found if isinstance(found := config.get("text_config"), dict) else config
     named = [text[name] for name in LENGTH_FIELDS if isinstance(text.get(name), int)]
     if not named:

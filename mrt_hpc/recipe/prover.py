@@ -1,4 +1,4 @@
-"""The part of a prover that the lower layers need: its fields in a recipe, what it can be used for, and what it costs."""
+"""The part of a prover that the lower layers need: its fields in a recipe, its uses, and what it costs."""
 
 from __future__ import annotations
 

@@ -57,9 +57,7 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
     problems = error.errors(include_url=False)
     first = min(problems, key=lambda p: _order(source, _file_location(p["loc"], source.data, prefix)))
     at, kind = first["loc"], first["type"]
-    if kind == "missing" and isinstance(
-        at[-1], int
-    ):  # for a list that is too short, the value is wrong and not a field
+    if kind == "missing" and isinstance(at[-1], int):  # a list that is too short is a wrong value
         at, kind = at[:-1], "too_short"
     location = _file_location(at, source.data, prefix)
     value, expected = first["input"], first["msg"]
