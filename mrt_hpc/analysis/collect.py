@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a run directory holds of the numbers that were planned."""
+    """The planned measurements that a run directory contains."""
 
     iterations: tuple[IterationMetrics, ...]
     """In order."""
@@ -79,7 +79,9 @@ def read_measurements(
 def _summaries(
     layout: RunLayout, benchmark: str, wanted: Iterable[int], settings: EvaluationSettings | None
 ) -> list[EvaluationSummary]:
-    """Of the wanted versions and any others that were evaluated with these settings, in order of versions."""
+    """The summaries of the wanted versions and of any others that were evaluated with these settings, in order of
+    versions.
+    """
     others = {
         version for path in list_directory(layout.root / "evals") if (version := layout.version_of(path)) is not None
     }

@@ -51,14 +51,14 @@ class Record(BaseModel):
 
 
 class Phase(StrEnum):
-    """What a process of a run spends its time on."""
+    """The phases in which a process of a run spends its time."""
 
     GENERATION = "generation"
     """Sampling traces and the prover's branches, which are in the server together."""
     GRADING = "grading"
     """Comparing answers with the gold answer."""
     WAITING = "waiting"
-    """For another role: a weights version or a shard."""
+    """Waiting for another role: a weights version or a shard."""
     LOADING = "loading"
     """Weights into the server, shards into the trainer."""
     OPTIMISATION = "optimisation"
@@ -104,7 +104,7 @@ class EvaluationSummary(Record):
     seconds: float | None = None
     """Wall time of the evaluation."""
     settings: str | None = None
-    """Digest of what the benchmark was evaluated with; older files have none."""
+    """The digest of the settings of the evaluation; older files have none."""
 
 
 class IterationMetrics(Record):
@@ -119,11 +119,11 @@ class IterationMetrics(Record):
     """The trainer's wall time by what the run was doing: while the trainer waits, the slowest inference task loads,
     generates and grades."""
     wall_seconds: float | None = None
-    """From one published weights version to the next."""
+    """The seconds from one published weights version to the next."""
     sampling_seconds: float | None = None
     """Wall time that the slowest inference task sampled, whether the trainer waited for it or not."""
     batch: str | None = None
-    """Digest of the groups trained on, which tells whether those in the run directory are these."""
+    """The digest of the groups trained on, which shows whether the run directory contains the same groups."""
     problems: int | None = None
     rollouts: int | None = None
     branches: int | None = None
@@ -153,7 +153,7 @@ class IterationMetrics(Record):
     staleness_mean: float | None = None
     """Weights versions that the rollouts lag behind the trained one, mean."""
     quality: dict[str, float] = {}
-    """As in EvaluationSummary, over the rollouts."""
+    """The quality of the rollouts, as in EvaluationSummary."""
     loss: float | None = None
     grad_norm: float | None = None
     """The gradient norm before clipping."""
@@ -174,7 +174,7 @@ class IterationMetrics(Record):
 
 
 def few_answers(share: float | None, where: str) -> str | None:
-    """What to tell a user where nearly no trace has an answer; None where enough have one, or nothing is known.
+    """Return a warning if nearly no trace has an answer; None if enough have one, or nothing is known.
 
     Args:
         share: of the traces in which an answer was found.
@@ -190,21 +190,21 @@ def few_answers(share: float | None, where: str) -> str | None:
 
 
 class RunCost(Record):
-    """What the run has used."""
+    """The resources that the run has used."""
 
     hardware: str | None = None
-    """In words, as in ``8 x H100, 2 nodes``."""
+    """The hardware in words, as in ``8 x H100, 2 nodes``."""
     wall_seconds: float | None = None
-    """From the first task's start to the last one's end."""
+    """The seconds from the first task's start to the last one's end."""
     generated_tokens: int | None = None
     gpu_hours: float | None = None
     """Allocated, idle time included."""
     cpu_hours: float | None = None
     """Core hours, allocated."""
     sampled_tokens_per_second: float | None = None
-    """Of one inference process, while it samples."""
+    """The tokens per second of one inference process, while it samples."""
     trained_tokens_per_second: float | None = None
-    """Of one rank of the trainer, while it updates."""
+    """The tokens per second of one rank of the trainer, while it updates."""
 
 
 class RunFile(Record):
@@ -231,7 +231,7 @@ class RunSummary(Record):
     cost: RunCost = RunCost()
     files: tuple[RunFile, ...] = ()
     versions: dict[str, str] = {}
-    """Of the packages that matter."""
+    """The versions of the packages that matter."""
     upload: str | None = None
     """How many offline W&B directories are not uploaded; None where none is."""
     upload_command: str | None = None

@@ -1,7 +1,7 @@
 """The figures of the report: one function each, data in frozen dataclasses, a whole PNG or none out.
 
-Owns their look: Okabe and Ito's colours, which the colour-blind tell apart (markers differ as well), 1200 pixels wide,
-units on every axis. Draws without a display and without matplotlib's global figure state.
+Their style: Okabe and Ito's colours, which colour-blind readers can distinguish (markers differ as well), 1200 pixels
+wide, units on every axis. Draws without a display and without matplotlib's global figure state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""What a verifier is: a section of the recipe that says where an answer stands in a text, and whether it is right.
+r"""Defines a verifier: a section of the recipe that finds the answer in a text, and decides whether it is right.
 
 Add a verifier: one module with a subclass of ``Verifier``, and its name in :data:`mrt_hpc.recipe.registry.VERIFIERS`;
 or a class of your own anywhere, named in the recipe as ``verifier: {type: my_module:MyVerifier}`` of ``data`` or of the
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a verifier makes of one answer."""
+    """The judgement of a verifier on one answer."""
 
     correct: bool
     readable: bool
-    """False where the answer is nothing that the verifier can read."""
+    """False if the verifier cannot read the answer."""
 
 
 class Verifier(VerifierSettings):
-    """Finds the answer in what a model wrote, and compares it with the gold answer."""
+    """Finds the answer in a completion, and compares it with the gold answer."""
 
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that the grader processes import before the first answer."""
@@ -67,11 +67,11 @@ class Verifier(VerifierSettings):
         return False
 
     def with_defaults(self, grading: Grading) -> Self:  # noqa: ARG002 - some take over more
-        """The verifier with what it takes over from the recipe's ``grading``."""
+        """The verifier with the settings that it takes from the recipe's ``grading``."""
         return self
 
 
 def after_thought(text: str, *, thinking: bool, thought_end: str) -> str | None:
-    """What a text says after its thought; None where the thought has not ended."""
+    """The part of a text after its thought; None if the thought has not ended."""
     _, ended, rest = text.partition(thought_end)
     return rest if ended else None if thinking else text

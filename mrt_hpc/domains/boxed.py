@@ -1,7 +1,7 @@
-"""Finds the final answer in what a model wrote.
+"""Finds the final answer in a completion.
 
-Owns the rule for where the answer stands: after the thought, in the last ``\\boxed{...}`` whose braces balance. Leaves
-out what the answer means (``equivalence``). Every function takes linear time, whatever the text.
+It holds the rule for the place of the answer: after the thought, in the last ``\\boxed{...}`` whose braces balance.
+Leaves out what the answer means (``equivalence``). Every function takes linear time, whatever the text.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 120.0
-"""For the fork server to import sympy from a cold shared filesystem."""
+"""The limit for the fork server to import sympy from a cold shared filesystem, seconds."""
 TASKS_PER_PROCESS = 5000
 """Then a process is replaced, so that what sympy's caches hold never adds up to the memory limit."""
 WALL_FACTOR, LEAST_WALL_S = 10.0, 10.0
@@ -41,9 +41,9 @@ class Lane:
     verifier: Verifier
     processes: int
     memory_limit_bytes: int
-    """Of one process, beyond its libraries."""
+    """The memory of one process, bytes, in addition to its libraries."""
     niceness: int = 0
-    """What is added to that of the caller."""
+    """The niceness that is added to that of the caller."""
     pool: ProcessPool | None = field(default=None, init=False)
     underway: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
 
@@ -77,7 +77,7 @@ class Lane:
         return self.pool
 
     def stop(self) -> None:
-        """End the processes, and what they work on."""
+        """End the processes and their current work."""
         pool, self.pool = self.pool, None
         for future in tuple(self.underway):
             future.cancel()

@@ -35,7 +35,7 @@ limit. math-verify takes 0.4 to 60 ms for an answer that is meant as one, and mo
 ends processes that were only cold.
 """
 SLOW_PROCESSES = 1
-"""For the answers that are slower; started with the first of them."""
+"""The number of processes for slower answers; they start with the first such answer."""
 SLOW_NICENESS = 5
 """Gives the slow ones a quarter of the processor time of the others, where there are fewer cores than processes."""
 LOGGED_CHARS = 80
@@ -72,7 +72,7 @@ class GraderPool:
     """Grader processes, to be used as a context manager; one event loop or one thread at a time.
 
     Args:
-        verifier: says what is right.
+        verifier: decides which answers are right.
         processes: how many answers are graded at a time; slow ones have one process more.
         time_limit_s: processor seconds for one answer; a slower one is killed and scores 0.
         memory_limit_gib: what one process may allocate beyond its libraries, GiB.

@@ -1,4 +1,4 @@
-"""From the recipe's ``verifier`` to one that judges."""
+"""Makes the verifier of a recipe's section."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:
-    """The verifier of a set of problems, with what it takes over from ``grading``.
+    """Return the verifier of a set of problems, with the settings that it takes from ``grading``.
 
     Raises:
-        TypeError: the class that the recipe names is none.
+        TypeError: the class that the recipe names is no verifier.
     """
     chosen = problems.verifier or MathVerifier()
     if not isinstance(chosen, Verifier):

@@ -1,4 +1,4 @@
-"""What runs inside a grader process: its limits, its death with its parent, and the judgement of one pair.
+"""The code of a grader process: its limits, its end with the pool's owner, and the judgement of one pair.
 
 The fork server imports what the verifier wants once, so that a worker that replaces a killed one is there within
 milliseconds.
@@ -38,7 +38,8 @@ def limit_memory(limit_bytes: int) -> None:
 
 
 def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
-    """The judgement of one pair and the processor seconds it took; what the verifier raises makes it unreadable.
+    """The judgement of one pair and the processor seconds it took; an error of the verifier makes the answer
+    unreadable.
 
     Processor time does not pass while others have the core, so that a busy machine makes no right answer wrong. Past
     ``limit_s`` the kernel ends the process by SIGPROF, which has no handler: one in Python would have to wait for the
@@ -48,7 +49,7 @@ def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> t
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
         judgement = verifier.judge(answer, gold)
-    except Exception:  # whatever a hostile answer provokes, MemoryError and RecursionError too: it scores 0, we go on
+    except Exception:  # any error that a hostile answer causes, MemoryError and RecursionError too, scores 0
         judgement = Judgement(correct=False, readable=False)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)

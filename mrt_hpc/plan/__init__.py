@@ -1,1 +1,1 @@
-"""From recipe and site to a plan: pure data, made without Slurm, without a GPU and without the training stack."""
+"""Makes a plan from recipe and site: pure data, without Slurm, a GPU or the training stack."""

@@ -77,7 +77,9 @@ def segment_iterations(recipe: Recipe, segment: int) -> tuple[int, int]:
 
 
 def _collection(recipe: Recipe, version: int, after: tuple[Dependency, ...]) -> Job:
-    """Samples what the run starts from, or goes on from, with the weights version that is there by then."""
+    """Return the job that samples the traces that the run starts or continues from, with the weights version of that
+    iteration.
+    """
     number = collection_of(version)
     return Job(
         name=COLLECTION_JOB if number == COLLECTION else f"collection-v{version:06d}.{Role.INFERENCE.value}",
@@ -98,7 +100,7 @@ def _segment(
     Args:
         recipe: what is planned.
         segment: its number.
-        before: the jobs before the first segment, or the collection that it goes on from, and those of the segment
+        before: the jobs before the first segment, or the collection that it continues from, and those of the segment
             before this one.
         units: what is evaluated of it.
         max_array_size: the site's.
@@ -192,7 +194,7 @@ def _part(job: Job, number: int, tasks: range, before: Sequence[Job]) -> Job:
 
 
 def _ends_last(job: Job, segments: int) -> bool:
-    """What the report waits for: all evaluations and the last trainer, which outlives everything before it."""
+    """Whether the report waits for a job: all evaluations and the last trainer, which ends after all other jobs."""
     return job.role is Role.EVALUATION or (job.role is Role.TRAINER and job.segment == segments - 1)
 
 
@@ -201,7 +203,7 @@ def _name(segment: int, role: Role) -> str:
 
 
 def role_resources(recipe: Recipe, role: Role) -> JobResources:
-    """What each task of a role is given."""
+    """The resources of each task of a role."""
     if role is Role.TRAINER:
         return _trainer_resources(recipe.resources.trainer)
     return _one_process(getattr(recipe.resources, role.value))

@@ -1,4 +1,4 @@
-"""What a plan allots: GPU-hours and core-hours if every job runs once, to its time limit.
+"""The hours that a plan allots: GPU-hours and core-hours if every job runs once, to its time limit.
 
 This is no upper bound: a job that is preempted, or reaches its limit before its work is done, is queued again.
 """

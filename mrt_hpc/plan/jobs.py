@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Role(StrEnum):
-    """What the tasks of a job do."""
+    """The work of the tasks of a job."""
 
     PREPARE = "prepare"
     """Makes or copies weights version 0."""
@@ -98,7 +98,7 @@ class Job(PlanPart):
     end_iteration: int = 0
     """One past its last iteration."""
     evaluations: tuple[EvaluationUnit, ...] = ()
-    """For evaluation jobs: what each task does, by its index in this job."""
+    """For evaluation jobs: the work of each task, by its index in this job."""
     resources: JobResources
     after: tuple[Dependency, ...] = ()
     max_parallel: int | None = None
@@ -130,7 +130,7 @@ class Plan(PlanPart):
 
     @property
     def tasks(self) -> int:
-        """Array tasks of all jobs: what a cluster's submit limit counts."""
+        """The number of array tasks of all jobs, which a cluster's submit limit counts."""
         return sum(job.tasks for job in self.jobs)
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a prover is: a section of the recipe that says what it asks the server, and how the answers make a value.
+"""Defines a prover: a section of the recipe that says what is asked of the server, and how the answers give a value.
 
 Add a prover: one module with a subclass of ``Prover``, and its name in :data:`mrt_hpc.recipe.registry.PROVERS`; or a
 class of your own anywhere, named in the recipe as ``prover: {type: my_module:MyProver}``.
@@ -68,7 +68,7 @@ class ProverTools:
     closing: Closing
     """The tokens that may close a box."""
     history: AnswerHistory
-    """What the run has seen so far; it outlives the estimator."""
+    """The answers that the run has seen so far; the history is kept longer than the estimator."""
     writings: Callable[[SampledTrace], list[Writing]]
     """The ways of writing the answers that are known for a trace's problem, the gold answer first."""
 
@@ -83,7 +83,7 @@ class Prover(ProverSettings):
 
     @abstractmethod
     def estimator(self, tools: ProverTools) -> Estimator:
-        """What asks and estimates."""
+        """Return the estimator: it asks the server, and computes values from the answers."""
 
 
 class SamplingProver(Prover):
@@ -120,7 +120,7 @@ class BoxedProver(SamplingProver):
 
     @property
     def question(self) -> str:
-        """What is written after a prefix, in all."""
+        """The whole text that is written after a prefix."""
         return with_box(self.forced_text, self.box)
 
 

@@ -44,7 +44,7 @@ def _depths(text: bytes) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class WritingStep:
-    """What may be written next when an answer's first bytes stand in the box."""
+    """The tokens that may come next when the first bytes of an answer are in the box."""
 
     closing: tuple[int, ...]
     """The tokens that hold the rest of the answer and close the box."""
@@ -88,7 +88,7 @@ class Writing:
 
 @dataclass(frozen=True)
 class Closing:
-    """What the tokens of one tokenizer do to an open box."""
+    """The effect of each token of one tokenizer on an open box."""
 
     tokens: TokenBytes
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BoxedAnswer(BoxedProver):
-    r"""As forced_answer, but the answer begins inside ``\boxed{`` and ends where that closes: branches of a few
+    r"""Like forced_answer, but the answer begins inside ``\boxed{`` and ends where the box closes: branches of a few
     tokens.
     """
 

@@ -1,4 +1,6 @@
-"""Branches: how mu is made to answer from a prefix, what it samples there, and what its answer could have become."""
+"""Branches: the request that makes mu answer from a prefix, its samples, and the answers that likely next tokens would
+have given.
+"""
 
 from __future__ import annotations
 
@@ -100,8 +102,8 @@ class Branches:
         return msgspec.structs.replace(settings, stop_token_ids=tuple(sorted(stops)))
 
     async def _to_its_end(self, prompt_ids: list[int], drawn: Completion) -> tuple[Completion, ScoringCost]:
-        """Continue a branch that stopped at a brace which did not close its box. Returns the whole branch, and what the
-        further prompts cost.
+        """Continue a branch that stopped at a brace which did not close its box. Returns the whole branch, and the cost
+        of the further prompts.
         """
         cost = ScoringCost()
         while (left := self.fork.settings.max_tokens - len(drawn.token_ids)) > 0 and self._stopped_inside(drawn):

@@ -1,4 +1,4 @@
-"""mu continues the thought from the prefix as it likes."""
+"""The prover whose mu continues the thought freely from the prefix."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 class Continuation(SamplingProver):
-    """No forced text: mu continues from the prefix as it likes. This is the value of a step that the backtracking data
-    need.
+    """No forced text: mu continues freely from the prefix. The backtracking data need this value of a step.
 
     Source: paper, Appendix (backtracking).
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class AnswerHistory:
-    """The answers seen in the run so far, by problem, and how answers fared that were not known beforehand.
+    """The answers seen in the run so far, by problem, and the rewards of answers that were not known beforehand.
 
     Grows as traces are graded. A prover takes what it needs of it before the first branch of a trace: an estimate must
     not know what was drawn for it.
@@ -65,7 +65,7 @@ class AnswerHistory:
 
     @property
     def trust(self) -> Trust:
-        """How far the promises of candidates may be trusted, by what is known now."""
+        """How reliable the forecasts of candidates are, by the answers seen so far."""
         return Trust(dict(self._kept), dict(self._promised))
 
     @property

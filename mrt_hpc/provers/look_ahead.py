@@ -1,4 +1,4 @@
-"""Branches whose rewards are corrected by what their likely next tokens would have made of the answer."""
+"""The prover whose branches' rewards are corrected by the answers that their likely next tokens would have given."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LookAhead(BoxedProver):
 
 @dataclass(frozen=True)
 class LookingAhead(MonteCarlo):
-    """V as the mean of branches' rewards, each corrected by what looking ahead at its tokens tells."""
+    """V as the mean of branches' rewards, each corrected by looking ahead at its tokens."""
 
     history: AnswerHistory
     planner: Planner | None = None
@@ -53,7 +53,9 @@ class LookingAhead(MonteCarlo):
 
     async def value(self, trace: SampledTrace) -> Valuation:
         """One branch at every boundary, then as many more as the planner gives each."""
-        trust = self.history.trust  # as it is before the first branch: a forecast must not know what was drawn
+        trust = (
+            self.history.trust
+        )  # the history before the first branch, because a forecast must not depend on what was drawn
         if self.planner is None:
             return replace(await super().value(trace), trust=trust)
         boundaries, usual = self.branches.fork.boundaries(trace), self.planner.usual

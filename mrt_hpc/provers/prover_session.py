@@ -1,4 +1,4 @@
-"""A prover at work: the model that serves as mu, what the run has seen so far, and one server to ask."""
+"""Runs a prover: the model that serves as mu, the history of the run, and one server to ask."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_prover(section: ProverSettings) -> Prover:
 
 @dataclass(frozen=True)
 class ProverModel:
-    """The model that serves as prover, as far as its tokens go."""
+    """The tokenizer and texts of the model that serves as prover."""
 
     prompter: Prompter
     tokens: TokenBytes
@@ -67,7 +67,7 @@ class ProverModel:
 
 @dataclass(frozen=True)
 class ProverSession:
-    """What asks one server about the prefixes of traces, and learns from the answers."""
+    """Asks one server about the prefixes of traces, and adds the answers to the history."""
 
     estimator: Estimator
     history: AnswerHistory
@@ -87,7 +87,7 @@ class ProverFactory:
 
     @staticmethod
     def of(section: ProverSettings, policy: ProverModel, run_seed: int) -> ProverFactory:
-        """With an empty history.
+        """Make a factory with an empty history.
 
         Args:
             section: the recipe's.

@@ -55,10 +55,10 @@ class RaoBlackwellEstimator:
     """G, branches a boundary."""
     history: AnswerHistory
     writings: Callable[[SampledTrace], list[Writing]]
-    """Of the answers known for a trace's problem."""
+    """The ways of writing the answers that are known for a trace's problem."""
 
     async def value(self, trace: SampledTrace) -> Valuation:
-        """First the probabilities of what is known, then the branches."""
+        """Ask for the probabilities of the known answers first, then for the branches."""
         boundaries, baseline = self.scorer.fork.boundaries(trace), self.history.baseline
         scored = await self.scorer.score(trace, boundaries, self.writings(trace))
         plans = [BoundaryPlan(j, self.count, baseline) for j in boundaries]

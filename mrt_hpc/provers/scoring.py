@@ -39,7 +39,7 @@ MOST_OPENED = 64
 
 @dataclass
 class Count:
-    """The ways of writing one answer at one boundary, as far as they have been counted."""
+    """The ways of writing one answer at one boundary that have been counted so far."""
 
     writing: Writing
     most_tokens: int
@@ -102,7 +102,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Scored:
-    """What is known of the answers before a branch is drawn."""
+    """The probabilities of the known answers, before a branch is drawn."""
 
     valuation: Valuation
     counts: dict[int, list[Count]]

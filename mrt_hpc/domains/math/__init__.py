@@ -1,1 +1,1 @@
-"""Mathematics with a final answer: where the answer stands, and whether it equals the gold answer."""
+"""Mathematics with a final answer: how it is cleaned, read and compared with the gold answer."""

@@ -1,7 +1,6 @@
-"""Takes from an answer what belongs to its sentence or its layout, before it is compared.
-
-Owns the marks that change no value and that math-verify stumbles over: the full stop behind a formula, the bold type
-around it, a thin space between thousands. Leaves out what the answer means (``equivalence``).
+"""Removes from an answer the marks of its sentence or layout, before it is compared. These marks change no value, but
+math-verify misreads them: the full stop behind a formula, the bold type around it, a thin space between thousands.
+Leaves out what the answer means (``equivalence``).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SPACE_BETWEEN_THOUSANDS = re.compile(r"\\,|,?\\!")
 
 
 def clean(answer: str) -> str:
-    """``answer`` without the marks that change nothing in what it says; one that is too long stays as it is."""
+    """Return ``answer`` without the marks that do not change its meaning; one that is too long is returned unchanged."""
     if len(answer) > MAX_ANSWER_CHARS:
         return answer
     text = _BOLD.sub(r"\1", _without_end(answer.strip()))

@@ -66,7 +66,7 @@ UNITS = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling i
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number with what stands around it."""
+    """A number with its base and its units."""
 
     number: Number
     base: str

@@ -1,4 +1,4 @@
-"""Tells by its text whether an answer may take long to grade, so that the others need not wait for it.
+"""Decides from its text whether an answer may take long to grade, so that the others need not wait for it.
 
 Only the queue depends on it, never a verdict: an answer named here in error is graded by another process, with the full
 time limit.

@@ -61,6 +61,6 @@ def _value(expression: Any, point: dict[Any, Any]) -> complex | None:
         return None
     try:
         value = complex(expression.evalf(DIGITS, subs=point))
-    except Exception:  # an unknown function, a value beyond the floats: whatever it is, simplifying decides
+    except Exception:  # for an unknown function or a value beyond the floats, simplifying decides
         return None
     return value if abs(value) < float("inf") else None  # not a number compares as False

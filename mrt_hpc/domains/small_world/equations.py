@@ -42,7 +42,7 @@ THINK, END_THINK = "<think>", "</think>"
 PARAGRAPH_END = "\n\n"
 ANSWER_START = END_THINK + PARAGRAPH_END + r"\boxed{"
 FORCED_TEXT = "Time is up." + PARAGRAPH_END + ANSWER_START
-"""What the prover writes to close a thought at once; it ends inside the box, so that an answer is a number and a brace.
+"""The prover's text that closes a thought at once; it ends inside the box, so that an answer is a number and a brace.
 """
 MARKER = "Wait"
 OPENINGS = ("First", MARKER)
@@ -98,7 +98,7 @@ class Equation:
         return (self.target - self.offset) // self.factor
 
     def verdict(self, guess: int) -> str:
-        """What a check of ``guess`` finds: low, high or yes."""
+        """The result of a check of ``guess``: low, high or yes."""
         reached = self.factor * guess + self.offset
         return "yes" if reached == self.target else "low" if reached < self.target else "high"
 
@@ -174,7 +174,7 @@ class Span:
 
 @dataclass
 class Knowledge:
-    """What the checks so far tell of the unknown."""
+    """What the checks so far imply about the unknown."""
 
     least: int = UNKNOWNS[0]
     most: int = UNKNOWNS[-1]

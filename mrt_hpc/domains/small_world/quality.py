@@ -1,6 +1,5 @@
-"""How sound the small world's traces are, beyond their reward: their form, and the arithmetic of their checks.
-
-Only the small world can tell; for other data there is nothing to look at but the reward.
+"""Measures the quality of the small world's traces beyond their reward: their form, and the arithmetic of their checks.
+Traces of other data have no such measure.
 """
 
 from __future__ import annotations

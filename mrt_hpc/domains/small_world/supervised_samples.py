@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mrt_hpc.run.records import Problem
 
 PATIENT = Habits(give_up=0.0, forget=0.0, overthink=0.0)
-"""Goes on until a check succeeds, and forgets none."""
+"""Continues until a check succeeds, and forgets none."""
 
 
 def supervised_samples(form: str, count: int, seed: int) -> list[Conversation] | list[Suffix]:

@@ -42,9 +42,11 @@ class WarmStartSettings:
     row_tokens: int = 256
     """Length of a row, which holds several examples."""
     matrix_learning_rate: float = 1.2e-2
-    """Of the matrices inside the layers, by Muon, which learns the sums from half the examples."""
+    """The learning rate of the matrices inside the layers, which Muon updates; it learns the sums from half the
+    examples.
+    """
     learning_rate: float = 5e-3
-    """Of all the rest, by AdamW."""
+    """The learning rate of all other weights, which AdamW updates."""
     verdict_weight: float = 4.0
     """Weight in the loss of the tokens low, high and yes: the last thing to be learned, and what all thinking rests on.
     """
@@ -60,7 +62,7 @@ class WarmStartSettings:
 
 @dataclass(frozen=True)
 class WarmStartReport:
-    """What the training came to."""
+    """The result of the training."""
 
     parameters: int
     tokens: int
