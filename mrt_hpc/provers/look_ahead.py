@@ -53,9 +53,7 @@ class LookingAhead(MonteCarlo):
 
     async def value(self, trace: SampledTrace) -> Valuation:
         """One branch at every boundary, then as many more as the planner gives each."""
-        trust = (
-            self.history.trust
-        )  # the history before the first branch, because a forecast must not depend on what was drawn
+        trust = self.history.trust  # before the first branch: a forecast must not depend on draws
         if self.planner is None:
             return replace(await super().value(trace), trust=trust)
         boundaries, usual = self.branches.fork.boundaries(trace), self.planner.usual

@@ -27,7 +27,7 @@ _SPACE_BETWEEN_THOUSANDS = re.compile(r"\\,|,?\\!")
 
 
 def clean(answer: str) -> str:
-    """Return ``answer`` without the marks that do not change its meaning; one that is too long is returned unchanged."""
+    """Return ``answer`` without the marks that do not change its meaning; a too long one is returned unchanged."""
     if len(answer) > MAX_ANSWER_CHARS:
         return answer
     text = _BOLD.sub(r"\1", _without_end(answer.strip()))
