@@ -28,6 +28,10 @@ START_LIMIT_S = 120.0
 """The limit for the fork server to import sympy from a cold shared filesystem, seconds."""
 TASKS_PER_PROCESS = 5000
 """Then a process is replaced, so that what sympy's caches hold never adds up to the memory limit."""
+REPLACEMENTS = 3
+"""The number of times that a broken pool is replaced for one pair. Whatever kills idle processes, for example the
+kernel for lack of memory, may do so again.
+"""
 WALL_FACTOR, LEAST_WALL_S = 10.0, 10.0
 """Seconds on the clock for one second of the processor, at most, and for a pair, at least: what waits without computing
 comes to an end as well, and a busy machine ends nothing that computes.
@@ -50,21 +54,31 @@ class Lane:
     async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
         """The judgement of one pair, and the processor seconds that it took.
 
-        A pool that broke (its fork server or an idle process was killed) is replaced once.
+        A pool breaks when its fork server is killed, or a process without a task; it is then replaced.
 
         Raises:
             TimeoutError: it took too long on the clock.
             ProcessExpired: its process was ended at the limit of processor seconds, or otherwise.
-            UserError: the processes cannot be started.
+            UserError: the processes cannot be started, or are killed again and again.
         """
-        pool = self.started()
-        try:
-            return await asyncio.wrap_future(self._schedule(pool, answer, gold, limit_s))
-        except BrokenProcessPool as error:
-            if self.pool is pool:  # else another pair has replaced it already
-                logger.warning("the grader pool broke (%s) and is started again", error)
-                self.stop()
-            return await asyncio.wrap_future(self._schedule(self.started(), answer, gold, limit_s))
+        for _ in range(REPLACEMENTS + 1):
+            pool = self.started()
+            try:
+                return await asyncio.wrap_future(self._schedule(pool, answer, gold, limit_s))
+            except BrokenProcessPool as error:
+                self._replace(pool, error)
+        raise UserError(
+            "the grader processes are killed as soon as they start",
+            value=f"{REPLACEMENTS + 1} times in a row",
+            advice="raise resources.*.memory_gib of this role, or lower grading.processes",
+            exit_code=ExitCode.RETRYABLE,
+        )
+
+    def _replace(self, pool: ProcessPool, error: BrokenProcessPool) -> None:
+        """End a broken pool, so that the next pair starts another; a second pair may have done this already."""
+        if self.pool is pool:
+            logger.warning("the grader pool broke (%s) and is started again", error)
+            self.stop()
 
     def started(self) -> ProcessPool:
         """The processes; started where they are not.

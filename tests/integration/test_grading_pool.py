@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import pytest
 from graded import grade_all
 
-from mrt_hpc.domains import worker
+from mrt_hpc.domains import lane, worker
 from mrt_hpc.domains.math.slow_forms import may_take_long
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import FIRST_LIMIT_S, GraderPool, Pair, Verdict, VerdictStatus
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -175,6 +176,30 @@ def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> 
     slow, easy = asyncio.run(kill_while_grading())
     assert slow.reward == 0.0
     assert easy.reward == 1.0
+
+
+@pytest.mark.parametrize(("kills", "is_graded"), [(lane.REPLACEMENTS, True), (lane.REPLACEMENTS + 1, False)])
+def test_a_pool_that_breaks_again_and_again_is_replaced_a_few_times(
+    kills: int, is_graded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle processes are killed before the pair is sent: pebble gives such a pool up."""
+    started = lane.Lane.started
+    left = iter(range(kills))
+
+    def broken(self: lane.Lane) -> lane.ProcessPool:
+        pool = started(self)
+        if next(left, None) is not None:
+            _signal_children(signal.SIGKILL)
+            wait_until(lambda: not pool.active, reason="a broken pool", deadline_s=60)
+        return pool
+
+    with GraderPool(MathVerifier(), processes=1) as small:
+        monkeypatch.setattr(lane.Lane, "started", broken)
+        if is_graded:
+            assert grade_all(small, [("\\frac{3}{6}", "\\frac{1}{2}")])[0].reward == 1.0
+        else:
+            with pytest.raises(UserError, match="killed as soon as they start"):
+                grade_all(small, [("\\frac{3}{6}", "\\frac{1}{2}")])
 
 
 def test_memory_is_limited_and_the_process_goes_on() -> None:

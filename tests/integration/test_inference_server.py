@@ -375,7 +375,10 @@ def test_an_attached_server_holds_the_wanted_weights_before_it_is_used_and_goes_
 
 
 def test_an_attached_server_that_does_not_fit_is_refused(vllm: VllmServer, models: dict[str, Path]) -> None:
-    with pytest.raises(UserError, match="too short sequences"), attached(vllm, models["tied0"], max_model_len=513):
+    with (
+        pytest.raises(UserError, match="limits sequences to fewer tokens"),
+        attached(vllm, models["tied0"], max_model_len=513),
+    ):
         pass
     stranger = dataclasses.replace(vllm.control, key="another")
     with (
