@@ -299,7 +299,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def write_truth(truth: Measured, path: Path) -> None:
-    """The true values, for whoever has an idea of how to estimate them."""
+    """The true values, for readers who have an idea of how to estimate them."""
     rows = [{"problem": t.problem, "reward": t.reward, "values": t.values.round(5).tolist()} for t in truth.traces]
     write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 

@@ -203,7 +203,7 @@ def check_tasks_and_report(found: Audit, layout: RunLayout) -> None:
 
 
 def check_secrecy(found: Audit, layout: RunLayout) -> None:
-    """Nobody else may enter the run directory; the key of the run stands in one file only."""
+    """No other user may enter the run directory; the key of the run is in one file only."""
     found.check(stat.S_IMODE(layout.root.stat().st_mode) == 0o700, "others may enter the run directory")
     key = (layout.secrets / "server_key").read_text()
     for path in layout.root.rglob("*"):

@@ -66,7 +66,7 @@ class Run(Protocol):
         """What faults may hit."""
 
     def exit_code(self) -> int | None:
-        """How it ended; None while it is under way."""
+        """How it ended; None while it is running."""
 
     def end(self) -> int:
         """How it ended; where it has not, stop it and say 1."""
@@ -113,7 +113,7 @@ class LocalRun:
         return Target(RunLayout(self.root), self._process.pid, None, self.disk)
 
     def exit_code(self) -> int | None:
-        """How it ended; None while it is under way."""
+        """How it ended; None while it is running."""
         code = self._process.poll()
         if code == -signal.SIGKILL:
             self.submit()
@@ -187,7 +187,7 @@ class SlurmRun:
         return Target(RunLayout(self._root), None, self.cluster, self.disk)
 
     def exit_code(self) -> int | None:
-        """0 when all jobs are completed, 1 when they have ended otherwise, None while any is under way."""
+        """0 when all jobs are completed, 1 when they have ended otherwise, None while any is running."""
         if self._code is None and time.monotonic() - self._looked > QUEUE_LOOK_S:
             self._looked = time.monotonic()
             self._code = self._found_in_files() if self.cluster.is_plain else self._found_in_queue()

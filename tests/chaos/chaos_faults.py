@@ -108,7 +108,7 @@ def _kill_all(target: Target, _: random.Random) -> str | None:
 def _freeze(target: Target, rng: random.Random) -> str | None:
     found = target.tasks("inference")
     if len(found) < 2:
-        return None  # nobody could take over
+        return None  # no other task could replace it
     victim = rng.choice(found)
     victim.suspend()
     try:

@@ -226,7 +226,7 @@ def _median_and_worst(times: Sequence[float | None]) -> str:
 
 def main() -> int:
     """Run the seeds one after another and print the table."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever limits our time leaves no cluster behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit leaves no cluster running
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--faults", type=int, default=10)
@@ -265,7 +265,7 @@ def named_scenes(words: Sequence[str] | None) -> list[Scene]:
 
 
 def is_good(outcome: Outcome) -> bool:
-    """Whether nobody would know of the faults."""
+    """Whether the faults would have no effect."""
     return not outcome.audit.violations and not outcome.exit_code
 
 

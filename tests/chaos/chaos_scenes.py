@@ -63,7 +63,7 @@ class Scene:
 
     @property
     def alone(self) -> bool:
-        """Whether the role's task does but one thing, with nobody else at work."""
+        """Whether the role's task does only one thing, with no other task of the role."""
         return self.role in ("prepare", "report")
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ def _starting(role: str, layout: RunLayout) -> bool:
 
 
 def _sampling(role: str, layout: RunLayout) -> bool:
-    """An attempt of the role has a server, and has something under way."""
+    """An attempt of the role has a server, and samples something."""
     over = {EventKind.TASK_ENDED, *((EventKind.SHARD_COMMITTED,) if role == "evaluation" else ())}
     serving = [said for said in attempts(role, layout) if EventKind.SERVER_STARTED in said and over.isdisjoint(said)]
     return bool(serving) and (role == "evaluation" or bool(_leased(layout)))
@@ -138,13 +138,13 @@ def _stepping(_: str, layout: RunLayout) -> bool:
 
 
 def _loading(_: str, layout: RunLayout) -> bool:
-    """A weights version has just come, and nobody works on it yet."""
+    """A weights version has just been published, and no task works on it yet."""
     newest = max(published_versions(layout), default=0)
     return newest > 0 and not list_directory(layout.leases(newest))
 
 
 def _leased(layout: RunLayout) -> set[str]:
-    """Groups under way in the current iteration."""
+    """The groups that are being sampled in the current iteration."""
     newest = max(published_versions(layout), default=0)
     complete = {f"{position:05d}" for position in complete_groups(layout.groups(newest))}
     return {path.stem for path in list_directory(layout.leases(newest)) if not is_temporary(path)} - complete

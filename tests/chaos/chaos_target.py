@@ -1,4 +1,4 @@
-"""A run under way, as faults see it: which processes are its trainer, its inference tasks, its servers.
+"""A running run, as faults see it: which processes are its trainer, its inference tasks, its servers.
 
 Every process of a run is found by its command line, which names the run directory, or as a child of such a one; nothing
 else is ever signalled. It is the same on this machine alone and on the one-host cluster.
@@ -23,7 +23,7 @@ STARTED_BY = ("mrt_hpc.launch.entry", "submitit.core._submit")
 
 @dataclass(frozen=True)
 class Target:
-    """A run under way."""
+    """A run that is running."""
 
     layout: RunLayout
     leader: int | None

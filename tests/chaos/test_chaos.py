@@ -90,7 +90,7 @@ def lose_group(layout: RunLayout) -> str:
 
 
 def swap_groups(layout: RunLayout) -> str:
-    """A group sampled anew after it was trained on."""
+    """A group sampled again after it was trained on."""
     shutil.rmtree(unpacked(layout, 2).group(2, 1))
     shutil.copytree(unpacked(layout, 1).group(1, 1), layout.group(2, 1))
     return "iteration 2 was trained on other groups"

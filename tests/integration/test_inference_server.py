@@ -405,7 +405,7 @@ def test_nothing_outlives_an_owner_that_was_killed(owner: subprocess.Popen[str],
 
 
 async def some_tokens(vllm: VllmServer, before: int) -> None:
-    """Until samples are under way. The counter never goes back; a look at what runs just now may miss it all."""
+    """Wait until samples are being generated. The counter never goes back; a look at what runs just now may miss it all."""
     async with asyncio.timeout(30):
         while (vllm.tokens_done() or 0) <= before:
             await asyncio.sleep(0)
@@ -496,6 +496,6 @@ def test_a_server_that_nobody_needs_any_more_is_given_up_while_it_starts(
     settings = ServerSettings(models["tied0"], max_model_len=512, dtype="float32", kv_cache_gib=0.25)
     server = VllmServer(settings, tmp_path / "server.log", while_starting=look)
     with pytest.raises(NotNeeded), server:
-        pytest.fail("it started although nobody needs it")
+        pytest.fail("it started although no task needs it")
     assert started
     assert_gone(started)

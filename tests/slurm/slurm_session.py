@@ -64,7 +64,7 @@ def own_settings() -> dict[str, str]:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many neighbouring ports that nobody listens on; every process begins its search elsewhere, as two
+    """The first of so many neighbouring ports that are free; every process begins its search elsewhere, as two
     that look at the same moment find the same ports free.
     """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
 AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}
-"""Tasks that give their node back since nobody of another job runs."""
+"""Tasks that give their node back since no task of another job runs."""
 
 
 def _note(run_dir: str, what: str, job_name: str) -> SlurmTask:
@@ -102,7 +102,7 @@ def _work(task: Task) -> None:
             wait_until((task.layout.root / "told").exists, reason="the word to end", deadline_s=600)
             return
         if what == "gives-back":
-            raise UserError("nobody is at work", exit_code=ExitCode.GIVE_BACK)
+            raise UserError("no task is running", exit_code=ExitCode.GIVE_BACK)
         if what == "saves":
             with task.shutdown.at_safe_points():
                 wait_until(lambda: task.shutdown.given, reason="the request to shut down", deadline_s=600)

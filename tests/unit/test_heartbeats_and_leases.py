@@ -116,7 +116,7 @@ def test_a_group_is_leased_to_one_task_at_a_time(tmp_path: Path, observer: Obser
     assert second.claim(8)
     clock.now += LIMIT_S + 1
     beat(layout.heart("inference", 1), "a", 2)
-    assert second.free([7, 8]) == [7, 8], "the first is lost, and what one holds oneself one may take anew"
+    assert second.free([7, 8]) == [7, 8], "the first is lost, and a task may take again what it holds itself"
     assert second.claim(7)
     beat(layout.heart("inference", 0), "a", 2)
     assert first.free([7, 8]) == [], "it comes back, and its lease has passed on"

@@ -1,4 +1,4 @@
-"""A run is under way in one place at a time, and goes on with other resources when asked to."""
+"""A run is running in one place at a time, and continues with other resources when asked to."""
 
 from __future__ import annotations
 

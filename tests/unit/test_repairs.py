@@ -1,4 +1,4 @@
-"""What was finished and is found damaged afterwards: it is set aside, and whoever has to make it again is run again."""
+"""What was finished and is found damaged afterwards: it is set aside, and the task that has to make it again is run again."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ NOTHING = Sampled(rollouts=[], statistics=GroupStatistics(0, 0, 0, 0, 0, 0, 0, {
 
 
 def evaluations(layout: RunLayout) -> list[UnitEvaluation]:
-    """The two parts of the first evaluation, sampled; nobody looks at what they hold."""
+    """The two parts of the first evaluation, sampled; no test looks at what they hold."""
     tasks = [task_of(layout, Role.EVALUATION, index) for index in (0, 1)]
     found = [UnitEvaluation(task, task.job.evaluations[task.index]) for task in tasks]
     assert found[0].unit == found[1].unit.model_copy(update={"shard": 0})
