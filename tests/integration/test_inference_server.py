@@ -405,7 +405,7 @@ def test_nothing_outlives_an_owner_that_was_killed(owner: subprocess.Popen[str],
 
 
 async def some_tokens(vllm: VllmServer, before: int) -> None:
-    """Wait until samples are being generated. The counter never goes back; a look at what runs just now may miss it all."""
+    """Wait until samples are being generated. The counter never goes back; a look at what runs now may miss it all."""
     async with asyncio.timeout(30):
         while (vllm.tokens_done() or 0) <= before:
             await asyncio.sleep(0)

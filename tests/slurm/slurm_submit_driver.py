@@ -1,4 +1,4 @@
-"""Runs one submission as the user who calls it: a process of its own, because the tests are root and submitters are not.
+"""Runs one submission as the user who calls it: in a process of its own, as the tests are root and submitters are not.
 
     python slurm_submit_driver.py submit REQUEST.json    prints {"name": ..., "id": ...} lines
     python slurm_submit_driver.py cancel ID...

@@ -1,4 +1,4 @@
-"""What was finished and is found damaged afterwards: it is set aside, and the task that has to make it again is run again."""
+"""Finished results that are found damaged afterwards: they are set aside, and the task that makes them is run again."""
 
 from __future__ import annotations
 
