@@ -37,6 +37,10 @@ class AttachedServer:
     weights_version: int
     max_model_len: int
     """The number of tokens of the longest sequence that the task needs."""
+    dtype: str
+    """The number format that the recipe asks for."""
+    common_seeds: bool
+    """Whether samples of equal seeds must have the same random numbers."""
     read_deadline_s: float
     """The seconds in which the server has to answer for the first time, and to read a model."""
     pause_deadline_s: float
@@ -56,6 +60,7 @@ class AttachedServer:
             check=self.while_starting or (lambda: None),
         )
         self._refuse_too_short()
+        self._refuse_other_settings()
         self.load_weights(self.model_dir, self.weights_version)
         return self
 
@@ -111,6 +116,24 @@ class AttachedServer:
                 expected=f"{self.max_model_len} tokens or more",
                 advice=AGAIN,
             )
+
+    def _refuse_other_settings(self) -> None:
+        served = self.control.served()
+        if served.dtype != self.dtype:
+            raise self._other_settings(f"dtype {served.dtype}", f"serving.dtype {self.dtype}")
+        if self.common_seeds and not served.noise_by_request:
+            raise self._other_settings(
+                "random numbers by position in the sequence", "random numbers by request, for prover.seeds: common"
+            )
+
+    def _other_settings(self, has: str, wanted: str) -> UserError:
+        return UserError(
+            "the attached vLLM server was started with other settings than the recipe asks for",
+            value=has,
+            where=self.control.address.text,
+            expected=wanted,
+            advice="start it with this recipe (mrt-hpc serve RECIPE), then type the same submit command again",
+        )
 
     def _gone(self, how: str) -> UserError:
         return UserError(

@@ -17,6 +17,18 @@ MOST_LOGPROBS = 64
 """The maximum number of tokens whose log-probabilities a request may ask for at one position."""
 FIRST_VERSION_VARIABLE = "MRT_HPC_WEIGHTS_VERSION"
 """The environment variable of the server with the weights version that it starts with."""
+SERVED_PATH = "/mrt/served"
+SERVED_VARIABLE = "MRT_HPC_SERVED"
+"""The environment variable of the server with the JSON that it answers at ``SERVED_PATH``."""
+
+
+class ServedSettings(msgspec.Struct, frozen=True):
+    """The settings of a server that decide what it samples, for a task that has not started it."""
+
+    dtype: str
+    """The number format of weights and activations."""
+    noise_by_request: bool
+    """Whether samples of equal seeds have the same random numbers, whatever their prompts' lengths."""
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, omit_defaults=True):

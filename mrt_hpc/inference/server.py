@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import torch
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
+from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, Address, ServerControl, refuse_no_weights
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
 from mrt_hpc.run.waiting import wait_until
@@ -327,6 +328,7 @@ class VllmServer:
             OWNER_VARIABLE: str(os.getpid()),
             DIRECTORY_VARIABLE: str(self._directory),
             FIRST_VERSION_VARIABLE: str(self.weights_version),
+            SERVED_VARIABLE: msgspec.json.encode(self._served()).decode(),
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
             "VLLM_RPC_BASE_PATH": str(self._directory),  # keeps the sockets between its processes private too
@@ -338,6 +340,10 @@ class VllmServer:
         if self.settings.noise_by_request:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})
+
+    def _served(self) -> ServedSettings:
+        """The settings that an attached task asks for; on CPU vLLM always draws the noise by request."""
+        return ServedSettings(self.settings.dtype, self.settings.noise_by_request or on_cpu())
 
     @property
     def _place(self) -> dict[str, object]:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+import msgspec
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference.protocol import SERVED_PATH, ServedSettings
 from mrt_hpc.run.retries import list_directory
 
 CONTROL_TIMEOUT_S = 60.0
@@ -126,6 +128,10 @@ class ServerControl:
         """Return the number of tokens of the longest sequence that it serves."""
         models = self.request("/v1/models", method="GET").json()["data"]
         return int(models[0]["max_model_len"])
+
+    def served(self) -> ServedSettings:
+        """Return the settings with which it was started."""
+        return msgspec.json.decode(self.request(SERVED_PATH, method="GET").content, type=ServedSettings)
 
     def load(self, directory: Path, version: int, *, pause_deadline_s: float, read_deadline_s: float) -> dict[str, Any]:
         """Load new weights into the running model, and clear the cached prefixes of the old ones.

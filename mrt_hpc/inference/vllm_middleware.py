@@ -17,7 +17,16 @@ import msgspec
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, GENERATE_PATH, Request, RequestBatch, Sample, sample_line
+from mrt_hpc.inference.protocol import (
+    FIRST_VERSION_VARIABLE,
+    GENERATE_PATH,
+    SERVED_PATH,
+    SERVED_VARIABLE,
+    Request,
+    RequestBatch,
+    Sample,
+    sample_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -44,6 +53,8 @@ class RunRoutes:
             await self.app(scope, receive, send)
         elif not self._authorized(scope):
             await _respond(send, 401, b"the key of the run is missing or wrong\n")
+        elif scope["path"] == SERVED_PATH:
+            await _respond(send, 200, os.environ[SERVED_VARIABLE].encode())
         elif scope["path"] == GENERATE_PATH:
             await _generate(scope["app"].state.engine_client, receive, send)
         else:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 PROMPT_LIMITS = ("sampling.max_prompt_tokens", "sampling.long_prompts")
 NAMED = 6
 """The maximum number of options that an advice names."""
+SERVER_IN_USE = "serving.attach"
+"""The field of a server that runs already: another server with the same weights samples the same."""
 OF_THE_RESULT = "it decides what the run has done"
 """The reason why most fields cannot be changed."""
 
@@ -95,7 +97,7 @@ def _refusal(layout: RunLayout, refused: Sequence[Change]) -> UserError:
 
 def _against(layout: RunLayout, locked: Recipe, wanted: Recipe, field: str) -> str | None:
     """Why a field cannot be changed; None where it can."""
-    if field.partition(".")[0] in (*FREE_SECTIONS, *RECORDED_SECTIONS):
+    if field.partition(".")[0] in (*FREE_SECTIONS, *RECORDED_SECTIONS) or field.startswith(SERVER_IN_USE):
         return None
     if field == "schedule.iterations":
         return _against_iterations(layout, locked, wanted)

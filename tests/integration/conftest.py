@@ -43,6 +43,24 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     return layout
 
 
+@pytest.fixture(scope="module")
+def warm_server(quickstart: RunLayout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A vLLM server of `mrt-hpc serve`, as the value of ``serving.attach``: runs that use it start no server."""
+    folder = tmp_path_factory.mktemp("warm_server")
+    longest = ROOT / "recipes/small_world/backtracking.yaml"  # it has the longest sequences
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "serve", str(longest), "--set", "serving.kv_cache_gib=0.5"]
+    command += ["--model", str(quickstart.weights_version(0)), "--key-file", str(folder / "key")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, "--log", str(folder / "log")], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()  # the test's time limit ends a wait for a server that does not start
+        assert "serving.attach=" in said, (folder / "log").read_text()[-2000:]
+        yield said.split('"serving.attach=', 1)[1].rstrip('"\n')
+        process.terminate()
+
+
 @pytest.fixture(scope="session")
 def one_rank() -> Iterator[Ranks]:
     """This process as a trainer of one rank: once for all modules, as DeepSpeed joins no second group."""

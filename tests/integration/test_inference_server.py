@@ -358,7 +358,8 @@ def test_weights_that_are_not_there_leave_the_old_ones_in_place(
 
 def attached(vllm: VllmServer, model: Path, **changes: Any) -> AttachedServer:
     """The running server, as a task attaches to it that has not started it."""
-    given = {"control": vllm.control, "max_model_len": 512, "read_deadline_s": 60, "pause_deadline_s": 60}
+    given = {"control": vllm.control, "max_model_len": 512, "dtype": vllm.settings.dtype, "common_seeds": True}
+    given |= {"read_deadline_s": 60, "pause_deadline_s": 60}
     return AttachedServer(**{**given, "model_dir": model, "weights_version": 7, **changes})
 
 
@@ -378,6 +379,11 @@ def test_an_attached_server_that_does_not_fit_is_refused(vllm: VllmServer, model
     with (
         pytest.raises(UserError, match="limits sequences to fewer tokens"),
         attached(vllm, models["tied0"], max_model_len=513),
+    ):
+        pass
+    with (
+        pytest.raises(UserError, match="other settings than the recipe asks for"),
+        attached(vllm, models["tied0"], dtype="bfloat16"),
     ):
         pass
     stranger = dataclasses.replace(vllm.control, key="another")

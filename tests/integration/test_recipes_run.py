@@ -81,26 +81,29 @@ PROVERS = {
 """Of mrt_online, beside those that have a recipe."""
 
 
-def options(name: str, quickstart: RunLayout, **changed: object) -> list[str]:
-    """Of the submission of a recipe, with a prover behind the word with."""
+def options(name: str, quickstart: RunLayout, attach: str, **changed: object) -> list[str]:
+    """The options of a submission of a recipe, with a prover behind the word with."""
     recipe, _, prover = name.partition(" with ")
     model = f"{{type: hugging_face, path: {quickstart.weights_version(0)}}}"
-    changes = {**SHRUNK, "model": model, **PARTICULAR.get(recipe, SAMPLING), **changed}
+    changes = {**SHRUNK, "model": model, "serving.attach": attach, **PARTICULAR.get(recipe, SAMPLING), **changed}
     if prover:
         changes["prover"] = PROVERS[prover].replace("MODEL", str(quickstart.weights_version(0)))
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
 
 @pytest.fixture(scope="module")
-def run(quickstart: RunLayout, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunLayout]:
-    """Finished runs of recipes by their names, each made once."""
+def run(
+    quickstart: RunLayout, warm_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], RunLayout]:
+    """Finished runs of recipes by their names, each made once. They sample through one server, one after the other."""
     finished: dict[str, RunLayout] = {}
 
     def of(name: str) -> RunLayout:
         if name not in finished:
             recipe = name.partition(" with ")[0]
             directory = tmp_path_factory.mktemp(recipe) / "run"
-            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *options(name, quickstart))
+            chosen = options(name, quickstart, warm_server)
+            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *chosen)
             finished[name] = RunLayout(directory)
         return finished[name]
 
@@ -277,7 +280,7 @@ def test_an_evaluation_with_a_prover_measures_regret(run: Callable[[str], RunLay
 
 
 def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(
-    run: Callable[[str], RunLayout], quickstart: RunLayout, tmp_path: Path
+    run: Callable[[str], RunLayout], quickstart: RunLayout, warm_server: str, tmp_path: Path
 ) -> None:
     finished, layout = run("grpo"), RunLayout(tmp_path / "run")
     shutil.copytree(finished.root, layout.root)
@@ -285,7 +288,9 @@ def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(
     before = [path.stat().st_mtime for path in shards]
     both = EVALUATED["evaluation.benchmarks"][:-1] + ", {name: more, problems: {type: small_world, problems: 4}}]"
     changed = {"evaluation.benchmarks": both, "schedule.iterations": ITERATIONS + 1}
-    said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", quickstart, **changed))
+    said = submit(
+        ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", quickstart, warm_server, **changed)
+    )
     assert f"schedule.iterations was {ITERATIONS} and is {ITERATIONS + 1}" in said
     for version in (0, ITERATIONS):
         assert read_manifest(layout.weights_version(version)) == read_manifest(finished.weights_version(version))

@@ -393,6 +393,14 @@ def test_what_jobs_cost_that_are_no_longer_planned_is_reckoned_by_their_role(tmp
     assert resources_of("segment-000.trainer", plan, without) == plan.job("segment-000.trainer").resources
 
 
+def test_a_run_continues_with_another_server(tmp_path: Path) -> None:
+    """A server that is started again has another socket, and samples the same."""
+    key = str(tmp_path / "key")
+    layout, _ = submitted(tmp_path / "run", f"serving.attach={{address: 'unix:/first', key_file: {key}}}")
+    submitted(tmp_path / "run", f"serving.attach={{address: 'unix:/second', key_file: {key}}}")
+    assert told(layout) == {"serving.attach.address": ("unix:/first", "unix:/second")}
+
+
 def test_other_resources_open_no_task(tmp_path: Path) -> None:
     layout, _ = submitted(tmp_path / "run")
     finish(layout)

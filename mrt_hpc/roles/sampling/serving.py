@@ -140,7 +140,13 @@ def running_server(
 
 @contextmanager
 def policy_server(
-    task: Task, weights: Weights, max_model_len: int, *, while_starting: Callable[[], None], **own: Any
+    task: Task,
+    weights: Weights,
+    max_model_len: int,
+    *,
+    common_seeds: bool,
+    while_starting: Callable[[], None],
+    **own: Any,
 ) -> Iterator[Server]:
     """The server of the inference role: the one that the recipe names, or this task's own.
 
@@ -148,15 +154,17 @@ def policy_server(
         task: whose.
         weights: what it has to hold first.
         max_model_len: tokens of the longest sequence.
+        common_seeds: see :func:`running_server`.
         while_starting: see :func:`running_server`.
         own: further arguments of :func:`running_server`.
 
     Raises:
-        UserError: the server that the recipe names does not answer, or has no room for the sequences.
+        UserError: the server that the recipe names does not answer, or was started with settings that do not fit.
     """
     serving = task.recipe.serving
     if serving.attach is None:
-        with running_server(task, weights, max_model_len, while_starting=while_starting, **own) as server:
+        own |= {"common_seeds": common_seeds, "while_starting": while_starting}
+        with running_server(task, weights, max_model_len, **own) as server:
             yield server
         return
     address, key = Address(serving.attach.address), read_key(Path(serving.attach.key_file))
@@ -166,6 +174,8 @@ def policy_server(
         model_dir=weights.directory,
         weights_version=weights.version,
         max_model_len=max_model_len,
+        dtype=serving.dtype,
+        common_seeds=common_seeds,
         read_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
         while_starting=while_starting,
