@@ -15,7 +15,7 @@ from mrt_hpc.algorithms.starts import whole_traces
 from mrt_hpc.plan.token_counts import boundaries_per_trace, sequence_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.provers.base import every_boundary
 from mrt_hpc.recipe.algorithm import AlgorithmSettings
-from mrt_hpc.recipe.base import Count, Positive, misfit
+from mrt_hpc.recipe.base import Count, Positive, as_kind, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -112,9 +112,7 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     Raises:
         TypeError: its class is not a subclass of it.
     """
-    if not isinstance(recipe.algorithm, Algorithm):
-        raise TypeError(f"{type(recipe.algorithm).__name__} is not a subclass of mrt_hpc.algorithms.base.Algorithm")
-    return recipe.algorithm
+    return as_kind(recipe.algorithm, Algorithm)
 
 
 def rollout_algorithm(recipe: Recipe) -> RolloutAlgorithm:
@@ -123,11 +121,7 @@ def rollout_algorithm(recipe: Recipe) -> RolloutAlgorithm:
     Raises:
         TypeError: its class is not a subclass of ``RolloutAlgorithm``, although it declares that it samples rollouts.
     """
-    if not isinstance(recipe.algorithm, RolloutAlgorithm):
-        raise TypeError(
-            f"{type(recipe.algorithm).__name__} is not a subclass of mrt_hpc.algorithms.base.RolloutAlgorithm"
-        )
-    return recipe.algorithm
+    return as_kind(recipe.algorithm, RolloutAlgorithm)
 
 
 def supervised_algorithm(recipe: Recipe) -> SupervisedAlgorithm:
@@ -136,11 +130,7 @@ def supervised_algorithm(recipe: Recipe) -> SupervisedAlgorithm:
     Raises:
         TypeError: its class is not a subclass of ``SupervisedAlgorithm``, although it declares no rollouts.
     """
-    if not isinstance(recipe.algorithm, SupervisedAlgorithm):
-        raise TypeError(
-            f"{type(recipe.algorithm).__name__} is not a subclass of mrt_hpc.algorithms.base.SupervisedAlgorithm"
-        )
-    return recipe.algorithm
+    return as_kind(recipe.algorithm, SupervisedAlgorithm)
 
 
 def check_keep(keep: int | None, recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.recipe.base import as_kind
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Grading, ProblemSource
@@ -17,7 +18,4 @@ def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:
     Raises:
         TypeError: the class that the recipe names is no verifier.
     """
-    chosen = problems.verifier or MathVerifier()
-    if not isinstance(chosen, Verifier):
-        raise TypeError(f"{type(chosen).__name__} is no subclass of mrt_hpc.domains.base.Verifier")
-    return chosen.with_defaults(grading)
+    return as_kind(problems.verifier or MathVerifier(), Verifier).with_defaults(grading)

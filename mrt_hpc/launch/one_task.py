@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
-from mrt_hpc.launch.placement import THREADS_THAT_WAIT
 from mrt_hpc.launch.ranks import start_ranks, stop, task_code
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -58,7 +57,7 @@ def _run_attempt(layout: RunLayout, job: Job, index: int) -> tuple[str, int]:
     """Run one attempt, and return its name and exit code; if one rank fails, all ranks are stopped."""
     safe_path = {"PYTHONSAFEPATH": "1"}  # the working directory of the job holds no modules of ours
     threads = {"OMP_NUM_THREADS": str(job.resources.cpus_per_rank)}
-    task = start_ranks(layout, job, index, {**THREADS_THAT_WAIT, **safe_path, **threads, **os.environ})
+    task = start_ranks(layout, job, index, {**safe_path, **threads, **os.environ})
     try:
         while None in (codes := task.exit_codes()) and not any(codes):
             time.sleep(LOOK_EVERY_S)

@@ -17,12 +17,6 @@ RANK, WORLD_SIZE, LOCAL_RANK, ATTEMPT, PARENT = (
 """Set by the local backend for each process that it starts."""
 
 
-THREADS_THAT_WAIT = {"OMP_WAIT_POLICY": "passive"}
-"""The environment of tasks that may share their cores with other processes. By default the threads of a computation
-spin while they wait for each other: where another process has one of two cores, this takes 5 to 20 times as long.
-"""
-
-
 @dataclass(frozen=True)
 class Placement:
     """One process of an attempt."""

@@ -16,9 +16,10 @@ from mrt_hpc.launch.backend import QueueState, Site
 from mrt_hpc.launch.ledger import current_submissions, local_process, process_elsewhere, recorded_site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mrt_hpc.launch.backend import Backend, QueuedTask
+    from mrt_hpc.launch.ledger import Submission
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -37,15 +38,15 @@ class JobQueue:
         return sorted({job_id for ids in self.jobs.values() for job_id in ids})
 
 
-def job_queues(layout: RunLayout) -> list[JobQueue]:
-    """The queues of a run's current submissions.
+def job_queues(layout: RunLayout, sent: Mapping[str, Sequence[Submission]]) -> list[JobQueue]:
+    """The queues of a run's current submissions, as the ledger gives them.
 
     Raises:
         UserError: the back end of a site cannot be loaded.
     """
     found: dict[str, JobQueue] = {}
     backends: dict[str, Backend] = {}
-    for job, parts in current_submissions(layout).items():
+    for job, parts in sent.items():
         for one in parts:
             if one.site not in backends:
                 backends[one.site] = backend_of(layout, one.site)
@@ -93,7 +94,7 @@ def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
         UserError: a queue cannot be asked.
     """
     found = {}
-    for queue in job_queues(layout):
+    for queue in job_queues(layout, current_submissions(layout)):
         states = queue.backend.states(queue.ids)
         alive = {task_id: state for task_id, state in states.items() if not state.ended}
         for job, ids in queue.jobs.items():
@@ -121,7 +122,7 @@ def look_at_queues(layout: RunLayout, within_s: float) -> QueueLook:
     sent = current_submissions(layout)
     ids = {job: [one.job_id for one in parts] for job, parts in sent.items()}
     try:
-        queues = job_queues(layout)
+        queues = job_queues(layout, sent)
     except UserError as error:
         return QueueLook(ids, {}, {", ".join(sorted({one.site for p in sent.values() for one in p})): _short(error)})
     tasks: dict[str, list[QueuedTask]] = {}
@@ -150,7 +151,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
     Raises:
         UserError: there is nothing to cancel, or a queue cannot be asked.
     """
-    process, queues = local_process(layout), job_queues(layout)
+    process, queues = local_process(layout), job_queues(layout, current_submissions(layout))
     if process is None and not queues:
         raise nothing_to_cancel(layout)
     if process is not None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job
     from mrt_hpc.run.layout import RunLayout
 
+THREADS_THAT_WAIT = {"OMP_WAIT_POLICY": "passive"}
+"""The environment of tasks that may share their cores with other processes. By default the threads of a computation
+spin while they wait for each other: where another process has one of two cores, this takes 5 to 20 times as long.
+"""
 STOP_DEADLINE_S = 30.0
 """Seconds for a child to unwind after SIGTERM, before it is killed."""
 
@@ -58,10 +62,11 @@ def _start(
     layout: RunLayout, job: Job, index: int, placement: Placement, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     log = layout.logs / f"{job.name}.{index:05d}.{placement.attempt}.rank{placement.rank}.log"
+    log.parent.mkdir(exist_ok=True)  # a user may have removed old logs together with their folder
     with log.open("ab") as stream:
         return subprocess.Popen(
             [sys.executable, "-m", "mrt_hpc.launch.entry", str(layout.root), job.name, str(index)],
-            env={**environment, **placement.environment()},
+            env={**THREADS_THAT_WAIT, **environment, **placement.environment()},
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,

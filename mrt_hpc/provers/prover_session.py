@@ -14,6 +14,7 @@ from mrt_hpc.provers.base import Prover, ProverTools, every_boundary
 from mrt_hpc.provers.box_tokens import Closing, Writing
 from mrt_hpc.provers.branches import Fork
 from mrt_hpc.provers.history import AnswerHistory
+from mrt_hpc.recipe.base import as_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,17 +23,6 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.traces import SampledTrace
     from mrt_hpc.provers.base import Estimator
     from mrt_hpc.recipe.prover import ProverSettings
-
-
-def as_prover(section: ProverSettings) -> Prover:
-    """A recipe's prover as one that asks and estimates.
-
-    Raises:
-        TypeError: its class is no ``Prover``.
-    """
-    if not isinstance(section, Prover):
-        raise TypeError(f"{type(section).__name__} is no subclass of mrt_hpc.provers.base.Prover")
-    return section
 
 
 @dataclass(frozen=True)
@@ -94,7 +84,7 @@ class ProverFactory:
             policy: the policy as prover; replaced where the prover names another model.
             run_seed: of all branches.
         """
-        prover, model = as_prover(section), policy.replaced(section)
+        prover, model = as_kind(section, Prover), policy.replaced(section)
         return ProverFactory(prover, model, run_seed, Closing(model.tokens), AnswerHistory(prover.known_answer_limit))
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -49,3 +49,17 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+K = TypeVar("K")
+
+
+def as_kind(section: Section, kind: type[K]) -> K:
+    """Return a section as the class of a higher layer that it must be.
+
+    Raises:
+        TypeError: its class is not a subclass of ``kind``.
+    """
+    if not isinstance(section, kind):
+        raise TypeError(f"{type(section).__name__} is not a subclass of {kind.__module__}.{kind.__name__}")
+    return section

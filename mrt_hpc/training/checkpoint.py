@@ -95,7 +95,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
         agree(own.failure)
         generator_states: list[Any] = [None] * trainer.ranks.world_size
         written: list[Any] = [None] * trainer.ranks.world_size
-        distributed.all_gather_object(generator_states, Generators.capture().told)
+        distributed.all_gather_object(generator_states, Generators.capture().state)
         distributed.all_gather_object(written, own.files)
         state = {
             "step": trainer.step,

@@ -25,7 +25,7 @@ def seed(value: int) -> None:
 class Generators:
     """The state of all random generators of one process, in a form that JSON can store."""
 
-    told: dict[str, Any]
+    state: dict[str, Any]
 
     @staticmethod
     def capture() -> Generators:
@@ -72,19 +72,19 @@ class Generators:
         random.setstate(self._python())
         np.random.set_state(self._numpy())
         torch.set_rng_state(self._bytes("torch"))
-        if self.told["cuda"] is not None and torch.cuda.is_available():
+        if self.state["cuda"] is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(self._bytes("cuda"))
 
     def _python(self) -> tuple[int, tuple[int, ...], float | None]:
-        state = self.told["python"]
+        state = self.state["python"]
         return PYTHON_VERSION, tuple(_array(state["words"]).tolist()), state["normal"]
 
     def _numpy(self) -> tuple[str, np.ndarray, int, int, float]:
-        state = self.told["numpy"]
+        state = self.state["numpy"]
         return "MT19937", _array(state["words"]), state["position"], state["has_normal"], state["normal"]
 
     def _bytes(self, name: str) -> torch.Tensor:
-        return torch.from_numpy(_array(self.told[name], np.uint8).copy())
+        return torch.from_numpy(_array(self.state[name], np.uint8).copy())
 
 
 def _text(array: np.ndarray, kind: type[np.unsignedinteger] = np.uint32) -> str:

@@ -316,7 +316,7 @@ def test_a_state_that_is_not_whole_is_refused(changes: dict[str, Any], reason: s
 
 @pytest.mark.parametrize("part", ["words", "position", "normal"])
 def test_generators_that_no_generator_takes_are_refused(part: str) -> None:
-    told = json.loads(json.dumps(Generators.capture().told))
+    told = json.loads(json.dumps(Generators.capture().state))
     Generators.from_json(told).restore()
     told["numpy"][part] = "AAAA"
     with pytest.raises(ValueError, match="not the state of random generators"):

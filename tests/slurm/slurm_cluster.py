@@ -92,7 +92,11 @@ class Cluster:
             "account": "lab",
             "partitions": {"cpu": "cpu", "gpu": "gpu"},
             "python": self.python,
-            "environment": {"PYTHONPATH": self.python_path, "PYTHONDONTWRITEBYTECODE": "1"},
+            "environment": {
+                "PYTHONPATH": self.python_path,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "OMP_WAIT_POLICY": "passive",  # the cluster shares its two cores with the other tests
+            },
         }
         return SlurmSite.model_validate_json(json.dumps({**values, **changes}))
 

@@ -12,7 +12,7 @@ import pytest
 
 from mrt_hpc.launch.ledger import record_submission
 from mrt_hpc.launch.slurm.after_srun import abandoned, awaited_tasks
-from mrt_hpc.launch.slurm.parameters import LAST_WORD
+from mrt_hpc.launch.slurm.parameters import EPILOGUE
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.events import EventKind, EventLog, event_file
@@ -50,7 +50,7 @@ def calls(
     given = SCRIPT.format(
         said=said, verdict=verdict, queue=queue, listed=listed, state=state, code=code, waited_for=waited_for, end=end
     )
-    done = subprocess.run(["bash", "-c", given + LAST_WORD.read_text()], capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", "-c", given + EPILOGUE.read_text()], capture_output=True, text=True, check=False)
     assert not done.stdout
     called = done.stderr.splitlines()
     return [line for n, line in enumerate(called) if n or line != "settle "], done.returncode

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.local.slots import Slots, machine_slots
-from mrt_hpc.launch.placement import THREADS_THAT_WAIT
 from mrt_hpc.launch.ranks import Running, start_ranks, stop, task_code, tell_to_stop
 from mrt_hpc.plan.jobs import DependencyKind, Role
 from mrt_hpc.run.task_state import TaskState, forget_failures, read_task
@@ -155,7 +154,6 @@ def start_task(run: LocalRun, job: Job, index: int) -> Running:
 
 def _environment(site: LocalSite, job: Job, gpus: list[str]) -> dict[str, str]:
     return {
-        **THREADS_THAT_WAIT,
         **os.environ,
         "PYTHONSAFEPATH": "1",  # the folder that the command was typed in holds no modules of ours
         "OMP_NUM_THREADS": str(job.resources.cpus_per_rank),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MIB_PER_GIB = 1024
 SIGNAL_BEFORE_LIMIT_S = 90
 """Seconds before the time limit at which a task is told to stop and be queued again."""
-LAST_WORD = Path(__file__).with_name("job_epilogue.sh")
+EPILOGUE = Path(__file__).with_name("job_epilogue.sh")
 MOST_AWAITED = 100
 """Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
 CACHES = {
@@ -142,7 +142,7 @@ def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for:
         f"AGAIN={int(AttemptOutcome.AGAIN)}; OVER={int(AttemptOutcome.OVER)}; DONE={int(AttemptOutcome.DONE)}",
         f"GAVE_BACK={int(ExitCode.GIVE_BACK)}; MOST_AWAITED={MOST_AWAITED}",
         f"WAITED_FOR={'yes' if waited_for else ''}; LATE_S={LATE_S}",
-        *LAST_WORD.read_text().splitlines(),
+        *EPILOGUE.read_text().splitlines(),
     ]
 
 

@@ -163,8 +163,9 @@ def policy_server(
     """
     serving = task.recipe.serving
     if serving.attach is None:
-        own |= {"common_seeds": common_seeds, "while_starting": while_starting}
-        with running_server(task, weights, max_model_len, **own) as server:
+        with running_server(
+            task, weights, max_model_len, common_seeds=common_seeds, while_starting=while_starting, **own
+        ) as server:
             yield server
         return
     address, key = Address(serving.attach.address), read_key(Path(serving.attach.key_file))
