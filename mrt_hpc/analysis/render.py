@@ -93,8 +93,8 @@ def write_report(summary: RunSummary, directory: Path) -> Path:
     return path
 
 
-def render(summary: RunSummary, figures: Sequence[FigureFile]) -> str:
-    """The report as Markdown."""
+def templates() -> jinja2.Environment:
+    """The templates of reports in Markdown, with the filters that write their numbers."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mrt_hpc.analysis"),
         undefined=jinja2.StrictUndefined,
@@ -106,17 +106,26 @@ def render(summary: RunSummary, figures: Sequence[FigureFile]) -> str:
     environment.filters.update(
         cell=cell, percent=percent, points=points, interval=interval, number=number, count=count, duration=duration
     )
+    return environment
+
+
+def render(summary: RunSummary, figures: Sequence[FigureFile]) -> str:
+    """The report as Markdown."""
     rows = evaluation_rows(summary.evaluations)
-    return environment.get_template("report.md.j2").render(
-        summary=summary,
-        rows=rows,
-        outcomes=outcomes(rows),
-        means=mean_rows(summary.evaluations),
-        regrets=regret_rows(summary.evaluations),
-        sampled=sample(summary.iterations, MOST_ROWS),
-        phases=phase_totals(summary.iterations),
-        figures=figures,
-        few_answers=last_few_answers(summary),
+    return (
+        templates()
+        .get_template("report.md.j2")
+        .render(
+            summary=summary,
+            rows=rows,
+            outcomes=outcomes(rows),
+            means=mean_rows(summary.evaluations),
+            regrets=regret_rows(summary.evaluations),
+            sampled=sample(summary.iterations, MOST_ROWS),
+            phases=phase_totals(summary.iterations),
+            figures=figures,
+            few_answers=last_few_answers(summary),
+        )
     )
 
 

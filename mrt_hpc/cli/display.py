@@ -68,7 +68,8 @@ class LineDisplay(Display):
         if said != self._last:
             self._last = said
             seconds = int(time.monotonic() - self._started)
-            print(f"[{seconds // 60:3d}:{seconds % 60:02d}] {said[1]}; {said[2]}; {said[0]}", flush=True)
+            told = "; ".join(filter(None, (said[1], said[2], said[0])))
+            print(f"[{seconds // 60:3d}:{seconds % 60:02d}] {told}", flush=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass  # lines need no end
@@ -98,8 +99,12 @@ class BarDisplay(Display):
         """Move the bars."""
         reward = "" if now.reward is None else f"reward {now.reward:.2f}; "
         note = collection_text(now) + reward + doing
-        self._bars.update(self._training, total=now.iterations, completed=now.iterations_done, note=note)
-        self._bars.update(self._evaluating, total=now.evaluations, completed=now.evaluations_done)
+        trains = now.iterations > 0
+        self._bars.update(
+            self._training, total=now.iterations, completed=now.iterations_done, note=note, visible=trains
+        )
+        note = "" if trains else doing
+        self._bars.update(self._evaluating, total=now.evaluations, completed=now.evaluations_done, note=note)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bars.stop()
@@ -113,7 +118,9 @@ def doing(run: RunningHere) -> str:
 
 
 def iterations_text(now: Progress) -> str:
-    """Iterations done, and the reward of the last."""
+    """Iterations done, and the reward of the last; empty for an evaluation on its own, which has none."""
+    if not now.iterations:
+        return ""
     reward = "" if now.reward is None else f", reward {now.reward:.2f}"
     return f"iteration {now.iterations_done}/{now.iterations}{reward}"
 

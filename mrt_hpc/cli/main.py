@@ -171,6 +171,49 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
     submit_recipe(recipe, site, overrides, run)
 
 
+@main.command("eval", short_help="Evaluate models or weights versions on a suite.")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL_OR_RUN...")
+@click.option("--suite", required=True, help="The suite: a path, or a name in recipes/suites.")
+@options.site
+@options.overrides
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results"),
+    show_default=True,
+    help="The results folder: samples that are in it are not generated again.",
+)
+@click.option(
+    "--data", type=click.Path(path_type=Path, file_okay=False), help="The folder that holds the suite's problem files."
+)
+@options.run_directory
+@click.option("--plan", "plan_only", is_flag=True, help="Show the jobs without submitting them.")
+def evaluate(
+    models: tuple[str, ...],
+    suite: str,
+    site: str | None,
+    overrides: tuple[str, ...],
+    results: Path,
+    data: Path | None,
+    run: Path | None,
+    plan_only: bool,
+) -> None:
+    """Evaluate models on a suite: model directories in Hugging Face format, and weights versions of runs.
+
+    RUN means its last weights version, RUN@0,20,last the ones named. Versions that a queued training will publish are
+    waited for. Samples that the results folder has are used, whoever asked for them.
+
+    \b
+    Examples:
+      mrt-hpc eval runs/quickstart@0,last --suite small_world
+      mrt-hpc eval models/DeepSeek-R1-Distill-Qwen-1.5B runs/grpo --suite paper_20 --site mycluster
+      mrt-hpc eval runs/grpo --suite paper_20 --plan
+    """
+    from mrt_hpc.cli.evaluate import evaluate as evaluate_models
+
+    evaluate_models(models, suite, site, overrides, results, data, run, plan_only=plan_only)
+
+
 @main.command(short_help="Show the state of a run.")
 @click.argument("run", type=RUN)
 def status(run: Path) -> None:

@@ -67,7 +67,8 @@ def print_status(run: Path) -> None:
         click.echo(why, err=True)
         told = f"[yellow]the queue was not reached ({name}):[/] all else is from the run's files"
         console.print(told, highlight=False)
-    console.print(f"{collection_text(now)}{iterations_text(now)}; {evaluations_text(now)}", highlight=False)
+    told = "; ".join(filter(None, (iterations_text(now), evaluations_text(now))))
+    console.print(f"{collection_text(now)}{told}", highlight=False)
     if warning := few_answers(now.answered, f"iteration {now.iterations_done - 1}"):
         console.print(f"[yellow]few answers:[/] {warning}", highlight=False)
     if (process := local_process(layout)) is not None:

@@ -29,7 +29,12 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
         UserError: recipe, site or data are wrong, the site refuses, or a task failed.
     """
     recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
-    submit(recipe, site, run_path(recipe.name, run), Listener(click.echo, _warn, _display))
+    submit(recipe, site, run_path(recipe.name, run), listener())
+
+
+def listener() -> Listener:
+    """Prints the sentences of a submission, and shows how far a run on this machine is."""
+    return Listener(click.echo, _warn, _display)
 
 
 def _warn(sentence: str) -> None:

@@ -49,6 +49,8 @@ class RolloutPlan:
     iteration: int
     group_size: int
     """n, the number of rollouts of a group."""
+    first_sample: int = 0
+    """The number of the first rollout of a group: more than 0 where earlier ones were sampled before."""
     thought_end: bytes = b"</think>"
     """The closing tag; empty for a model that writes none."""
     rule: EpisodeRule = field(default_factory=EpisodeRule)
@@ -159,7 +161,8 @@ class RolloutSampler:
 
     def _request(self, group: PromptedGroup, number: int, samples: range) -> Request:
         start = group.starts[number]
-        seeds = [self.plan.rollout_seed(group.problem.id, sample) for sample in samples]
+        first = self.plan.first_sample
+        seeds = [self.plan.rollout_seed(group.problem.id, first + sample) for sample in samples]
         return Request(start.context_ids, seeds, start.settings)
 
     def _cut(self, group: PromptedGroup, start: Start, sample: int, completion: Completion) -> SampledTrace:
@@ -174,7 +177,7 @@ class RolloutSampler:
             iteration=self.plan.iteration,
             group=group,
             start=start,
-            sample=sample,
+            sample=self.plan.first_sample + sample,
             text=whole.decode(errors="replace"),
             answer_text=(whole if answer is None else answer).decode(errors="replace"),
             boundaries=[0] if start.forced else self._boundaries(pieces),

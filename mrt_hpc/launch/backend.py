@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.plan.jobs import Job, Plan, Role
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -119,7 +119,7 @@ class RunningHere(Protocol):
 class Order:
     """The jobs that a submission gives to a back end. The submitting process holds the run's claim."""
 
-    recipe: Recipe
+    recipe: Experiment
     plan: Plan
     layout: RunLayout
     jobs: Sequence[Job]
@@ -156,7 +156,7 @@ class Backend(Protocol):
         """Return the objections to running a plan here, before anything is created or submitted."""
         return Objections()
 
-    def texts(self, plan: Plan, recipe: Recipe, layout: RunLayout) -> list[tuple[str, str]]:  # noqa: ARG002
+    def texts(self, plan: Plan, recipe: Experiment, layout: RunLayout) -> list[tuple[str, str]]:  # noqa: ARG002
         """Name and script of each job as a submission would write them, with ``{job name}`` in place of job ids.
 
         Raises:

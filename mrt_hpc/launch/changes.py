@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.begun import FREE_SECTIONS, RECORDED_SECTIONS, differences
-from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.data import left_out
 from mrt_hpc.run.layout import COLLECTION
 from mrt_hpc.run.retries import list_directory
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mrt_hpc.recipe.schema import Recipe, Sampling
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import PromptLimits, Recipe
     from mrt_hpc.run.layout import RunLayout
 
 PROMPT_LIMITS = ("sampling.max_prompt_tokens", "sampling.long_prompts")
@@ -61,19 +63,19 @@ class Change:
         return f"--set {shlex.quote(f'{self.field}={json.dumps(self.old)}')}"
 
 
-def changes(layout: RunLayout, recipe: Recipe) -> list[Change]:
+def changes(layout: RunLayout, recipe: Experiment) -> list[Change]:
     """Return the fields in which a submission's recipe differs from the run's, each with the reason why it is refused,
     if it is.
 
     Raises:
         UserError: the run's lock cannot be read.
     """
-    locked = read_recipe_lock(layout.recipe_lock)
+    locked = read_lock(layout.recipe_lock)
     found = differences(locked.model_dump(mode="json"), recipe.model_dump(mode="json"))
     return [Change(field, old, new, _against(layout, locked, recipe, field)) for field, old, new in found]
 
 
-def refuse_other_recipe(layout: RunLayout, recipe: Recipe) -> None:
+def refuse_other_recipe(layout: RunLayout, recipe: Experiment) -> None:
     """Refuse a recipe that would change the results that the run already has: a run directory holds one experiment.
 
     Raises:
@@ -95,8 +97,10 @@ def _refusal(layout: RunLayout, refused: Sequence[Change]) -> UserError:
     )
 
 
-def _against(layout: RunLayout, locked: Recipe, wanted: Recipe, field: str) -> str | None:
+def _against(layout: RunLayout, locked: Experiment, wanted: Experiment, field: str) -> str | None:
     """Why a field cannot be changed; None where it can."""
+    if isinstance(locked, EvaluationRecipe) or isinstance(wanted, EvaluationRecipe):
+        return None if field.partition(".")[0] in (*FREE_SECTIONS, "expected") else OF_THE_RESULT
     if field.partition(".")[0] in (*FREE_SECTIONS, *RECORDED_SECTIONS) or field.startswith(SERVER_IN_USE):
         return None
     if field == "schedule.iterations":
@@ -109,7 +113,7 @@ def _against(layout: RunLayout, locked: Recipe, wanted: Recipe, field: str) -> s
     return OF_THE_RESULT
 
 
-def _against_prompts(layout: RunLayout, locked: Sampling, wanted: Sampling) -> str | None:
+def _against_prompts(layout: RunLayout, locked: PromptLimits, wanted: PromptLimits) -> str | None:
     """Refuse another limit of prompts that would change the training problems after something was sampled."""
     if nothing_sampled(layout):
         return None
@@ -120,7 +124,7 @@ def _against_prompts(layout: RunLayout, locked: Sampling, wanted: Sampling) -> s
     return None
 
 
-def returning(path: Path, wanted: Sampling) -> list[str]:
+def returning(path: Path, wanted: PromptLimits) -> list[str]:
     """Problems that were left out of a file of the run, and that a recipe would not leave out."""
     dropped = wanted.long_prompts == "drop"
     return [name for name, tokens in left_out(path).items() if not dropped or tokens <= wanted.max_prompt_tokens]

@@ -17,6 +17,7 @@ from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe, benchmark_sampling, longest_completion
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import (
@@ -40,13 +41,14 @@ if TYPE_CHECKING:
 
     from mrt_hpc.mrt.sft import Conversation, Suffix
     from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.records import Problem
 
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def create_or_open(root: Path, recipe: Recipe, plan: Plan, *, group_access: bool = False) -> RunLayout:
+def create_or_open(root: Path, recipe: Experiment, plan: Plan, *, group_access: bool = False) -> RunLayout:
     """Create the run directory of a recipe, or open it if it exists and belongs to this experiment.
 
     Args:
@@ -128,7 +130,7 @@ class RunData:
     problems: list[Problem]
     """To train on; none where samples are given."""
     samples: Sequence[Conversation | Suffix]
-    """Given for supervised training."""
+    """Given for supervised training. An evaluation on its own has neither problems nor samples."""
     benchmarks: dict[str, list[Problem]]
     """By name."""
 
@@ -136,19 +138,21 @@ class RunData:
         """Write the data into a run directory."""
         if self.problems:
             write_problems(layout.train_data, self.problems)
-        else:
+        elif self.samples:
             write_samples(layout.train_data, self.samples)
         for name, rows in self.benchmarks.items():
             write_problems(layout.benchmark_data(name), rows)
 
 
-def read_all_data(recipe: Recipe) -> RunData:
+def read_all_data(recipe: Experiment) -> RunData:
     """Read all data that the run needs.
 
     Raises:
         UserError: a file is missing or wrong.
     """
     benchmarks = {b.name: problems_of(b.problems) for b in recipe.evaluation.benchmarks}
+    if isinstance(recipe, EvaluationRecipe):
+        return RunData([], (), benchmarks)
     if (samples := given_samples(recipe)) is not None:
         return RunData([], samples, benchmarks)
     assert isinstance(recipe.data, JsonlProblems | SmallWorldProblems)  # the only other kinds
@@ -176,7 +180,7 @@ def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
     return problems(Split(source.split), source.problems)
 
 
-def check_model(recipe: Recipe) -> None:
+def check_model(recipe: Experiment) -> None:
     """Refuse models and a chat template that are missing, or whose files alone show that they cannot work, before
     anything is submitted.
 
@@ -184,8 +188,13 @@ def check_model(recipe: Recipe) -> None:
         UserError: naming the field, and what is missing, damaged, unknown or too short.
     """
     template = recipe.prompt.chat_template
-    if template is not None and not Path(template).is_file():
-        raise UserError("no such file", value=template, where="prompt.chat_template", expected="a chat template")
+    for asked in (recipe.prompt, *(benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks)):
+        if asked.chat_template is not None and not Path(asked.chat_template).is_file():
+            where = "prompt.chat_template"
+            raise UserError("no such file", value=asked.chat_template, where=where, expected="a chat template")
+    if isinstance(recipe, EvaluationRecipe):
+        _check_models(recipe)
+        return
     if isinstance(recipe.model, HuggingFaceModel):
         files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
         files.check(longest_sequence(recipe))
@@ -194,13 +203,25 @@ def check_model(recipe: Recipe) -> None:
         files.check(recipe.prover.model_max_tokens or longest_sequence(recipe), trained=False)
 
 
-def check_length(layout: RunLayout, locked: Recipe, recipe: Recipe) -> None:
+def _check_models(recipe: EvaluationRecipe) -> None:
+    """Refuse models that are there and cannot work. One that a run is still to publish is checked by the first job."""
+    for number, model in enumerate(recipe.models):
+        prompts = [benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks]
+        template_given = all(prompt.chat_template is not None for prompt in prompts)
+        if model.run is None or Path(model.path).is_dir():
+            files = ModelFiles(Path(model.path), f"models.{number}.path", template_given=template_given)
+            files.check(longest_sequence(recipe), trained=False)
+
+
+def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> None:
     """Refuse a recipe that asks for longer sequences than before, if the run's model cannot hold them.
 
     Raises:
         UserError: naming what is too long.
     """
-    if not isinstance(recipe.model, HuggingFaceModel) or longest_sequence(recipe) <= longest_sequence(locked):
+    if isinstance(recipe, EvaluationRecipe) or not isinstance(recipe.model, HuggingFaceModel):
+        return
+    if longest_sequence(recipe) <= longest_sequence(locked):
         return
     first = layout.weights_version(0)  # the directory that it was copied from may be gone
     directory = first if first.exists() else Path(recipe.model.path)
@@ -208,20 +229,21 @@ def check_length(layout: RunLayout, locked: Recipe, recipe: Recipe) -> None:
     ModelFiles(directory, "model.path", template_given=template_given).check(longest_sequence(recipe))
 
 
-def longest_sequence(recipe: Recipe) -> int:
+def longest_sequence(recipe: Experiment) -> int:
     """Return the minimum number of tokens of the longest sequence that a server must hold: prompt, trace and forced
     answer, without the tokens of the forced text.
     """
-    sampling, evaluation = recipe.sampling, recipe.evaluation
-    lengths = [0]
-    if recipe.algorithm.samples_rollouts or recipe.algorithm.collects:
-        lengths.append(sampling.max_tokens + (0 if recipe.prover is None else recipe.prover.max_tokens))
+    evaluation, lengths = recipe.evaluation, [0]
+    if not isinstance(recipe, EvaluationRecipe) and (recipe.algorithm.samples_rollouts or recipe.algorithm.collects):
+        answer = 0 if recipe.prover is None else recipe.prover.max_tokens
+        lengths.append(recipe.sampling.max_tokens + answer)
     if evaluation.benchmarks:
-        lengths.append(evaluation.max_tokens + (0 if evaluation.prover is None else evaluation.prover.max_tokens))
-    return sampling.max_prompt_tokens + max(lengths)
+        answer = 0 if evaluation.prover is None else evaluation.prover.max_tokens
+        lengths.append(longest_completion(recipe) + answer)
+    return recipe.sampling.max_prompt_tokens + max(lengths)
 
 
-def _fill(layout: RunLayout, recipe: Recipe, plan: Plan, data: RunData) -> None:
+def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> None:
     data.write(layout)
     keep(recipe, layout.code)
     write_json(layout.plan, plan.as_json())

@@ -22,7 +22,7 @@ from mrt_hpc.launch.gpus import require_gpus
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.plan.jobs import Role, read_plan
-from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, never_gone
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
@@ -108,11 +108,11 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
     """Read from the run directory what the role needs."""
     plan = read_plan(layout.plan)
     job = plan.job(job_name)
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_lock(layout.recipe_lock)
     patience = RetryPolicy(full_limit_s=recipe.resilience.full_disk_minutes * 60)
     return Task(
         layout=layout,
-        recipe=recipe,
+        experiment=recipe,
         plan=plan,
         job=job,
         index=index,
@@ -141,7 +141,7 @@ def record_after(task: Task, error: BaseException | None, running: TaskRecord) -
         return replace(unfailed, state=TaskState.STOPPED, message=STOPPED)
     message, exit_code = _explained(task, error)
     awaited = error.awaited if isinstance(error, PeersFailedError) else ()
-    failed = running.failed(message, exit_code, task.recipe.resilience.retries, progressed=progressed)
+    failed = running.failed(message, exit_code, task.experiment.resilience.retries, progressed=progressed)
     return replace(failed, awaited=awaited)
 
 
@@ -209,7 +209,7 @@ def _heart(task: Task) -> AbstractContextManager[object]:
     if task.rank != 0:
         return nullcontext()
     path = task.layout.heart(task.job.name, task.index)
-    return Heart(path, task.attempt, task.recipe.resilience.heartbeat_limit_s)
+    return Heart(path, task.attempt, task.experiment.resilience.heartbeat_limit_s)
 
 
 def role_function(role: Role) -> RoleFunction:

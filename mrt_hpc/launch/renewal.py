@@ -17,7 +17,7 @@ from mrt_hpc.launch.create import check_length, problems_of
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.begun import FREE_SECTIONS
-from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.lock import lock_text, read_lock
 from mrt_hpc.recipe.schema import JsonlProblems, SmallWorldProblems
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.data import left_out_file, write_problems
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Problem
@@ -45,13 +45,13 @@ EVALUATING = ("evaluation.", "schedule.iterations", *PROMPT_LIMITS)
 """The prefixes of the fields that decide which evaluations there are, and with which settings."""
 
 
-def is_renewed(layout: RunLayout, recipe: Recipe, plan: Plan) -> bool:
+def is_renewed(layout: RunLayout, recipe: Experiment, plan: Plan) -> bool:
     """Whether a submission asks for other values than the run has, or an earlier one that did was interrupted."""
-    as_it_is = read_recipe_lock(layout.recipe_lock) == recipe and read_plan(layout.plan) == plan
+    as_it_is = read_lock(layout.recipe_lock) == recipe and read_plan(layout.plan) == plan
     return layout.renewal.exists() or not as_it_is
 
 
-def renew(layout: RunLayout, recipe: Recipe, plan: Plan) -> list[str]:
+def renew(layout: RunLayout, recipe: Experiment, plan: Plan) -> list[str]:
     """Apply another recipe and plan. Finished results stay; tasks that have new work are opened again.
 
     Tasks are opened before the plan is written, because the comparison of the two plans shows which of them have new
@@ -92,8 +92,8 @@ class Renewal:
     """The changes of a submission, before anything is written."""
 
     layout: RunLayout
-    locked: Recipe
-    recipe: Recipe
+    locked: Experiment
+    recipe: Experiment
     plan: Plan
     changes: list[Change]
     data: dict[Path, list[Problem]]
@@ -103,13 +103,13 @@ class Renewal:
     """The weights versions that should be evaluated and no longer exist."""
 
     @staticmethod
-    def of(layout: RunLayout, recipe: Recipe, plan: Plan) -> Renewal:
+    def of(layout: RunLayout, recipe: Experiment, plan: Plan) -> Renewal:
         """Return the changes of a submission, together with those of an interrupted one before it.
 
         Raises:
             UserError: data of a benchmark are not there, or wrong; or sequences are too long for the model.
         """
-        locked, journal = read_recipe_lock(layout.recipe_lock), _journal(layout)
+        locked, journal = read_lock(layout.recipe_lock), _journal(layout)
         found = changes(layout, recipe) or [Change(**change) for change in journal["changes"]]
         check_length(layout, locked, recipe)
         sources = problem_sources(layout, recipe)
@@ -174,14 +174,15 @@ class Renewal:
         return told
 
 
-def problem_sources(layout: RunLayout, recipe: Recipe) -> dict[Path, JsonlProblems | SmallWorldProblems]:
+def problem_sources(layout: RunLayout, recipe: Experiment) -> dict[Path, JsonlProblems | SmallWorldProblems]:
     """Return the source of each of the run's files of problems."""
     benchmarks = {layout.benchmark_data(b.name): b.problems for b in recipe.evaluation.benchmarks}
-    training = {layout.train_data: recipe.data} if isinstance(recipe.data, JsonlProblems | SmallWorldProblems) else {}
+    data = getattr(recipe, "data", None)  # an evaluation on its own has none
+    training = {layout.train_data: data} if isinstance(data, JsonlProblems | SmallWorldProblems) else {}
     return {**training, **benchmarks}
 
 
-def changed_data(layout: RunLayout, locked: Recipe, recipe: Recipe) -> set[Path]:
+def changed_data(layout: RunLayout, locked: Experiment, recipe: Experiment) -> set[Path]:
     """Files of problems that are not there, hold those of another source, or lack some that were left out and would
     not be now.
     """

@@ -8,7 +8,7 @@ cannot double its jobs.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
@@ -20,7 +20,7 @@ from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.launch.renewal import Renewal, is_renewed, renew
 from mrt_hpc.launch.run_progress import task_records
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, read_plan
 from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.user_code import changed
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.backend import Backend, RunningHere, Site
     from mrt_hpc.launch.queued_jobs import LiveJob
     from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.schema import Recipe
 
 
@@ -119,8 +120,18 @@ def refuse_objections(backend: Backend, plan: Plan, warn: Callable[[str], None])
         raise objections.error
 
 
-def start(recipe: Recipe, plan: Plan, layout: RunLayout, site: Site, listener: Listener) -> None:
+def start(
+    recipe: Experiment, plan: Plan, layout: RunLayout, site: Site, listener: Listener, behind: Sequence[str] = ()
+) -> None:
     """Give the back end of a site the jobs that are neither done nor queued.
+
+    Args:
+        recipe: what the run was made from.
+        plan: of the run.
+        layout: its directory.
+        site: where it runs.
+        listener: receives a sentence about each step.
+        behind: ids of queued jobs of other runs, after which the first job starts.
 
     Raises:
         UserError: the run is in use elsewhere, or queued with other values; or the back end refuses, or a task failed.
@@ -136,7 +147,7 @@ def start(recipe: Recipe, plan: Plan, layout: RunLayout, site: Site, listener: L
         backend.cancel(job_ids_of(live[name] for name in left.hopeless))
         left.forget_failures(layout)
         sent = Sent(layout, site, left, listener.tell)
-        order = left.order(recipe, plan, layout, sent.record, listener)
+        order = queued_behind(left.order(recipe, plan, layout, sent.record, listener), behind)
         if backend.queue is not None:
             record_site(layout, site)
         try:
@@ -188,7 +199,7 @@ class Left:
             forget_failures(layout, job.name, again)
 
     def order(
-        self, recipe: Recipe, plan: Plan, layout: RunLayout, record: Callable[[str, str], None], listener: Listener
+        self, recipe: Experiment, plan: Plan, layout: RunLayout, record: Callable[[str, str], None], listener: Listener
     ) -> Order:
         """Return the order for the back end."""
         return Order(
@@ -213,6 +224,19 @@ def what_is_left(plan: Plan, layout: RunLayout, live: Mapping[str, LiveJob]) -> 
     hopeless = without_hope(jobs, live, done, lost)
     queued = {name: job for name, job in live.items() if name not in hopeless}
     return Left(jobs, done, queued, {name: lost[name] for name in lost if name in queued}, hopeless)
+
+
+OTHER_RUNS = "jobs of other runs"
+"""The name under which a first job waits for them."""
+
+
+def queued_behind(order: Order, ids: Sequence[str]) -> Order:
+    """Return an order whose first jobs start after queued jobs of other runs."""
+    if not ids:
+        return order
+    wait = Dependency(job=OTHER_RUNS, kind=DependencyKind.AFTERANY)
+    jobs = [job if job.after else job.model_copy(update={"after": (wait,)}) for job in order.jobs]
+    return replace(order, jobs=jobs, queued={**order.queued, OTHER_RUNS: ids})
 
 
 @dataclass(frozen=True)
@@ -276,7 +300,7 @@ def without_hope(
     return [name for name in live if name not in kept and name not in satisfied]
 
 
-def renew_if_asked(layout: RunLayout, recipe: Recipe, plan: Plan, tell: Callable[[str], None]) -> None:
+def renew_if_asked(layout: RunLayout, recipe: Experiment, plan: Plan, tell: Callable[[str], None]) -> None:
     """Apply the changes of the submission, and report them; no task of the run may be running."""
     if is_renewed(layout, recipe, plan):
         for sentence in renew(layout, recipe, plan):

@@ -13,14 +13,17 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
-from mrt_hpc.plan.limits import check_limits, check_segments
-from mrt_hpc.recipe.schema import Coupling, Recipe
+from mrt_hpc.plan.limits import check_evaluation_limits, check_limits, check_segments
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.schema import Coupling
 from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.resources import RoleResources, TrainerResources
+    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.recipe.site import SiteSettings
 
 PREPARE = "prepare"
@@ -55,14 +58,41 @@ def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
         units = _evaluations(recipe, segment, versions)
         last = _segment(recipe, segment, [*beginning, *last], units, max_array_size)
         jobs += last
-    awaited = tuple(Dependency(job=job.name, kind=DependencyKind.AFTERANY) for job in jobs if _ends_last(job, segments))
-    report = _one_process(recipe.resources.report)
-    jobs.append(Job(name=REPORT, role=Role.REPORT, tasks=1, resources=report, after=awaited))
+    jobs.append(_report(recipe, [job for job in jobs if _ends_last(job, segments)]))
     return Plan(name=recipe.name, iterations=schedule.iterations, segments=segments, jobs=tuple(jobs))
 
 
-def evaluated_versions(recipe: Recipe) -> list[int]:
-    """Weights versions that the schedule evaluates: the first, every so many, and the last."""
+def evaluation_plan(recipe: EvaluationRecipe, site: SiteSettings) -> Plan:
+    """The plan of an evaluation on its own: one array over models, benchmarks and problem shards. The first job
+    publishes model *i* as weights version *i*.
+
+    Raises:
+        UserError: the plan is beyond what the site lets a user submit.
+    """
+    units = [unit for version in range(len(recipe.models)) for unit in _units(recipe, version)]
+    prepare = Job(name=PREPARE, role=Role.PREPARE, tasks=1, resources=_one_process(recipe.resources.prepare))
+    whole = Job(
+        name=Role.EVALUATION.value,
+        role=Role.EVALUATION,
+        tasks=len(units),
+        evaluations=tuple(units),
+        resources=_one_process(recipe.resources.evaluation),
+        after=(Dependency(job=PREPARE, kind=DependencyKind.AFTEROK),),
+        max_parallel=recipe.resources.evaluation.max_parallel,
+    )
+    evaluation = split_array(whole, site.limits.array_size)
+    jobs = (prepare, *evaluation, _report(recipe, evaluation))
+    plan = Plan(name=recipe.name, iterations=0, segments=0, jobs=jobs)
+    check_evaluation_limits(plan, site)
+    return plan
+
+
+def evaluated_versions(recipe: Experiment) -> list[int]:
+    """Weights versions that are evaluated: the first, every so many, and the last; for an evaluation on its own, one
+    for each model.
+    """
+    if isinstance(recipe, EvaluationRecipe):
+        return list(range(len(recipe.models)))
     if not recipe.evaluation.benchmarks:
         return []
     last = recipe.schedule.iterations
@@ -159,12 +189,22 @@ def _evaluations(recipe: Recipe, segment: int, wanted: frozenset[int]) -> list[E
     """Versions (first, end], where wanted, belong to the segment that publishes them; version 0 to the first one."""
     first, end = segment_iterations(recipe, segment)
     versions = [v for v in range(0 if segment == 0 else first + 1, end + 1) if v in wanted]
+    return [unit for version in versions for unit in _units(recipe, version)]
+
+
+def _units(recipe: Experiment, version: int) -> list[EvaluationUnit]:
+    """The work of the tasks that evaluate one weights version."""
     return [
         EvaluationUnit(version=version, benchmark=benchmark.name, shard=shard)
-        for version in versions
         for benchmark in recipe.evaluation.benchmarks
         for shard in range(recipe.evaluation.problem_shards)
     ]
+
+
+def _report(recipe: Experiment, last: Sequence[Job]) -> Job:
+    """The report, which waits for these jobs, however they end."""
+    awaited = tuple(Dependency(job=job.name, kind=DependencyKind.AFTERANY) for job in last)
+    return Job(name=REPORT, role=Role.REPORT, tasks=1, resources=_one_process(recipe.resources.report), after=awaited)
 
 
 def split_array(job: Job, max_array_size: int | None) -> list[Job]:
@@ -202,7 +242,7 @@ def _name(segment: int, role: Role) -> str:
     return f"segment-{segment:03d}.{role.value}"
 
 
-def role_resources(recipe: Recipe, role: Role) -> JobResources:
+def role_resources(recipe: Experiment, role: Role) -> JobResources:
     """The resources of each task of a role."""
     if role is Role.TRAINER:
         return _trainer_resources(recipe.resources.trainer)

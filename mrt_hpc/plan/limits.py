@@ -54,6 +54,23 @@ def check_limits(plan: Plan, recipe: Recipe, site: SiteSettings, *, rebuild: Cal
         raise _too_many_tasks(plan, recipe, most, rebuild)
 
 
+def check_evaluation_limits(plan: Plan, site: SiteSettings) -> None:
+    """Refuse the plan of an evaluation on its own beyond the site's limits.
+
+    Raises:
+        UserError: too many tasks, or too long time limits.
+    """
+    _check_times(plan, site)
+    if (most := site.limits.tasks) is not None and plan.tasks > most:
+        raise UserError(
+            f"the plan has {plan.tasks} array tasks, more than the site lets you submit",
+            value=plan.tasks,
+            where="evaluation.problem_shards",
+            expected=f"at most {most} tasks (site max_submit_jobs)",
+            advice="--set evaluation.problem_shards with a smaller number, or fewer models",
+        )
+
+
 def _check_times(plan: Plan, site: SiteSettings) -> None:
     """Refuse all time limits that are too long at once."""
     limit = site.limits.minutes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.recipe.base import misfit
 
 if TYPE_CHECKING:
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.schema import Recipe
 
 
@@ -59,7 +60,7 @@ def data_fit(recipe: Recipe) -> None:
         raise misfit("data.type", f"one of {wanted}, as algorithm {recipe.algorithm.type} wants; these are {given}")
 
 
-def evaluation_fits(recipe: Recipe) -> None:
+def evaluation_fits(recipe: Experiment) -> None:
     """Refuse settings that an evaluation cannot apply."""
     evaluation, prover = recipe.evaluation, recipe.evaluation.prover
     if prover is None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SUFFIXES = (".yaml", ".yml")
-BASES = "bases"
-"""The folder of files that recipes extend and that are no recipes by themselves."""
+OTHER_KINDS = frozenset({"bases", "suites"})
+"""The folders below the recipes whose files are no recipes: what recipes extend, and suites."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,13 @@ class Kind:
 
 
 RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc plan {name}", "mrt-hpc fields recipe")
+SUITES = Kind(
+    "suite",
+    Path("recipes") / "suites",
+    "recipes/suites",
+    "mrt-hpc eval MODEL --suite {name}",
+    "mrt-hpc fields evaluation",
+)
 SITES = Kind(
     "site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}", "mrt-hpc fields site"
 )
@@ -137,7 +144,7 @@ def _told(place: Path, names: list[str]) -> str:
 def _names(folder: Path) -> list[str]:
     """The names of the files in a folder and below it, without the bases that other files extend."""
     files = (file.relative_to(folder) for file in _files(folder.rglob("*")))
-    return [str(file.with_suffix("")) for file in files if BASES not in file.parts]
+    return [str(file.with_suffix("")) for file in files if not OTHER_KINDS & set(file.parts)]
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:

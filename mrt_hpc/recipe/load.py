@@ -12,6 +12,7 @@ from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site_file import SiteFile
 from mrt_hpc.recipe.source import read_source
+from mrt_hpc.recipe.suites import with_suite
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.recipe.validate import validate
 
@@ -35,8 +36,10 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     source = read_recipe_source(path, advice=f"mrt-hpc plan {path}")
     for override in overrides:
         apply(source, override)
-    data = with_absolute_paths(with_open_forced_texts(source.data), path.parent.absolute())
-    return validate(replace(source, data=data), Recipe, data)
+    absolute = replace(source, data=with_absolute_paths(source.data, path.parent.absolute()))
+    whole = with_suite(absolute, advice=f"mrt-hpc plan {path}")
+    data = with_open_forced_texts(whole.data)
+    return validate(replace(whole, data=data), Recipe, data)
 
 
 def load_site(path: Path) -> SiteSettings:

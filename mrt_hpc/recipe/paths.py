@@ -17,7 +17,10 @@ PATHS = (
     ("prompt", "chat_template"),
     ("prover", "model"),
     ("serving", "attach", "key_file"),
+    ("evaluation", "results"),
+    ("evaluation", "prompt", "chat_template"),
     ("evaluation", "benchmarks", EACH, "problems", "path"),
+    ("evaluation", "benchmarks", EACH, "prompt", "chat_template"),
 )
 """Where a recipe holds paths."""
 

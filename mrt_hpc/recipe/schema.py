@@ -175,7 +175,20 @@ class Episodes(Section):
 # -----------------------------------------------------------------------------------------
 
 
-class Sampling(Section):
+class PromptLimits(Section):
+    """The length of prompts."""
+
+    max_prompt_tokens: Positive = 4096
+    """The maximum number of tokens of a prompt, with instruction and chat template. The first job finds longer prompts
+    before anything is sampled, those of benchmarks as well.
+    """
+    long_prompts: Literal["refuse", "drop"] = "refuse"
+    """Whether a longer prompt stops the run (refuse), or its problem is left out of training or benchmark (drop). The
+    log of the first job says how many were left out, and the run's data folder says which.
+    """
+
+
+class Sampling(PromptLimits):
     """The rollouts of an iteration. There is no top-p and no top-k: log-probabilities must be of the distribution
     sampled from.
     """
@@ -188,14 +201,6 @@ class Sampling(Section):
     """The number of rollouts of a problem: n, the size of a group."""
     temperature: PositiveFloat = 0.9
     """The sampling temperature. The trainer's log-probabilities use the same."""
-    max_prompt_tokens: Positive = 4096
-    """The maximum number of tokens of a prompt, with instruction and chat template. The first job finds longer prompts
-    before anything is sampled, those of benchmarks as well.
-    """
-    long_prompts: Literal["refuse", "drop"] = "refuse"
-    """Whether a longer prompt stops the run (refuse), or its problem is left out of training or benchmark (drop). The
-    log of the first job says how many were left out, and the run's data folder says which.
-    """
     max_tokens: Positive
     """The maximum number of tokens of a trace. The answer of a trace that is cut here counts where the last box after
     thought_end is closed. The reward is 0 where that box is still open, where the thought has not ended, and for models
@@ -414,11 +419,29 @@ class Benchmark(Section):
     """The problems of the benchmark."""
     samples: Count = 1
     """The number of completions of a problem; pass@1 is their mean reward."""
+    prompt: Prompt | None = None
+    """How its problems become prompts; null takes evaluation.prompt."""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """The sampling temperature; null takes evaluation.temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The nucleus of the sampling distribution; null takes evaluation.top_p."""
+    max_tokens: Positive | None = None
+    """The maximum number of tokens of a completion; null takes evaluation.max_tokens."""
 
 
 class Evaluation(Section):
-    """The evaluations, queued behind the training."""
+    """The benchmarks, and how their completions are sampled."""
 
+    suite: Name | None = None
+    """The suite that the fields of this section come from: the name of a file in recipes/suites. Fields that stand
+    beside it replace those of the suite. null takes none.
+    """
+    results: str | None = None
+    """The results folder. What other evaluations with the same weights, problems and settings have sampled there is
+    used, and what this one samples is added. A relative path starts at the recipe's folder; null uses none.
+    """
+    prompt: Prompt | None = None
+    """How problems of benchmarks become prompts; null takes the recipe's prompt."""
     benchmarks: tuple[Benchmark, ...] = ()
     """The benchmarks to evaluate on; an empty list turns evaluation off."""
     every: Positive | None = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
 
 
 def import_from(folder: Path) -> None:
@@ -38,7 +38,7 @@ def origin(name: str) -> Path | None:
     return path.parent.parent if path.name == "__init__.py" else path.parent
 
 
-def modules_named(recipe: Recipe) -> list[str]:
+def modules_named(recipe: Experiment) -> list[str]:
     """The top-level modules whose classes a recipe names, each once."""
     names = (name.partition(":")[0].partition(".")[0] for name in _types(recipe.model_dump(mode="json")))
     return list(dict.fromkeys(names))
@@ -55,7 +55,7 @@ def _types(value: Any) -> Iterator[str]:
         yield from _types(item)
 
 
-def own_code(recipe: Recipe) -> list[Path]:
+def own_code(recipe: Experiment) -> list[Path]:
     """The modules and packages with classes that the recipe names and that are not installed."""
     found = [importlib.util.find_spec(name) for name in modules_named(recipe)]
     origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
@@ -64,7 +64,7 @@ def own_code(recipe: Recipe) -> list[Path]:
     return [path for path in paths if not any(path.is_relative_to(folder) for folder in installed)]
 
 
-def keep(recipe: Recipe, folder: Path) -> None:
+def keep(recipe: Experiment, folder: Path) -> None:
     """Copy the user's own code into a folder of the run, where there is any."""
     for path in own_code(recipe):
         folder.mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def keep(recipe: Recipe, folder: Path) -> None:
             shutil.copy(path, folder / path.name)
 
 
-def changed(recipe: Recipe, folder: Path) -> list[Path]:
+def changed(recipe: Experiment, folder: Path) -> list[Path]:
     """The user's own modules that differ from the copies that a run keeps."""
     pairs = [(file, folder / file.relative_to(path.parent)) for path in own_code(recipe) for file in _files(path)]
     return [file for file, kept in pairs if not kept.is_file() or kept.read_bytes() != file.read_bytes()]

@@ -10,24 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.starts import WholeTraces
-from mrt_hpc.analysis.intervals import summarise_evaluation
 from mrt_hpc.analysis.measures import few_answers
-from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.mrt.episodes import EpisodeRule
-from mrt_hpc.mrt.regret import TraceCurve, regret_by_problem, tokens_to_answer
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
+from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
+from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of
+from mrt_hpc.roles.benchmarks.summary import summary_of
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.parts import Parts, merged
@@ -39,25 +37,22 @@ from mrt_hpc.run.evaluation_settings import has_samples, passed_over, settings_o
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
+    from collections.abc import Mapping
 
     from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.inference.server_control import Server
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.plan.jobs import EvaluationUnit
+    from mrt_hpc.recipe.evaluation_recipe import BenchmarkSampling
     from mrt_hpc.recipe.schema import Benchmark
     from mrt_hpc.roles.sampling.grading import GradedTrace
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
-    from mrt_hpc.run.records import Branch, Problem, Rollout
+    from mrt_hpc.run.records import Problem
     from mrt_hpc.run.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -90,7 +85,7 @@ class UnitEvaluation:
     @property
     def benchmark(self) -> Benchmark:
         """The benchmark in the recipe."""
-        return next(b for b in self.task.recipe.evaluation.benchmarks if b.name == self.unit.benchmark)
+        return next(b for b in self.task.experiment.evaluation.benchmarks if b.name == self.unit.benchmark)
 
     @property
     def shard(self) -> Path:
@@ -100,7 +95,7 @@ class UnitEvaluation:
     @property
     def settings(self) -> EvaluationSettings:
         """The settings that the samples have to be made with."""
-        return settings_of(self.task.layout, self.task.recipe, self.benchmark)
+        return settings_of(self.task.layout, self.task.experiment, self.benchmark)
 
     def is_passed_over(self) -> bool:
         """Whether the evaluation cannot be made, because its weights version was removed. What other settings made of
@@ -168,20 +163,27 @@ class UnitEvaluation:
         unit = self.unit
         self._await_version()
         weights = verified_weights(self.task, unit.version)
-        check_benchmark(self.task, unit.benchmark, Prompter.of(weights.directory, self.task.recipe.prompt))
+        check_benchmark(self.task, unit.benchmark, weights.directory)
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
-        mine = share(problems, unit.shard, self.task.recipe.evaluation.problem_shards)
-        directory = self.task.layout.evaluation_parts(unit.version, unit.benchmark, unit.shard)
-        parts = Parts(self.task, directory, weights.digest, self.settings)
+        mine = share(problems, unit.shard, self.task.experiment.evaluation.problem_shards)
+        parts = self._parts(weights)
         positions = range(len(mine))
-        missing = {mine[p].id: p for p in positions if p not in (there := parts.sampled(positions))}
-        if there:
-            log.info("%d of %d problems are sampled already", len(there), len(mine))
-        if missing:
-            self._sample_missing(weights, parts, [mine[p] for p in missing.values()], missing)
+        while lacking := parts.lacking(positions):
+            if claimed := parts.claimed(lacking):
+                self._sample_missing(weights, parts, mine, claimed)
+            else:
+                parts.wait(lacking)
         self._commit_shard(parts, positions)
 
-    def _commit_shard(self, parts: Parts, positions: range) -> None:
+    def _parts(self, weights: Weights) -> Parts | StoredParts:
+        """The place of samples until the shard is whole: the results folder, or a folder of the run."""
+        if (results := self.task.experiment.evaluation.results) is not None:
+            return StoredParts.of(self.task, self.unit, self.benchmark, weights, Path(results))
+        unit = self.unit
+        directory = self.task.layout.evaluation_parts(unit.version, unit.benchmark, unit.shard)
+        return Parts(self.task, directory, weights.digest, self.settings, self.benchmark.samples)
+
+    def _commit_shard(self, parts: Parts | StoredParts, positions: range) -> None:
         """Merge the parts into the shard.
 
         Raises:
@@ -192,7 +194,11 @@ class UnitEvaluation:
             raise DamagedError("parts of an evaluation are not there any more", where=parts.directory)
         won = self.task.retrying(
             lambda: commit_group(
-                self.shard, merged(list(found.values())), weights=parts.weights, settings=parts.settings.now.sampled
+                self.shard,
+                merged(list(found.values())),
+                weights=parts.weights,
+                settings=self.settings.now.sampled,
+                grader=self._grader,
             ),
             f"the shard {self.shard}",
         )
@@ -201,32 +207,49 @@ class UnitEvaluation:
         parts.remove()
 
     def _sample_missing(
-        self, weights: Weights, parts: Parts, problems: list[Problem], positions: dict[str, int]
+        self, weights: Weights, parts: Parts | StoredParts, mine: list[Problem], claimed: Mapping[range, list[int]]
     ) -> None:
-        """Sample and commit these problems, with a server and graders of this task."""
-        recipe = self.task.recipe
-        prompter = Prompter.of(weights.directory, recipe.prompt)
-        starts = WholeTraces(
-            prompter, self.benchmark.samples, self._settings(prompter), recipe.sampling.max_prompt_tokens
-        )
-        groups = [starts.group(problem) for problem in problems]
+        """Sample and commit these samples of these problems, with a server and graders of this task.
+
+        Args:
+            weights: of the evaluated version.
+            parts: where they are committed.
+            mine: the problems of the shard.
+            claimed: by the numbers of the samples, the positions of the problems that lack them.
+        """
+        recipe = self.task.experiment
+        prompter = Prompter.of(weights.directory, self.sampling.prompt)
         policy = ProverModel.of(prompter)
         maker = self._prover_maker(policy)
-        length = recipe.sampling.max_prompt_tokens + recipe.evaluation.max_tokens
+        length = recipe.sampling.max_prompt_tokens + self.sampling.max_tokens
         if maker is not None:
             length += maker.longest_question
         prover = recipe.evaluation.prover
         common = prover is not None and prover.shares_seeds
-        problems_of = self.benchmark.problems
         with (
-            grader_pool(self.task, problems_of) as pool,
+            grader_pool(self.task, self.benchmark.problems) as pool,
             running_server(self.task, weights, length, common_seeds=common) as server,
         ):
-            finisher = _PartFinisher(parts, self.unit, positions)
-            run_until_told(self.task.shutdown, self._sample(groups, server, pool, policy, maker, finisher))
+            for samples, positions in claimed.items():
+                starts = WholeTraces(
+                    prompter, len(samples), self._settings(prompter), recipe.sampling.max_prompt_tokens
+                )
+                groups = [starts.group(mine[position]) for position in positions]
+                finisher = _PartFinisher(parts, self.unit, {mine[p].id: p for p in positions}, samples)
+                plan = replace(self._plan, group_size=len(samples), first_sample=samples.start)
+                run_until_told(self.task.shutdown, self._sample(groups, server, pool, policy, maker, plan, finisher))
+
+    @property
+    def sampling(self) -> BenchmarkSampling:
+        """How the completions of the benchmark are sampled."""
+        return benchmark_sampling(self.task.experiment, self.benchmark)
+
+    @property
+    def _grader(self) -> str:
+        return grader_of(self.task.experiment, self.benchmark)
 
     def _prover_maker(self, policy: ProverModel) -> ProverFactory | None:
-        wanted = self.task.recipe.evaluation.prover
+        wanted = self.task.experiment.evaluation.prover
         return None if wanted is None else ProverFactory.of(wanted, policy, self._plan.run_seed)
 
     async def _sample(
@@ -236,28 +259,29 @@ class UnitEvaluation:
         pool: GraderPool,
         policy: ProverModel,
         maker: ProverFactory | None,
+        plan: RolloutPlan,
         finisher: _PartFinisher,
     ) -> None:
         async with client_of(self.task, server) as client:
             prover = None if maker is None else maker.session(client)
-            concurrency = self.task.recipe.serving.max_concurrent_sequences
-            session = SamplingSession(client, policy.tokens, pool, self._plan, prover, concurrency)
+            concurrency = self.task.experiment.serving.max_concurrent_sequences
+            session = SamplingSession(client, policy.tokens, pool, plan, prover, concurrency)
             await session.sample(groups, finisher.commit)
 
     @property
     def _plan(self) -> RolloutPlan:
         """How traces are sampled. All versions get the same seeds, so that they are compared on the same draws."""
-        recipe = self.task.recipe
+        recipe = self.task.experiment
         return RolloutPlan(
             run_seed=derive_seed(recipe.seed, "evaluation", self.unit.benchmark),
             iteration=0,
             group_size=self.benchmark.samples,
-            thought_end=recipe.prompt.thought_end.encode(),
+            thought_end=self.sampling.prompt.thought_end.encode(),
             rule=EpisodeRule(**(recipe.evaluation.episodes or recipe.episodes).model_dump()),
         )
 
     def _settings(self, prompter: Prompter) -> SamplingSettings:
-        how = self.task.recipe.evaluation
+        how = self.sampling
         return SamplingSettings(how.max_tokens, how.temperature, how.top_p, stop_token_ids=prompter.stop_token_ids)
 
     def summarise_if_complete(self) -> None:
@@ -267,7 +291,7 @@ class UnitEvaluation:
             DamagedError: this task's own shard turned out damaged; it may be sampled again at once.
         """
         layout, unit = self.task.layout, self.unit
-        shards = self.task.recipe.evaluation.problem_shards
+        shards = self.task.experiment.evaluation.problem_shards
         paths = [layout.evaluation_shard(unit.version, unit.benchmark, number) for number in range(shards)]
         read = [self._sampled(path) for path in paths] if all(path.exists() for path in paths) else [None]
         if not self.shard.exists():  # set aside by another task, or by this one
@@ -275,33 +299,12 @@ class UnitEvaluation:
         if None in read:
             return
         parts = [part for part in read if part is not None]
-        rollouts = [rollout for part in parts for rollout in part.rollouts]
-        statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(unit.benchmark))}
-        traces = [(statements[r.problem_id], r.text) for r in rollouts]
-        summary = summarise_evaluation(
-            unit.version,
-            unit.benchmark,
-            _rewards(rollouts),
-            tokens_per_rollout=sum(len(r.token_ids) for r in rollouts) / len(rollouts),
-            truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
-            answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
-            quality=trace_quality(self.benchmark.problems, traces),
-            regret=self._regret(parts),
-            regret_tokens=self.task.recipe.evaluation.regret_tokens,
-            settings=self.settings.now.summarised,
-        )
+        summary = summary_of(layout, self.task.experiment, self.benchmark, unit.version, parts)
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.retrying(lambda: summary.write(path), "the summary of an evaluation")
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
         if warning := few_answers(summary.answered_share, f"version {unit.version} on {unit.benchmark}"):
             log.warning("%s", warning)
-
-    def _regret(self, parts: list[Sampled]) -> dict[int, dict[str, float]]:
-        """Regret by budget and problem; empty where no prefix was valued."""
-        traces = valued_traces(parts, self.task.recipe.evaluation.regret_tokens)
-        return {
-            budget: regret_by_problem(traces, budget) for budget in self.task.recipe.evaluation.regret_budgets if traces
-        }
 
     def _ask_for_again(self, shard: Path) -> None:
         """Make the task run again whose shard of this version and benchmark is damaged."""
@@ -315,59 +318,18 @@ class UnitEvaluation:
 class _PartFinisher:
     """Commits the problems of a shard as they are graded."""
 
-    parts: Parts
+    parts: Parts | StoredParts
     unit: EvaluationUnit
     positions: dict[str, int]
     """The position of each sampled problem, by its id."""
+    samples: range
+    """The numbers of its samples."""
     started: float = field(default_factory=time.monotonic)
 
     async def commit(self, group: list[asyncio.Task[GradedTrace]]) -> None:
         traces = await graded_in_order(group)
         sampled = sampled_group(traces, {"generation": time.monotonic() - self.started})
         position = self.positions[traces[0].rollout.problem_id]
-        won = await asyncio.to_thread(self.parts.commit, position, sampled)
+        won = await asyncio.to_thread(self.parts.commit, position, self.samples, sampled)
         kind = EventKind.PART_COMMITTED if won else EventKind.SHARD_DISCARDED
         self.parts.task.events.emit(kind, what="part", position=position, **self.unit.model_dump())
-
-
-def valued_traces(
-    parts: Sequence[Sampled], counted: Literal["sampled", "all"] = "sampled"
-) -> dict[str, list[TraceCurve]]:
-    """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
-
-    Args:
-        parts: the shards of one version and benchmark.
-        counted: the tokens of a boundary, see ``evaluation.regret_tokens``.
-    """
-    values: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for value in sorted((v for part in parts for v in part.values), key=lambda v: v.boundary):
-        values[value.problem_id, value.sample].append(value.value)
-    traces: dict[str, list[TraceCurve]] = defaultdict(list)
-    branches = _branches_by_boundary(parts)
-    for rollout in (r for part in parts for r in part.rollouts):
-        if found := values.get((rollout.problem_id, rollout.sample)):
-            tokens = np.array(rollout.boundaries, float) if counted == "sampled" else _to_answer(rollout, branches)
-            traces[rollout.problem_id].append(TraceCurve(tokens, np.array(found)))
-    return dict(traces)
-
-
-def _branches_by_boundary(parts: Sequence[Sampled]) -> dict[tuple[str, int, int], list[Branch]]:
-    found: dict[tuple[str, int, int], list[Branch]] = defaultdict(list)
-    for branch in (b for part in parts for b in part.branches):
-        found[branch.problem_id, branch.sample, branch.boundary].append(branch)
-    return found
-
-
-def _to_answer(rollout: Rollout, branches: Mapping[tuple[str, int, int], list[Branch]]) -> NDArray[np.float64]:
-    """[k + 1] the tokens of prompt, prefix, the prover's text and the answers."""
-    where = [(rollout.problem_id, rollout.sample, j) for j in range(len(rollout.boundaries))]
-    drawn = [branches.get(key, []) for key in where]
-    asked = [[b.prompt_tokens for b in these] for these in drawn]
-    return tokens_to_answer(asked, [[len(b.token_ids) for b in these] for these in drawn])
-
-
-def _rewards(rollouts: list[Rollout]) -> dict[str, list[float]]:
-    rewards: dict[str, list[float]] = {}
-    for rollout in rollouts:
-        rewards.setdefault(rollout.problem_id, []).append(rollout.reward)
-    return rewards

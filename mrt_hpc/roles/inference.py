@@ -42,7 +42,7 @@ from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import collecting_version, is_collection
-from mrt_hpc.run.leases import Holder, Leases
+from mrt_hpc.run.leases import group_leases
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.weights import Weights, published_versions
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.sampling.grading import GradedTrace
     from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.leases import Leases
     from mrt_hpc.run.records import Problem, Rollout
 
 
@@ -221,8 +222,7 @@ class Rounds:
         return not missing and PeerStatus.RUNNING not in self.task.peers(Role.TRAINER).lives().values()
 
     def _leases(self, iteration: int) -> Leases:
-        task = self.task
-        return Leases(task.layout, iteration, Holder(task.job.name, task.index, task.attempt), task.observer)
+        return group_leases(self.task.layout, iteration, self.task.holder, self.task.observer)
 
     def _share(self, free: list[int]) -> list[int]:
         """An equal part of the free groups for each task at work. The task that finishes first takes from those that

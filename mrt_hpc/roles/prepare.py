@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ from mrt_hpc.domains.small_world.equations import Habits
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
 from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
@@ -26,6 +27,8 @@ from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mrt_hpc.roles.task.context import Task
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,9 @@ def run(task: Task) -> None:
     Raises:
         UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
     """
+    if isinstance(task.experiment, EvaluationRecipe):
+        publish_models(task, task.experiment)
+        return
     if task.layout.weights_version(0).exists():
         log.info("weights version 0 is there already")
         return
@@ -44,29 +50,78 @@ def run(task: Task) -> None:
     name_unreadable(task)
     model = task.recipe.model
     if isinstance(model, HuggingFaceModel):
-        source = Path(model.path)
-        check_architecture(source, "model.path")
-        if (source / MANIFEST).exists():  # a weights version of another run
-            task.retrying(lambda: verify(source), f"reading {source}")
-        check_prompts(task, check_tokenizer(task.recipe, source, "model.path"))
-        task.retrying(
-            lambda: publish(task.layout, 0, lambda directory: copy_model(source, directory), source=str(source)),
-            "weights version 0",
-        )
-    else:
-        check_prompts(task, small_world_prompter(task))
-        task.retrying(
-            lambda: publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world"),
-            "weights version 0",
-        )
+        publish_copy(task, 0, Path(model.path), "model.path")
+        return
+    check_small_world_prompts(task)
+    task.retrying(
+        lambda: publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world"),
+        "weights version 0",
+    )
     task.events.emit(EventKind.PUBLISHED, version=0)
 
 
-def small_world_prompter(task: Task) -> Prompter:
-    """The prompter of the embedded model before the model is made: its tokenizer is the same at every start."""
+def publish_models(task: Task, recipe: EvaluationRecipe) -> None:
+    """Publish each model of an evaluation on its own as the weights version of its number, unless that is there.
+
+    Raises:
+        UserError: a model is not there, is not known here, or loses text; or a prompt is too long.
+    """
+    missing = [i for i in range(len(recipe.models)) if not task.layout.weights_version(i).exists()]
+    if missing:
+        name_unreadable(task)
+    for number in missing:
+        model = recipe.models[number]
+        if not Path(model.path).is_dir():
+            raise UserError(
+                f"model {model.name} is not there",
+                value=model.path,
+                expected="a model directory; the run that was to publish it has ended without it, or removed it",
+                advice=f"mrt-hpc status {model.run}" if model.run else f"ls {Path(model.path).parent}",
+            )
+        publish_copy(task, number, Path(model.path), f"models.{number}.path", trained=False)
+
+
+def publish_copy(task: Task, version: int, source: Path, field: str, *, trained: bool = True) -> None:
+    """Publish a model directory as a weights version, after its files and its prompts were checked.
+
+    Args:
+        task: of the first job.
+        version: the number of the weights version.
+        source: the model directory.
+        field: of the recipe that names it.
+        trained: whether the trainer loads it too.
+
+    Raises:
+        UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
+    """
+    check_architecture(source, field, trained=trained)
+    if (source / MANIFEST).exists():  # a weights version of another run
+        task.retrying(lambda: verify(source), f"reading {source}")
+    check_tokenizer(task.experiment, source, field)
+    check_prompts(task, source)
+    task.retrying(
+        lambda: publish(task.layout, version, lambda directory: copy_model(source, directory), source=str(source)),
+        f"weights version {version}",
+    )
+    task.events.emit(EventKind.PUBLISHED, version=version)
+
+
+def check_small_world_prompts(task: Task) -> None:
+    """Check the prompts before the embedded model is made: its tokenizer is the same at every start.
+
+    Raises:
+        UserError: a prompt is too long; or too few problems are left.
+    """
+    with small_world_tokenizer() as directory:
+        check_prompts(task, directory)
+
+
+@contextmanager
+def small_world_tokenizer() -> Iterator[Path]:
+    """A directory with the tokenizer of the embedded model, for the length of the block."""
     with TemporaryDirectory() as directory:
         build_tokenizer().save_pretrained(directory)
-        return Prompter.of(Path(directory), task.recipe.prompt)
+        yield Path(directory)
 
 
 def check_prover_model(task: Task) -> None:

@@ -7,12 +7,14 @@ import re
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import read_measurements
+from mrt_hpc.analysis.evaluation_report import ModelEvaluations, write_evaluation_report
 from mrt_hpc.analysis.measures import RunCost, RunFile, RunSummary
 from mrt_hpc.analysis.render import write_report as write_summary
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions, role_resources
 from mrt_hpc.plan.jobs import JobResources, Plan, Role, read_plan
-from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.roles.tracking import log_evaluations
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.analysis.collect import Measurements
     from mrt_hpc.analysis.measures import IterationMetrics
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
@@ -41,7 +44,8 @@ def run(task: Task) -> None:
         UserError: something is missing; the report is written all the same, and says what.
     """
     try:
-        log_evaluations(task, measurements(task.layout, task.recipe).evaluations)
+        if isinstance(task.experiment, Recipe):
+            log_evaluations(task, measurements(task.layout, task.experiment).evaluations)
     finally:
         missing = task.retrying(lambda: write_report(task.layout), "the report")
     if missing:
@@ -58,19 +62,38 @@ def write_report(layout: RunLayout) -> tuple[str, ...]:
     Returns:
         What is missing, a sentence each.
     """
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_lock(layout.recipe_lock)
     plan = read_plan(layout.plan)
     found = measurements(layout, recipe)
-    write_summary(run_summary(layout, recipe, plan, found), layout.root)
+    if isinstance(recipe, EvaluationRecipe):
+        write_evaluation_report(evaluation_summary(layout, recipe, found), layout.root)
+    else:
+        write_summary(run_summary(layout, recipe, plan, found), layout.root)
     log.info("report: %s", layout.report)
     return found.missing
 
 
-def measurements(layout: RunLayout, recipe: Recipe) -> Measurements:
+def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
     """What the run has measured so far, and what is missing of what the recipe plans."""
     benchmarks = [b.name for b in recipe.evaluation.benchmarks]
     settings = evaluation_settings(layout, recipe)
-    return read_measurements(layout, recipe.schedule.iterations, evaluated_versions(recipe), benchmarks, settings)
+    iterations = 0 if isinstance(recipe, EvaluationRecipe) else recipe.schedule.iterations
+    return read_measurements(layout, iterations, evaluated_versions(recipe), benchmarks, settings)
+
+
+def evaluation_summary(layout: RunLayout, recipe: EvaluationRecipe, found: Measurements) -> ModelEvaluations:
+    """All that the report of an evaluation on its own shows."""
+    packages = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.root}").data
+    how = recipe.evaluation
+    return ModelEvaluations(
+        name=recipe.name,
+        suite=how.suite,
+        models=tuple(model.name for model in recipe.models),
+        evaluations=found.evaluations,
+        missing=found.missing,
+        results=how.results,
+        versions={"mrt-hpc": packages["mrt_hpc"], **packages["packages"]},
+    )
 
 
 def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measurements) -> RunSummary:

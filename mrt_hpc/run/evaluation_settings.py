@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.weights import published_versions
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.base import Section
-    from mrt_hpc.recipe.schema import Benchmark, ProblemSource, Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Benchmark, ProblemSource
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -51,7 +53,7 @@ class EvaluationSettings:
         return (named or self.unnamed.summarised) == self.now.summarised
 
 
-def evaluation_settings(layout: RunLayout, recipe: Recipe) -> dict[str, EvaluationSettings]:
+def evaluation_settings(layout: RunLayout, recipe: Experiment) -> dict[str, EvaluationSettings]:
     """The settings of each benchmark, by its name.
 
     Raises:
@@ -60,7 +62,7 @@ def evaluation_settings(layout: RunLayout, recipe: Recipe) -> dict[str, Evaluati
     return {benchmark.name: settings_of(layout, recipe, benchmark) for benchmark in recipe.evaluation.benchmarks}
 
 
-def settings_of(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> EvaluationSettings:
+def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> EvaluationSettings:
     """The settings of one benchmark.
 
     Raises:
@@ -70,15 +72,17 @@ def settings_of(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Eval
     return EvaluationSettings(now, _unnamed(layout).get(benchmark.name, now))
 
 
-def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> RecordedSettings:
-    how = recipe.evaluation
+def _settings(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> RecordedSettings:
+    how, sampling = recipe.evaluation, benchmark_sampling(recipe, benchmark)
+    prompt = benchmark.prompt or how.prompt
     sampled = _digest(
         {
             "problems": checksum(layout.benchmark_data(benchmark.name)),
             "samples": benchmark.samples,
-            "temperature": how.temperature,
-            "top_p": how.top_p,
-            "max_tokens": how.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            **({} if prompt is None else {"prompt": _named(prompt)}),
             "problem_shards": how.problem_shards,
             "prover": None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
             "episodes": _named(how.episodes or recipe.episodes),
@@ -114,7 +118,7 @@ def _unnamed(layout: RunLayout) -> dict[str, RecordedSettings]:
     return {name: RecordedSettings(**settings) for name, settings in told.items()}
 
 
-def keep_first_settings(layout: RunLayout, locked: Recipe) -> None:
+def keep_first_settings(layout: RunLayout, locked: Experiment) -> None:
     """Record the settings of results that name none, before a recipe is changed for the first time."""
     if not layout.first_evaluation_settings.exists():
         found = {b.name: _settings(layout, locked, b) for b in locked.evaluation.benchmarks}

@@ -1,4 +1,4 @@
-"""Leases: which inference task samples which group of an iteration.
+"""Leases: which of several tasks samples a group of an iteration, or a problem of an evaluation.
 
 A lease is a file created exclusively, one a generation: ``00007.000`` is the first on group 7, ``00007.001`` the one
 after its holder was lost. It expires with its holder's heart and is never renewed or removed by hand, so the filesystem
@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import creating
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from mrt_hpc.run.heartbeats import Observer
-    from mrt_hpc.run.layout import RunLayout
 
 _NAME = re.compile(r"(\d{5})\.(\d{3,})")
 
@@ -29,25 +30,37 @@ _NAME = re.compile(r"(\d{5})\.(\d{3,})")
 class Holder:
     """One attempt at one array task."""
 
+    run: Path
+    """The run directory, in which its heart beats."""
     job: str
     index: int
     attempt: str
 
+    @property
+    def heart(self) -> Path:
+        """The file of its heartbeat."""
+        return RunLayout(self.run).heart(self.job, self.index)
+
+    def as_json(self) -> dict[str, str | int]:
+        """The content of its leases."""
+        return {"run": str(self.run), "job": self.job, "index": self.index, "attempt": self.attempt}
+
 
 @dataclass(frozen=True)
 class Leases:
-    """The leases on one iteration's groups, as one task sees them."""
+    """The leases in one folder, as one task sees them."""
 
-    layout: RunLayout
-    iteration: int
+    directory: Path
     mine: Holder
     observer: Observer
+    is_complete: Callable[[int], bool]
+    """Whether what a lease is on is there already: then no task takes the lease."""
 
     def claim(self, position: int) -> bool:
         """Take the lease on a group, unless the group is complete or another live task holds it. A task may take again
         a lease that it holds.
         """
-        if self.layout.group(self.iteration, position).exists():
+        if self.is_complete(position):
             return False
         newest = self._newest().get(position)
         if newest is not None and not self._expired(self._path(position, newest)):
@@ -61,31 +74,42 @@ class Leases:
 
     def _newest(self) -> dict[int, int]:
         """The newest generation of each group that has a lease."""
-        names = [_NAME.fullmatch(p.name) for p in list_directory(self.layout.leases(self.iteration))]
+        names = [_NAME.fullmatch(p.name) for p in list_directory(self.directory)]
         newest: dict[int, int] = {}
         for position, generation in ((int(m[1]), int(m[2])) for m in names if m):
             newest[position] = max(generation, newest.get(position, 0))
         return newest
 
     def _path(self, position: int, generation: int) -> Path:
-        return self.layout.leases(self.iteration) / f"{position:05d}.{generation:03d}"
+        return self.directory / f"{position:05d}.{generation:03d}"
 
     def _expired(self, path: Path) -> bool:
         holder = read_holder(path)
         if holder is None or holder == self.mine:
             return True
-        return self.observer.living(self.layout.heart(holder.job, holder.index)) != holder.attempt
+        return self.observer.living(holder.heart) != holder.attempt
 
     def _create(self, path: Path) -> bool:
         with creating(path, durable=False) as commit:
-            commit.temporary.write_text(json.dumps(asdict(self.mine)))
+            commit.temporary.write_text(json.dumps(self.mine.as_json()))
         return commit.won
+
+    def release(self, position: int) -> None:
+        """Remove the lease that this task holds on a group, where other tasks may want more of it at once."""
+        newest = self._newest().get(position)
+        if newest is not None and read_holder(path := self._path(position, newest)) == self.mine:
+            path.unlink(missing_ok=True)
 
 
 def read_holder(path: Path) -> Holder | None:
     """The holder of a lease; None for a lease that cannot be read, which no task can hold."""
     try:
         content = json.loads(retrying(path.read_text, "reading a lease"))
-        return Holder(str(content["job"]), int(content["index"]), str(content["attempt"]))
+        return Holder(Path(content["run"]), str(content["job"]), int(content["index"]), str(content["attempt"]))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def group_leases(layout: RunLayout, iteration: int, mine: Holder, observer: Observer) -> Leases:
+    """The leases on the groups of an iteration."""
+    return Leases(layout.leases(iteration), mine, observer, lambda p: layout.group(iteration, p).exists())

@@ -29,7 +29,7 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
-from mrt_hpc.roles.prepare import small_world_prompter
+from mrt_hpc.roles.prepare import small_world_tokenizer
 from mrt_hpc.roles.report import resources_of
 from mrt_hpc.roles.training.artifacts import evaluated, kept_versions
 from mrt_hpc.run.data import left_out, left_out_file, read_problems, write_problems
@@ -250,12 +250,17 @@ def test_a_benchmark_that_is_added_leaves_the_results_of_the_others(tmp_path: Pa
     assert units(layout) == [(0, "held-out", True), (20, "held-out", True)]
 
 
+HELD_OUT = "{type: small_world, split: held_out}"
 CHANGES = [
     "evaluation.temperature=0.5", "evaluation.top_p=0.9", "evaluation.max_tokens=200", "evaluation.problem_shards=2",
     "evaluation.prover={type: gold_likelihood, forced_text: x, temperature: 1.0}",
-    "evaluation.episodes={min_paragraphs: 2}",
+    "evaluation.episodes={min_paragraphs: 2}", "evaluation.prompt={instruction: Think.}",
     "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out}, samples: 3}]",
     "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 9}, samples: 2}]",
+    *(
+        f"evaluation.benchmarks=[{{name: held-out, problems: {HELD_OUT}, samples: 2, {own}}}]"
+        for own in ("temperature: 0.5", "top_p: 0.9", "max_tokens: 200", "prompt: {instruction: Think.}")
+    ),
 ]  # fmt: skip
 
 
@@ -279,11 +284,11 @@ def test_what_other_settings_sampled_is_sampled_again(tmp_path: Path, change: st
 def test_every_field_of_an_evaluation_stands_in_a_digest_or_decides_no_result(tmp_path: Path) -> None:
     """Who adds a field decides here where it belongs."""
     deciding = {change.partition("=")[0].removeprefix("evaluation.") for change in CHANGES}
-    summary, neither = {"regret_budgets", "regret_tokens"}, {"every"}
+    summary, neither = {"regret_budgets", "regret_tokens"}, {"every", "suite", "results"}
     assert set(Evaluation.model_fields) == deciding | summary | neither
     layout, recipe = submitted(tmp_path / "run")
     now = evaluation_settings(layout, recipe)["held-out"].now
-    others = {"regret_budgets": "[32]", "regret_tokens": "all", "every": "3"}
+    others = {"regret_budgets": "[32]", "regret_tokens": "all", "every": "3", "suite": "small_world", "results": "r"}
     for field in summary | neither:
         changed = load_recipe(QUICKSTART, (f"evaluation.{field}={others[field]}",))
         then = evaluation_settings(layout, changed)["held-out"].now
@@ -468,7 +473,8 @@ def test_a_benchmark_that_was_added_has_its_prompts_checked_by_its_evaluation(tm
     problems = read_problems(path)
     write_problems(path, [replace(problems[0], problem="and so on " * 40), *problems[1:]])
     task = load_task(layout, "segment-000.evaluation", 1, Placement(0, 1, 0, "a"))
-    check_benchmark(task, "more", small_world_prompter(task))
+    with small_world_tokenizer() as directory:
+        check_benchmark(task, "more", directory)
     assert read_problems(path) == problems[1:]
     assert list(left_out(path)) == [problems[0].id]
 

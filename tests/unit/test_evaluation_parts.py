@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
 UNNAMED = RecordedSettings("first", "first summary")
+BOTH = range(2)
+"""The numbers of the samples of a problem."""
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
 
@@ -34,7 +36,8 @@ def task(tmp_path: Path) -> Task:
 
 def parts_of(task: Task, *, weights: str = "digest", settings: str = "these") -> Parts:
     now = RecordedSettings(settings, "summary")
-    return Parts(task, task.layout.evaluation_parts(0, "held-out", 0), weights, EvaluationSettings(now, UNNAMED))
+    directory = task.layout.evaluation_parts(0, "held-out", 0)
+    return Parts(task, directory, weights, EvaluationSettings(now, UNNAMED), samples=2)
 
 
 def sampled(problem: str, *, tokens: int = 3, seconds: float = 1.0) -> Sampled:
@@ -50,8 +53,8 @@ def sampled(problem: str, *, tokens: int = 3, seconds: float = 1.0) -> Sampled:
 
 
 def test_a_part_is_found_again_and_written_once(task: Task) -> None:
-    assert parts_of(task).commit(4, sampled("e"))
-    assert not parts_of(task).commit(4, sampled("late"))
+    assert parts_of(task).commit(4, BOTH, sampled("e"))
+    assert not parts_of(task).commit(4, BOTH, sampled("late"))
     found = parts_of(task).sampled(range(10))
     assert {p: part.rollouts[0].problem_id for p, part in found.items()} == {4: "e"}
 
@@ -59,7 +62,7 @@ def test_a_part_is_found_again_and_written_once(task: Task) -> None:
 def test_parts_that_cannot_be_used_are_set_aside(task: Task) -> None:
     """Of other weights, of other settings, and damaged."""
     for position in range(4):
-        parts_of(task, weights="other" if position == 0 else "digest").commit(position, sampled("e"))
+        parts_of(task, weights="other" if position == 0 else "digest").commit(position, BOTH, sampled("e"))
     directory = parts_of(task).directory
     (directory / "00001" / "rollouts.parquet").write_bytes(b"damaged")
     assert set(parts_of(task).sampled(range(4))) == {2, 3}
@@ -87,7 +90,7 @@ def test_parts_are_merged_in_the_order_of_problems_and_samples() -> None:
 
 def test_parts_are_removed_when_the_shard_has_them(task: Task) -> None:
     parts = parts_of(task)
-    parts.commit(0, sampled("a"))
+    parts.commit(0, BOTH, sampled("a"))
     parts.remove()
     assert not parts.directory.exists()
     parts.remove()

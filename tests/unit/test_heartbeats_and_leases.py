@@ -10,7 +10,7 @@ import pytest
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.heartbeats import BEATS_A_LIMIT, NO_BEAT, Heart, Observer, read_beat
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Holder, Leases
+from mrt_hpc.run.leases import Holder, Leases, group_leases
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def test_a_heart_that_cannot_be_read_does_not_live(tmp_path: Path, observer: Obs
 
 
 def leases(layout: RunLayout, observer: Observer, index: int, attempt: str = "a") -> Leases:
-    return Leases(layout, 4, Holder("inference", index, attempt), observer)
+    return group_leases(layout, 4, Holder(layout.root, "inference", index, attempt), observer)
 
 
 def test_a_group_is_leased_to_one_task_at_a_time(tmp_path: Path, observer: Observer, clock: Clock) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mrt_hpc.recipe.find import OTHER_KINDS
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Training
 from mrt_hpc.training.learning_rate import learning_rate
@@ -36,7 +37,7 @@ def test_the_first_step_and_the_last_step_teach() -> None:
     assert rates()[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
 
 
-RECIPES = [path for path in sorted(ROOT.glob("recipes/**/*.yaml")) if "bases" not in path.parts]
+RECIPES = [path for path in sorted(ROOT.glob("recipes/**/*.yaml")) if not OTHER_KINDS & set(path.parts)]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT)))

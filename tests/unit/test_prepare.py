@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.local.site import LocalSite
@@ -110,8 +111,14 @@ def make_lossy(model: Path) -> None:
 
 
 def lengths(task: Task, path: Path) -> list[int]:
-    prompter = prepare.small_world_prompter(task)
+    with prepare.small_world_tokenizer() as directory:
+        prompter = Prompter.of(directory, task.recipe.prompt)
     return sorted(len(prompter.encoded(p.problem)) for p in read_problems(path))
+
+
+def check_tokenized_prompts(task: Task) -> None:
+    with prepare.small_world_tokenizer() as directory:
+        check_prompts(task, directory)
 
 
 def make_long(path: Path, count: int) -> None:
@@ -147,7 +154,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_made(field: str
     if field != "data":  # one long problem in the benchmark alone
         make_long(wanted.layout.benchmark_data("held-out"), 1)
     limit = training[-1] - 1 if field == "data" else training[-1]
-    task = replace(wanted, recipe=load_recipe(QUICKSTART, (f"sampling.max_prompt_tokens={limit}", BENCHMARK)))
+    task = replace(wanted, experiment=load_recipe(QUICKSTART, (f"sampling.max_prompt_tokens={limit}", BENCHMARK)))
     with pytest.raises(
         UserError, match=r"longer than sampling.max_prompt_tokens \(\d+\); the longest is that of"
     ) as told:
@@ -163,7 +170,7 @@ def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, capl
     make_long(path, 5)
     before = lengths(task, path)
     for _ in range(2):  # a second attempt finds nothing to leave out
-        check_prompts(task, prepare.small_world_prompter(task))
+        check_tokenized_prompts(task)
         assert lengths(task, path) == [n for n in before if n <= 64]
         assert len(json.loads(record.read_text())["tokens"]) == 5
     assert caplog.text.count("data: 5 of 40 problems are left out") == 1
@@ -172,4 +179,4 @@ def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, capl
 def test_too_few_problems_left_are_refused(tmp_path: Path) -> None:
     task = prompt_task(tmp_path / "run", "sampling.max_prompt_tokens=1", "sampling.long_prompts=drop")
     with pytest.raises(UserError, match="too few are left"):
-        check_prompts(task, prepare.small_world_prompter(task))
+        check_tokenized_prompts(task)

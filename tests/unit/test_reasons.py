@@ -36,7 +36,7 @@ def plan() -> Plan:
 
 def task(plan: Plan, root: Path, job: str) -> Task:
     return Task(
-        layout=RunLayout(root), recipe=load_recipe(QUICKSTART), plan=plan, job=plan.job(job), index=0, rank=0,
+        layout=RunLayout(root), experiment=load_recipe(QUICKSTART), plan=plan, job=plan.job(job), index=0, rank=0,
         world_size=1, local_rank=0, attempt="a", events=EventLog(root / "events.jsonl"), observer=Observer(60.0),
     )  # fmt: skip
 

@@ -121,7 +121,7 @@ def test_inference_ends_when_its_trainer_has_left_the_queue(cluster: Cluster, mo
     write_task(cluster.layout, TRAINER, 0, TaskRecord(TaskState.STOPPED, attempt="12.0"))
     cluster.queue(OWN)
     task = Task(
-        layout=cluster.layout, recipe=recipe, plan=plan, job=plan.job(INFERENCE), index=0, rank=0, world_size=1,
+        layout=cluster.layout, experiment=recipe, plan=plan, job=plan.job(INFERENCE), index=0, rank=0, world_size=1,
         local_rank=0, attempt="7.0", events=EventLog(cluster.folder / "events.jsonl"), observer=Observer(60.0),
         gone=cluster.watch(),
     )  # fmt: skip

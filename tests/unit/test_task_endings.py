@@ -35,7 +35,7 @@ def task(tmp_path: Path, time_left_s: float | None = None) -> Task:
     plan = build_plan(recipe, max_array_size=None)
     events = EventLog(event_file(RunLayout(tmp_path).events, "report", 0, 0, "7.1"))
     return Task(
-        layout=RunLayout(tmp_path), recipe=recipe, plan=plan, job=plan.job("report"), index=0, rank=0, world_size=1,
+        layout=RunLayout(tmp_path), experiment=recipe, plan=plan, job=plan.job("report"), index=0, rank=0, world_size=1,
         local_rank=0, attempt="7.1", events=events, observer=Observer(60.0),
         time_left_s=time_left_s,
     )  # fmt: skip

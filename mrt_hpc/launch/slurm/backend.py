@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits
     from mrt_hpc.launch.slurm.site import SlurmSite
     from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -45,7 +45,7 @@ class SlurmBackend(Backend):
         error = cluster_limits.refusal(self.site, refused) if refused else None
         return Objections([*doubts, *cluster_limits.closed_partitions(plan, self.site, limits)], refused, error)
 
-    def texts(self, plan: Plan, recipe: Recipe, layout: RunLayout) -> list[tuple[str, str]]:
+    def texts(self, plan: Plan, recipe: Experiment, layout: RunLayout) -> list[tuple[str, str]]:
         """The sbatch texts.
 
         Raises:

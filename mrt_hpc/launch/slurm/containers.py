@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe, benchmark_sampling
 from mrt_hpc.recipe.schema import HuggingFaceModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mrt_hpc.launch.slurm.site import SlurmSite
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
 
 
-def with_models_bound(site: SlurmSite, recipe: Recipe) -> SlurmSite:
+def with_models_bound(site: SlurmSite, recipe: Experiment) -> SlurmSite:
     """Return the site with the folders that the recipe's tasks read added to its container's binds; a site without a
     container is returned unchanged."""
     if site.container is None:
@@ -26,20 +27,23 @@ def with_models_bound(site: SlurmSite, recipe: Recipe) -> SlurmSite:
     )
 
 
-def folders_read(recipe: Recipe) -> list[str]:
-    """The folders of the model, of the prover's model and of the chat template, and those that their files are links
-    into: a snapshot of a download holds nothing else.
+def folders_read(recipe: Experiment) -> list[str]:
+    """The folders of the models, of the prover's model, of the chat templates and of results, and those that the files
+    of models are links into: a snapshot of a download holds nothing else.
     """
     folders = [Path(path) for path in _model_paths(recipe)]
-    if recipe.prompt.chat_template is not None:
-        folders.append(Path(recipe.prompt.chat_template).parent)
+    prompts = [recipe.prompt, *(benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks)]
+    folders += [Path(prompt.chat_template).parent for prompt in prompts if prompt.chat_template is not None]
     behind = {file.resolve().parent for folder in folders if folder.is_dir() for file in folder.iterdir()}
-    return sorted({str(folder.absolute()) for folder in folders} | {str(folder) for folder in behind})
+    results = set() if recipe.evaluation.results is None else {str(Path(recipe.evaluation.results).absolute())}
+    return sorted({str(folder.absolute()) for folder in folders} | {str(folder) for folder in behind} | results)
 
 
-def _model_paths(recipe: Recipe) -> Iterator[str]:
-    if isinstance(recipe.model, HuggingFaceModel):
+def _model_paths(recipe: Experiment) -> Iterator[str]:
+    if isinstance(recipe, EvaluationRecipe):
+        yield from (model.path for model in recipe.models)
+    elif isinstance(recipe.model, HuggingFaceModel):
         yield recipe.model.path
-    for prover in (recipe.prover, recipe.evaluation.prover):
+    for prover in (getattr(recipe, "prover", None), recipe.evaluation.prover):
         if prover is not None and prover.model is not None:
             yield prover.model

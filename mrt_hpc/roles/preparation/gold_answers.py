@@ -43,7 +43,7 @@ def name_unreadable(task: Task) -> None:
 
 
 def _unreadable(task: Task, source: ProblemFile, problems: list[Problem]) -> list[Problem]:
-    verifier = verifier_of(source.section, task.recipe.grading)
+    verifier = verifier_of(source.section, task.experiment.grading)
     known = {problem.id: verifier.reads(problem.answer) for problem in problems}
     unknown = [problem for problem in problems if known[problem.id] is None]
     if unknown:

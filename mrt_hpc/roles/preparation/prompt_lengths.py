@@ -9,31 +9,36 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe, benchmark_sampling
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.data import left_out_file, read_problems, write_problems
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.inference.prompting import Prompter
-    from mrt_hpc.recipe.schema import ProblemSource
+    from mrt_hpc.recipe.schema import ProblemSource, Prompt
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
 
 log = logging.getLogger(__name__)
 
 
-def check_prompts(task: Task, prompter: Prompter) -> None:
+def check_prompts(task: Task, tokenizer: Path) -> None:
     """Tokenise the prompts of all problems; refuse those that are too long, or leave them out where the recipe says so.
+
+    Args:
+        task: whose run directory holds the problems.
+        tokenizer: the model directory, or another with the same tokenizer.
 
     Raises:
         UserError: a prompt is too long; or too few problems are left.
     """
     for source in problem_files(task):
-        _check(task, source, prompter)
+        _check(task, source, Prompter.of(tokenizer, source.prompt))
 
 
-def check_benchmark(task: Task, name: str, prompter: Prompter) -> None:
+def check_benchmark(task: Task, name: str, tokenizer: Path) -> None:
     """Check the prompts of one benchmark, which may have been added after the first job.
 
     Of several tasks that do this at once each writes the same.
@@ -41,14 +46,15 @@ def check_benchmark(task: Task, name: str, prompter: Prompter) -> None:
     Raises:
         UserError: a prompt is too long; or too few problems are left.
     """
-    _check(task, benchmark_file(task, name), prompter)
+    source = benchmark_file(task, name)
+    _check(task, source, Prompter.of(tokenizer, source.prompt))
 
 
 def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
     problems = read_problems(source.path)
-    long = long_prompts(prompter, problems, task.recipe.sampling.max_prompt_tokens)
-    if long and task.recipe.sampling.long_prompts == "refuse":
-        raise _too_long(source, long, len(problems), task.recipe.sampling.max_prompt_tokens)
+    long = long_prompts(prompter, problems, task.experiment.sampling.max_prompt_tokens)
+    if long and task.experiment.sampling.long_prompts == "refuse":
+        raise _too_long(source, long, len(problems), task.experiment.sampling.max_prompt_tokens)
     if long:
         _leave_out(task, source, problems, long)
 
@@ -62,25 +68,31 @@ class ProblemFile:
     section: ProblemSource
     """The section of the recipe in that field."""
     path: Path
+    prompt: Prompt
+    """How its problems become prompts."""
     least: int
     """The number of problems that there must be."""
 
 
 def problem_files(task: Task) -> list[ProblemFile]:
     """The files of problems that prompts are made of; given samples are none."""
-    recipe, layout = task.recipe, task.layout
-    training = []
-    if recipe.algorithm.samples_rollouts or recipe.algorithm.collects:
-        training = [
-            ProblemFile("data", recipe.problems, layout.train_data, recipe.sampling.problems_per_iteration or 1)
-        ]
-    return [*training, *(benchmark_file(task, benchmark.name) for benchmark in recipe.evaluation.benchmarks)]
+    return [*_training_files(task), *(benchmark_file(task, b.name) for b in task.experiment.evaluation.benchmarks)]
+
+
+def _training_files(task: Task) -> list[ProblemFile]:
+    """The file of the training problems, where rollouts are sampled from it."""
+    recipe = task.experiment
+    if isinstance(recipe, EvaluationRecipe) or not (recipe.algorithm.samples_rollouts or recipe.algorithm.collects):
+        return []
+    least = recipe.sampling.problems_per_iteration or 1
+    return [ProblemFile("data", recipe.problems, task.layout.train_data, recipe.prompt, least)]
 
 
 def benchmark_file(task: Task, name: str) -> ProblemFile:
     """The file of a benchmark's problems."""
-    section = next(b.problems for b in task.recipe.evaluation.benchmarks if b.name == name)
-    return ProblemFile(f"benchmark {name}", section, task.layout.benchmark_data(name), 1)
+    benchmark = next(b for b in task.experiment.evaluation.benchmarks if b.name == name)
+    prompt = benchmark_sampling(task.experiment, benchmark).prompt
+    return ProblemFile(f"benchmark {name}", benchmark.problems, task.layout.benchmark_data(name), prompt, 1)
 
 
 def long_prompts(prompter: Prompter, problems: list[Problem], limit: int) -> dict[str, int]:
@@ -115,10 +127,12 @@ def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: d
         )
     record = left_out_file(source.path)
     # The record goes first: what is no longer in the data must be written somewhere.
-    text = json.dumps({"sampling.max_prompt_tokens": task.recipe.sampling.max_prompt_tokens, "tokens": long}, indent=1)
+    text = json.dumps(
+        {"sampling.max_prompt_tokens": task.experiment.sampling.max_prompt_tokens, "tokens": long}, indent=1
+    )
     task.retrying(partial(write_text, record, text + "\n"), "the list of problems left out")
     task.retrying(partial(write_problems, source.path, kept), "the problems of the run")
-    limit = task.recipe.sampling.max_prompt_tokens
+    limit = task.experiment.sampling.max_prompt_tokens
     log.warning(
         "%s: %d of %d problems are left out, as their prompts have more than %d tokens; see %s",
         source.field, len(long), len(problems), limit, record,

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
+from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
 from mrt_hpc.recipe.prompts import BOX
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
 
 
-def check_tokenizer(recipe: Recipe, model: Path, field: str) -> Prompter:
+def check_tokenizer(recipe: Experiment, model: Path, field: str) -> None:
     """Refuse the tokenizer of a model where it loses text.
 
     Args:
@@ -27,23 +28,19 @@ def check_tokenizer(recipe: Recipe, model: Path, field: str) -> Prompter:
         model: directory of the policy, or of another model that serves as prover.
         field: of the recipe that names it.
 
-    Returns:
-        The prompter of the model.
-
     Raises:
         UserError: the tokenizer cannot be loaded, or loses something; it names the text and what became of it.
     """
-    prompter = Prompter.of(model, recipe.prompt)
-    refuse_lossy(prompter, written_texts(recipe), field)
-    return prompter
+    refuse_lossy(Prompter.of(model, recipe.prompt), written_texts(recipe), field)
 
 
-def written_texts(recipe: Recipe) -> list[str]:
+def written_texts(recipe: Experiment) -> list[str]:
     """The texts that a run writes into sequences or looks for in them, each as it stands in a trace."""
     rules = [recipe.episodes, *([recipe.evaluation.episodes] if recipe.evaluation.episodes else [])]
     markers = {marker for rule in rules for marker in rule.markers}
-    tags = [tag for tag in (recipe.prompt.thought_start, recipe.prompt.thought_end) if tag]
-    provers = [p for p in (recipe.prover, recipe.evaluation.prover) if p is not None]
+    prompts = [recipe.prompt, *(benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks)]
+    tags = {tag: None for prompt in prompts for tag in (prompt.thought_start, prompt.thought_end) if tag}
+    provers = [p for p in (getattr(recipe, "prover", None), recipe.evaluation.prover) if p is not None]
     return [
         *PROBES,
         *(f"x = 3.\n\n{marker}, let me check.\n\n" for marker in sorted(markers)),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.pool import GraderPool, Verdict, VerdictStatus
+from mrt_hpc.inference.thoughts import thought_and_answer
+from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.mrt.values import variance_of_progress
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import look_ahead_of
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from mrt_hpc.inference.sampler import ValuedTrace
-    from mrt_hpc.inference.traces import BoundaryPlan, SampledBranch, SampledTrace, ScoringCost, Valuation
+    from mrt_hpc.inference.traces import SampledTrace, ScoringCost, Valuation
     from mrt_hpc.mrt.values import Estimate
     from mrt_hpc.provers.prover_session import ProverSession
     from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Rollout
@@ -41,6 +43,16 @@ class GradedTrace:
 
 
 @dataclass(frozen=True)
+class TraceRecords:
+    """What is recorded of one trace."""
+
+    rollout: Rollout
+    branches: list[Branch]
+    answers: list[AnswerProbability]
+    values: list[PrefixValue]
+
+
+@dataclass(frozen=True)
 class TraceGrader:
     """Grades traces with their branches, and estimates the values of their boundaries."""
 
@@ -59,7 +71,7 @@ class TraceGrader:
         trace, valuation = valued.trace, valued.valuation
         gold = trace.group.problem.answer
         answer = self._answer_of(trace)
-        found = [self._answer(b) for b in valuation.branches]
+        found = [self._answer_of_branch(b.text, b.finish_reason) for b in valuation.branches]
         first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *found]])
         rewards = await self._rewards(valuation.all_answers, gold)
         branches = [
@@ -73,7 +85,7 @@ class TraceGrader:
             rollout=trace.graded(answer, first.reward),
             branches=branches,
             answers=answers,
-            values=self._values(trace, valuation.plans, branches, answers, await self._same(branches)),
+            values=[trace.value(*one) for one in await self._estimates(valuation.plans, branches, answers)],
             scoring=sum((b.follow_up for b in valuation.branches), valuation.scoring),
             prefilled=trace.completion.prompt_tokens - (trace.completion.cached_tokens or 0),
             troubles=sum(map(_is_trouble, [first, *of_branches])),
@@ -110,12 +122,12 @@ class TraceGrader:
         equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.reward == 1.0}
         return representatives(rewards, equal)
 
-    def _answer(self, branch: SampledBranch) -> str | None:
+    def _answer_of_branch(self, text: str, finish_reason: FinishReason) -> str | None:
         """The answer of a branch. A branch that continues the thought is read as a trace is."""
-        cut = branch.finish_reason is not FinishReason.STOP
+        cut = finish_reason is not FinishReason.STOP
         if self.asking is None or not self.asking.branches_think:
-            return self.pool.verifier.extract(branch.text, cut=cut)
-        return self._after_thought(branch.text, cut)
+            return self.pool.verifier.extract(text, cut=cut)
+        return self._after_thought(text, cut)
 
     def _learn(self, problem_id: str, answer: str | None, branches: list[Branch]) -> None:
         if self.asking is None:
@@ -136,16 +148,14 @@ class TraceGrader:
                 if look.taken is not None and not look.taken[1] and rewards[look.taken[0]] == 1.0:
                     self.asking.history.learn_step(look.step, branch.reward)
 
-    def _values(
-        self,
-        trace: SampledTrace,
-        plans: Sequence[BoundaryPlan],
-        branches: list[Branch],
-        answers: list[AnswerProbability],
-        same: Mapping[str, str],
-    ) -> list[PrefixValue]:
-        """The values of all boundaries that the prover was asked about, in their order."""
-        values: list[PrefixValue] = []
+    async def _estimates(
+        self, plans: Sequence[BoundaryPlan], branches: list[Branch], answers: list[AnswerProbability]
+    ) -> list[tuple[BoundaryPlan, Estimate, float]]:
+        """The values of all boundaries that the prover was asked about, in their order, each with the variance of its
+        difference to the one before it.
+        """
+        same = await self._same(branches)
+        found: list[tuple[BoundaryPlan, Estimate, float]] = []
         before: Estimate | None = None
         for plan in plans:
             here = [b for b in branches if b.boundary == plan.boundary]
@@ -153,9 +163,46 @@ class TraceGrader:
             assert self.asking is not None  # only a prover makes plans
             estimate = self.asking.estimator.estimate(GradedBoundary(plan, here, known, same))
             noise = float("nan") if before is None else variance_of_progress(before, estimate)
-            values.append(trace.value(plan, estimate, noise))
+            found.append((plan, estimate, noise))
             before = estimate
-        return values
+        return found
+
+    async def regrade(self, records: TraceRecords, gold: str) -> TraceRecords:
+        """Find and judge the answers of a recorded trace and its branches once more, and estimate its values from
+        them. What looking ahead added to the reward of a branch stays, as its candidates are not recorded.
+
+        Args:
+            records: of one trace.
+            gold: the gold answer of its problem.
+        """
+        rollout = records.rollout
+        answer = self._answer_of_record(rollout)
+        found = [self._answer_of_branch(b.text, b.finish_reason) for b in records.branches]
+        known = [a.answer for a in records.answers]
+        first, *others = await self.pool.grade([(a, gold) for a in [answer, *found, *known]])
+        graded = zip(records.branches, found, others[: len(found)], strict=True)
+        branches = [replace(b, answer=text, reward=verdict.reward) for b, text, verdict in graded]
+        of_known = zip(records.answers, others[len(found) :], strict=True)
+        answers = [replace(a, reward=verdict.reward) for a, verdict in of_known]
+        plans = [BoundaryPlan(v.boundary, v.branches, v.baseline) for v in records.values]
+        estimates = await self._estimates(plans, branches, answers)
+        return TraceRecords(
+            replace(rollout, answer=answer, reward=first.reward),
+            branches,
+            answers,
+            [
+                replace(v, value=e.value, variance=e.variance, progress_variance=noise)
+                for v, (_, e, noise) in zip(records.values, estimates, strict=True)
+            ],
+        )
+
+    def _answer_of_record(self, rollout: Rollout) -> str | None:
+        """The answer of a recorded trace that was sampled from the prompt."""
+        text = rollout.text
+        if not self.thought_end:
+            _, answer = thought_and_answer(text.encode(), b"")
+            text = text if answer is None else answer.decode(errors="replace")
+        return self._after_thought(text, rollout.finish_reason is not FinishReason.STOP)
 
 
 def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:

@@ -6,6 +6,7 @@ shard, and the parts are removed.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import dataclass, fields
 from functools import partial
@@ -17,11 +18,13 @@ from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.records import GroupStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,28 @@ class Parts:
     """The digest of the weights version that is evaluated."""
     settings: EvaluationSettings
     """The settings that the samples have to be made with."""
+    samples: int
+    """The number of samples of a problem."""
+
+    def lacking(self, positions: range) -> dict[range, list[int]]:
+        """By the numbers of the samples that have to be drawn, the positions of the problems within the shard."""
+        there = self.sampled(positions)
+        if there and len(there) < len(positions):
+            log.info("%d of %d problems are sampled already", len(there), len(positions))
+        missing = [position for position in positions if position not in there]
+        return {range(self.samples): missing} if missing else {}
+
+    def claimed(self, lacking: Mapping[range, list[int]]) -> dict[range, list[int]]:
+        """All of them: one task alone samples a shard."""
+        return dict(lacking)
+
+    def wait(self, lacking: Mapping[range, list[int]]) -> None:
+        """Never needed: nothing is left to others.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"another task was to sample {sum(map(len, lacking.values()))} problems of this shard")
 
     def sampled(self, positions: range) -> dict[int, Sampled]:
         """The parts that are there, by position of the problem within the shard. A damaged part, and one of other
@@ -45,7 +70,7 @@ class Parts:
         found = {position: self._readable(self._path(position)) for position in there}
         return {position: part for position, part in found.items() if part is not None}
 
-    def commit(self, position: int, sampled: Sampled) -> bool:
+    def commit(self, position: int, samples: range, sampled: Sampled) -> bool:  # noqa: ARG002 - always all of them
         """Write the part of a problem, unless it is there."""
         path = self._path(position)
         return self.task.retrying(

@@ -161,7 +161,7 @@ def policy_server(
     Raises:
         UserError: the server that the recipe names does not answer, or was started with settings that do not fit.
     """
-    serving = task.recipe.serving
+    serving = task.experiment.serving
     if serving.attach is None:
         with running_server(
             task, weights, max_model_len, common_seeds=common_seeds, while_starting=while_starting, **own
@@ -207,7 +207,7 @@ def server_settings(
     task: Task, model_dir: Path, max_model_len: int, *, share: float, common_seeds: bool
 ) -> ServerSettings:
     """The settings of a task's server; the arguments are those of :func:`running_server`."""
-    serving = task.recipe.serving
+    serving = task.experiment.serving
     return ServerSettings(
         model_dir=model_dir,
         max_model_len=max_model_len,
@@ -217,7 +217,7 @@ def server_settings(
         gpu_memory_utilization=serving.gpu_memory_utilization * share,
         kv_cache_gib=serving.kv_cache_gib * share,
         cpu_threads=max(1, round(_threads(task) * share)),
-        seed=task.recipe.seed % SEEDS,
+        seed=task.experiment.seed % SEEDS,
         start_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
         noise_by_request=common_seeds,
@@ -243,12 +243,12 @@ async def client_of(task: Task, server: Server) -> AsyncIterator[GenerationClien
             started_again()
 
     async def restart() -> None:
-        log.warning("the server has done nothing for %g s and is started again", task.recipe.serving.stall_limit_s)
+        log.warning("the server has done nothing for %g s and is started again", task.experiment.serving.stall_limit_s)
         await asyncio.to_thread(server.restart)
         started_again()
 
     async with connect(server.control.address, server.control.key, revive=revive) as client:
-        watch = asyncio.create_task(restart_when_hung(server, client, task.recipe.serving.stall_limit_s, restart))
+        watch = asyncio.create_task(restart_when_hung(server, client, task.experiment.serving.stall_limit_s, restart))
         try:
             yield client
         finally:
@@ -297,7 +297,7 @@ def grader_pool(task: Task, problems: ProblemSource) -> Iterator[GraderPool]:
         task: whose.
         problems: the section of the recipe that the problems are from: it names their verifier.
     """
-    grading = task.recipe.grading
+    grading = task.experiment.grading
     with GraderPool(
         verifier_of(problems, grading),
         grading.processes,

@@ -9,9 +9,11 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.peers import Gone, Peers, PeerWait, never_gone
 from mrt_hpc.roles.task.shutdown import ShutdownRequest
 from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.leases import Holder
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.plan.jobs import Job, Plan, Role
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.events import EventLog
     from mrt_hpc.run.heartbeats import Observer
     from mrt_hpc.run.layout import RunLayout
@@ -42,7 +44,8 @@ class Task:
     """One attempt at one array task (one process of it, where a task has several ranks)."""
 
     layout: RunLayout
-    recipe: Recipe
+    experiment: Experiment
+    """The recipe of the run, or of the evaluation on its own."""
     plan: Plan
     job: Job
     index: int
@@ -63,6 +66,17 @@ class Task:
     _began: float = field(default_factory=time.monotonic, init=False)
 
     @property
+    def recipe(self) -> Recipe:
+        """The recipe of a run that trains.
+
+        Raises:
+            TypeError: the task belongs to an evaluation on its own.
+        """
+        if not isinstance(self.experiment, Recipe):
+            raise TypeError(f"{self.job.role} belongs to an evaluation on its own, which trains nothing")
+        return self.experiment
+
+    @property
     def iterations(self) -> range:
         """The iterations of the segment."""
         return self.job.iterations
@@ -71,6 +85,11 @@ class Task:
     def seconds_left(self) -> float:
         """Seconds to the time limit; infinite where there is none."""
         return inf if self.time_left_s is None else self._began + self.time_left_s - time.monotonic()
+
+    @property
+    def holder(self) -> Holder:
+        """This attempt, as its leases name it."""
+        return Holder(self.layout.root, self.job.name, self.index, self.attempt)
 
     @property
     def log_stem(self) -> str:
@@ -89,7 +108,7 @@ class Task:
 
     def vigil(self, reason: str, producers: Peers) -> PeerWait:
         """What watches the tasks that produce what this task is about to wait for."""
-        return PeerWait(producers, self.recipe.resilience, reason, self.gone)
+        return PeerWait(producers, self.experiment.resilience, reason, self.gone)
 
     def keep(self, vigil: PeerWait, condition: Callable[[], T | None]) -> T:
         """Wait for what the tasks of another role of the segment produce.

@@ -1,0 +1,182 @@
+"""What ``mrt-hpc eval`` is given: model directories, and runs with weights versions, as in ``runs/grpo@0,last``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.ledger import local_process
+from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
+from mrt_hpc.plan.jobs import Role, read_plan
+from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
+from mrt_hpc.recipe.find import expanded
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.weights import published_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.recipe.schema import Recipe
+
+AT = "@"
+"""Stands between a run and its weights versions."""
+LAST = "last"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One argument of the command: a model directory, or a run with some of its weights versions."""
+
+    path: Path
+    versions: tuple[str, ...]
+    """As typed; none for a model directory, and for a run whose last version is meant."""
+
+    @staticmethod
+    def of(text: str) -> Asked:
+        """Read an argument. A directory whose name holds an ``@`` is taken as a directory."""
+        whole = expanded(text)
+        before, at, after = text.rpartition(AT)
+        if whole.is_dir() or not at:
+            return Asked(whole.absolute(), ())
+        return Asked(expanded(before).absolute(), tuple(part.strip() for part in after.split(",")))
+
+    @property
+    def layout(self) -> RunLayout:
+        """The run directory, where it is one."""
+        return RunLayout(self.path)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run directory."""
+        return self.layout.recipe_lock.is_file()
+
+
+@dataclass(frozen=True)
+class ModelsAsked:
+    """The models that a command asks for."""
+
+    models: tuple[EvaluatedModel, ...]
+    recipes: tuple[Recipe, ...]
+    """The recipes of their runs; none for model directories."""
+    awaited: tuple[str, ...]
+    """The ids of queued jobs that will publish those that are not there yet."""
+
+
+def models_asked(texts: Sequence[str]) -> ModelsAsked:
+    """Find the models that the arguments of a command name.
+
+    Raises:
+        UserError: there is no such model or run, or a weights version is not there and no queued job publishes it.
+    """
+    models: list[EvaluatedModel] = []
+    recipes: list[Recipe] = []
+    awaited: list[str] = []
+    for asked in map(Asked.of, texts):
+        if asked.is_run:
+            recipes.append(read_recipe_lock(asked.layout.recipe_lock))
+            found = versions_of_run(asked)
+            models += [_model_of_run(asked, version) for version in found]
+            awaited += publishing_jobs(asked.layout, found)
+        else:
+            models.append(_model(asked))
+    unique = {model.path: model for model in models}
+    return ModelsAsked(with_unique_names(list(unique.values())), tuple(recipes), tuple(dict.fromkeys(awaited)))
+
+
+def _model(asked: Asked) -> EvaluatedModel:
+    """A model directory.
+
+    Raises:
+        UserError: it is neither that nor a run directory.
+    """
+    if not (asked.path / "config.json").is_file() or asked.versions:
+        raise UserError(
+            "this is neither a model directory nor a run directory",
+            value=AT.join((str(asked.path), ",".join(asked.versions))) if asked.versions else str(asked.path),
+            expected="a folder with config.json, or a run directory, alone or with versions as in runs/grpo@0,last",
+            advice=f"ls {asked.path.parent}",
+        )
+    return EvaluatedModel(name=asked.path.name, path=str(asked.path))
+
+
+def _model_of_run(asked: Asked, version: int) -> EvaluatedModel:
+    path = asked.layout.weights_version(version)
+    return EvaluatedModel(name=f"{asked.path.name}{AT}{version}", path=str(path), run=str(asked.path), version=version)
+
+
+def with_unique_names(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel, ...]:
+    """The models with names that differ: where two have one name, the folder above is put before it."""
+    names = [model.name for model in models]
+    return tuple(
+        model
+        if names.count(model.name) == 1
+        else model.model_copy(update={"name": f"{Path(model.run or model.path).parent.name}/{model.name}"})
+        for model in models
+    )
+
+
+def versions_of_run(asked: Asked) -> list[int]:
+    """The numbers of the weights versions that are asked for, ascending.
+
+    Raises:
+        UserError: a word is no version.
+    """
+    return sorted({_version(asked, word) for word in asked.versions or (LAST,)})
+
+
+def _version(asked: Asked, word: str) -> int:
+    last = read_plan(asked.layout.plan).iterations
+    if word == LAST:
+        return last
+    if not word.isdecimal() or int(word) > last:
+        raise UserError(
+            "the run has no such weights version",
+            value=word,
+            where=asked.path,
+            expected=f"a number from 0 to {last}, or {LAST}",
+            advice=f"ls {asked.layout.weights}",
+        )
+    return int(word)
+
+
+def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> list[str]:
+    """Ids of the queued jobs that will publish those of these versions that are not there yet.
+
+    Raises:
+        UserError: a version is not there, and no job of a queue will publish it.
+    """
+    published = published_versions(layout)
+    missing = [version for version in versions if version not in published]
+    if not missing:
+        return []
+    live = live_jobs(layout)
+    trainers = [job for job in read_plan(layout.plan).jobs if job.role in (Role.TRAINER, Role.PREPARE)]
+    found: list[str] = []
+    for version in missing:
+        makers = [job.name for job in trainers if version in _published_by(job.role, job.iterations)]
+        queued = [live[name] for name in makers if name in live]
+        if not queued:
+            raise _not_published(layout, version, published)
+        found += job_ids_of(queued)
+    return found
+
+
+def _published_by(role: Role, iterations: range) -> range:
+    """The weights versions that a job publishes."""
+    return range(1) if role is Role.PREPARE else range(iterations.start + 1, iterations.stop + 1)
+
+
+def _not_published(layout: RunLayout, version: int, published: Sequence[int]) -> UserError:
+    here = local_process(layout)
+    gone = version < max(published, default=0)
+    why = "it was pruned" if gone else "no queued job of the run will publish it"
+    wait = f"wait until process {here.pid}, which trains the run on this machine, has ended" if here else None
+    return UserError(
+        f"weights version {version} is not there: {why}",
+        where=layout.weights,
+        expected=f"one of {', '.join(map(str, published))}" if published else "a run that has published weights",
+        advice=wait or f"mrt-hpc status {layout.root}",
+    )

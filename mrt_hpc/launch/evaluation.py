@@ -1,0 +1,135 @@
+"""An evaluation on its own: its recipe from models and a suite, and its submission."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.submission import refuse_objections, start
+from mrt_hpc.plan.compile import evaluation_plan
+from mrt_hpc.recipe.begun import FREE_SECTIONS
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.find import SUITES, find
+from mrt_hpc.recipe.overrides import apply
+from mrt_hpc.recipe.paths import with_absolute_paths
+from mrt_hpc.recipe.prompts import with_open_forced_texts
+from mrt_hpc.recipe.suites import SECTION, read_suite
+from mrt_hpc.recipe.validate import validate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.launch.backend import Site
+    from mrt_hpc.launch.evaluated_models import ModelsAsked
+    from mrt_hpc.launch.submission import Listener
+    from mrt_hpc.recipe.schema import Recipe
+
+TAKEN = ("prompt", "episodes", "serving", "grading", "resources", "resilience", "expected")
+"""The sections that an evaluation takes over from the recipe of the run whose weights it evaluates."""
+RESULTS = Path("results")
+"""The results folder, unless another one is given."""
+DIGITS = 8
+"""The number of digits that distinguish the run directories of evaluations."""
+
+
+@dataclass(frozen=True)
+class EvaluationAsked:
+    """The options of ``mrt-hpc eval``."""
+
+    models: ModelsAsked
+    suite: str
+    overrides: tuple[str, ...] = ()
+    results: Path = RESULTS
+    data: Path | None = None
+    """The folder of the files of problems, in place of that which the suite names."""
+
+
+def evaluation_recipe(asked: EvaluationAsked) -> EvaluationRecipe:
+    """The recipe of an evaluation. What the suite does not say is taken from the recipe of the models' run.
+
+    Raises:
+        UserError: there is no such suite, a field is wrong, or the models are of runs with different prompts.
+    """
+    source = read_suite(find(SUITES, asked.suite), advice=f"mrt-hpc eval MODEL --suite {asked.suite}")
+    section = dict(source.data[SECTION])
+    if asked.data is not None:
+        section["benchmarks"] = _with_data(section.get("benchmarks"), asked.data.absolute())
+    data: dict[str, Any] = {**_taken(asked.models.recipes), **source.data, SECTION: section}
+    section.setdefault("results", str(asked.results.absolute()))
+    data["models"] = [model.model_dump(mode="json") for model in asked.models.models]
+    data["name"] = "evaluation"
+    source = replace(source, data=data, overrides={})
+    for override in asked.overrides:
+        apply(source, override)
+    whole = with_open_forced_texts(with_absolute_paths(source.data, Path.cwd()))
+    recipe = validate(replace(source, data=whole), EvaluationRecipe, whole)
+    return recipe.model_copy(update={"name": name_of(recipe)})
+
+
+def _with_data(benchmarks: Any, folder: Path) -> Any:
+    """The benchmarks of a suite with their files in another folder."""
+    if not isinstance(benchmarks, list):
+        return benchmarks
+    return [
+        {**b, "problems": {**b["problems"], "path": str(folder / Path(b["problems"]["path"]).name)}}
+        if isinstance(b, dict) and isinstance(b.get("problems"), dict) and "path" in b["problems"]
+        else b
+        for b in benchmarks
+    ]
+
+
+def _taken(recipes: Sequence[Recipe]) -> dict[str, Any]:
+    """The sections that are taken over from the recipes of runs.
+
+    Raises:
+        UserError: their prompts differ, so that one prompt cannot suit all models.
+    """
+    if not recipes:
+        return {}
+    if len({recipe.prompt.model_dump_json() for recipe in recipes}) > 1:
+        raise UserError(
+            "these runs have different prompts, and one evaluation has one prompt",
+            value=", ".join(recipe.name for recipe in recipes),
+            where="prompt",
+            advice="evaluate them one after the other; mrt-hpc compare takes the results of several evaluations",
+        )
+    first = recipes[0].model_dump(mode="json")
+    taken = {name: first[name] for name in TAKEN}
+    limits = {name: first["sampling"][name] for name in ("max_prompt_tokens", "long_prompts")}
+    return {**taken, "serving": {**taken["serving"], "attach": None}, "sampling": limits}
+
+
+def name_of(recipe: EvaluationRecipe) -> str:
+    """A name that tells models and suite, and that other models, settings and suites do not share."""
+    content = recipe.model_dump(mode="json", exclude={"name", "expected", *FREE_SECTIONS})
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGITS]
+    first = Path(recipe.models[0].run or recipe.models[0].path).name
+    words = f"eval-{recipe.evaluation.suite or 'own'}-{first}"
+    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in words)
+    return f"{plain[:54]}-{digest}"
+
+
+def submit_evaluation(
+    recipe: EvaluationRecipe, awaited: Sequence[str], site: Site, root: Path, listener: Listener
+) -> None:
+    """Check everything, make or open the run directory, and start what is left to do.
+
+    Args:
+        recipe: of the evaluation.
+        awaited: ids of queued jobs that publish its models.
+        site: where it runs.
+        root: its run directory, which may exist already.
+        listener: receives a sentence about each step.
+
+    Raises:
+        UserError: models or data are wrong, the run is in use, the site refuses, or a task failed.
+    """
+    plan = evaluation_plan(recipe, site)
+    refuse_objections(site.backend(), plan, listener.warn)
+    layout = create_or_open(root, recipe, plan, group_access=site.group_access)
+    start(recipe, plan, layout, site, listener, awaited)

@@ -1,0 +1,113 @@
+"""The recipe of an evaluation on its own: models and a suite, without any training.
+
+It has the sections of a training recipe that an evaluation uses, so that the same tasks serve both.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from mrt_hpc.recipe.base import Line, Name, NotNegative, Section, misfit
+from mrt_hpc.recipe.combinations import evaluation_fits
+from mrt_hpc.recipe.resources import Resources
+from mrt_hpc.recipe.schema import (
+    Benchmark,
+    Episodes,
+    Evaluation,
+    Expected,
+    Grading,
+    Prompt,
+    PromptLimits,
+    Recipe,
+    Resilience,
+    Serving,
+    Tracking,
+)
+
+
+class EvaluatedModel(Section):
+    """One model to evaluate."""
+
+    name: Line
+    """The name of the model in reports: of a run, with its weights version, as in ``grpo@20``."""
+    path: str
+    """The model directory, in Hugging Face format: that of a weights version for a model of a run. A run that still
+    trains publishes it later.
+    """
+    run: str | None = None
+    """The run directory that publishes the model; null for a model of no run."""
+    version: NotNegative | None = None
+    """The weights version of that run."""
+
+
+class EvaluationRecipe(Section):
+    """An evaluation of models on its own. The weights version *i* of its run directory is model *i*."""
+
+    name: Name
+    """The name of the evaluation."""
+    seed: NotNegative = 0
+    """The seed from which all other seeds follow."""
+    models: Annotated[tuple[EvaluatedModel, ...], Field(min_length=1)]
+    """The models to evaluate."""
+    prompt: Prompt = Prompt()
+    """How a problem becomes a prompt, unless the evaluation or the benchmark says it."""
+    sampling: PromptLimits = PromptLimits()
+    """The length of prompts."""
+    episodes: Episodes = Episodes()
+    """How thoughts are cut into episodes, unless the evaluation says it."""
+    serving: Serving = Serving()
+    """The vLLM servers."""
+    grading: Grading = Grading()
+    """The processes that compare answers with gold answers."""
+    evaluation: Evaluation
+    """The benchmarks, and how they are sampled."""
+    resources: Resources = Resources()
+    """What each role needs of a machine; inference and trainer are not used."""
+    resilience: Resilience = Resilience()
+    """What the evaluation does about losses, waits and failures."""
+    tracking: Tracking = Tracking()
+    """Not used: an evaluation on its own writes no W&B run."""
+    expected: Expected = Expected()
+    """What `mrt-hpc eval --plan` assumes."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> EvaluationRecipe:
+        if not self.evaluation.benchmarks:
+            raise misfit("evaluation.benchmarks", "at least one benchmark")
+        names = [benchmark.name for benchmark in self.evaluation.benchmarks]
+        if len(set(names)) < len(names):
+            raise misfit("evaluation.benchmarks", f"each name once; they are {names}")
+        evaluation_fits(self)
+        return self
+
+
+Experiment = Recipe | EvaluationRecipe
+"""What a run directory is made from."""
+
+
+class BenchmarkSampling(Section):
+    """How the completions of one benchmark are sampled, with all defaults resolved."""
+
+    prompt: Prompt
+    temperature: float
+    top_p: float
+    max_tokens: int
+
+
+def benchmark_sampling(experiment: Experiment, benchmark: Benchmark) -> BenchmarkSampling:
+    """The prompt and the sampling settings of a benchmark: its own, else those of the evaluation section."""
+    how = experiment.evaluation
+    return BenchmarkSampling(
+        prompt=benchmark.prompt or how.prompt or experiment.prompt,
+        temperature=how.temperature if benchmark.temperature is None else benchmark.temperature,
+        top_p=how.top_p if benchmark.top_p is None else benchmark.top_p,
+        max_tokens=how.max_tokens if benchmark.max_tokens is None else benchmark.max_tokens,
+    )
+
+
+def longest_completion(experiment: Experiment) -> int:
+    """The maximum number of tokens of a completion over all benchmarks; 0 without any."""
+    limits = [benchmark_sampling(experiment, b).max_tokens for b in experiment.evaluation.benchmarks]
+    return max(limits, default=0)

