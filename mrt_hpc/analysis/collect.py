@@ -96,6 +96,16 @@ def _summaries(
     return found
 
 
+def read_summary(layout: RunLayout, version: int, benchmark: str) -> EvaluationSummary:
+    """The summary of a weights version on a benchmark.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UserError: the file holds something else.
+    """
+    return EvaluationSummary.read(layout.evaluation_summary(version, benchmark))
+
+
 def is_evaluated(layout: RunLayout, unit: EvaluationUnit, settings: EvaluationSettings) -> bool:
     """Whether a unit has its shard, and its version and benchmark their summary, of these settings."""
     try:

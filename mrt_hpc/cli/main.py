@@ -276,6 +276,20 @@ def report(run: Path) -> None:
     print_report(run)
 
 
+@main.command(short_help="Judge stored samples again with today's grader.")
+@click.argument("runs", nargs=-1, required=True, type=RUN, metavar="RUN...")
+def regrade(runs: tuple[Path, ...]) -> None:
+    """Judge the samples of the evaluations of RUN again, without generating anything, and show which verdicts changed.
+
+    \b
+    Examples:
+      mrt-hpc regrade runs/quickstart
+    """
+    from mrt_hpc.cli.regrade import regrade as regrade_runs
+
+    regrade_runs(runs)
+
+
 @main.command(short_help="List the fields of a recipe or a site profile.")
 @click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]")
 def fields(words: tuple[str, ...]) -> None:

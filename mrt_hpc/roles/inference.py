@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -416,7 +416,7 @@ class GroupFinisher:
             lambda: commit_group(
                 self.task.layout.group(self.work.iteration, position),
                 sampled,
-                holder=asdict(self.work.leases.mine),
+                holder=self.work.leases.mine.as_json(),
                 weights={"version": self.weights.version, "digest": self.weights.digest},
             ),
             f"group {position} of iteration {self.work.iteration}",

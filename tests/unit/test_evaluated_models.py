@@ -1,0 +1,156 @@
+"""The arguments of an evaluation on its own: which models they name, and the recipe made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from mrt_hpc.cli.main import main
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.evaluated_models import models_asked
+from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.layout import RunLayout
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+SHARDS = "evaluation.problem_shards=3"
+
+
+def trained(root: Path, *versions: int, changes: tuple[str, ...] = ()) -> RunLayout:
+    """A run directory with some weights versions, as training leaves them."""
+    recipe = load_recipe(QUICKSTART, changes)
+    layout = create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
+    for version in versions:
+        layout.weights_version(version).mkdir(parents=True)
+        (layout.weights_version(version) / "config.json").write_text("{}")
+    return layout
+
+
+def test_versions_of_a_run_are_numbers_or_the_last(tmp_path: Path) -> None:
+    run = trained(tmp_path / "grpo", 0, 5, 20).root
+    assert [m.name for m in models_asked([f"{run}@0,last"]).models] == ["grpo@0", "grpo@20"]
+    assert [m.version for m in models_asked([f"{run}@5"]).models] == [5]
+    assert [m.version for m in models_asked([str(run)]).models] == [20]
+    assert models_asked([f"{run}@0,0", f"{run}@0"]).models[0].path == str(run / "weights" / "v000000")
+    assert len(models_asked([f"{run}@0,0", f"{run}@0"]).models) == 1
+
+
+@pytest.mark.parametrize("word", ["21", "first", "-1", ""])
+def test_a_version_that_the_run_does_not_have_is_refused(tmp_path: Path, word: str) -> None:
+    run = trained(tmp_path / "grpo", 0).root
+    with pytest.raises(UserError, match="no such weights version") as told:
+        models_asked([f"{run}@{word}"])
+    assert told.value.expected == "a number from 0 to 20, or last"
+
+
+def test_a_version_that_no_job_will_publish_is_refused(tmp_path: Path) -> None:
+    run = trained(tmp_path / "grpo", 0, 3).root
+    with pytest.raises(UserError, match="weights version 20 is not there: no queued job of the run will publish it"):
+        models_asked([str(run)])
+    with pytest.raises(UserError, match="weights version 2 is not there: it was pruned") as told:
+        models_asked([f"{run}@2"])
+    assert told.value.expected == "one of 0, 3"
+
+
+def test_model_directories_have_names_that_differ(tmp_path: Path) -> None:
+    for place in ("a/model", "b/model", "c/o@ther"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "config.json").write_text("{}")
+    found = models_asked([str(tmp_path / place) for place in ("a/model", "b/model", "c/o@ther")])
+    assert [m.name for m in found.models] == ["a/model", "b/model", "o@ther"]
+    assert not found.recipes
+
+
+def test_a_folder_that_is_neither_model_nor_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither a model directory nor a run directory") as told:
+        models_asked([str(tmp_path)])
+    assert told.value.advice == f"ls {tmp_path.parent}"
+
+
+def test_an_evaluation_takes_over_what_the_suite_does_not_say(tmp_path: Path) -> None:
+    run = trained(tmp_path / "one", 0, 20, changes=("grading.strict=false", "sampling.max_prompt_tokens=99")).root
+    recipe = evaluation_recipe(EvaluationAsked(models_asked([str(run)]), "small_world", (SHARDS,), tmp_path / "r"))
+    assert (recipe.grading.strict, recipe.serving.dtype, recipe.sampling.max_prompt_tokens) == (False, "float32", 99)
+    assert (recipe.evaluation.suite, recipe.evaluation.problem_shards) == ("small_world", 3)
+    assert recipe.evaluation.results == str(tmp_path / "r")
+    (tmp_path / "lock.yaml").write_text(lock_text(recipe))
+    assert read_lock(tmp_path / "lock.yaml") == recipe
+    with pytest.raises(UserError, match="an evaluation on its own"):
+        read_recipe_lock(tmp_path / "lock.yaml")
+
+
+def test_other_settings_make_another_run_directory_and_other_resources_do_not(tmp_path: Path) -> None:
+    asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
+
+    def name(*overrides: str) -> str:
+        return evaluation_recipe(EvaluationAsked(asked, "small_world", overrides, tmp_path / "r")).name
+
+    assert name().startswith("eval-small_world-one-")
+    assert name("evaluation.max_tokens=99") != name()
+    assert name("resources.evaluation.cpus=9") == name()
+
+
+def test_runs_with_different_prompts_are_not_evaluated_together(tmp_path: Path) -> None:
+    one = trained(tmp_path / "one", 20).root
+    two = trained(tmp_path / "two", 20, changes=("prompt.instruction=Think.",)).root
+    with pytest.raises(UserError, match="these runs have different prompts"):
+        evaluation_recipe(EvaluationAsked(models_asked([str(one), str(two)]), "small_world"))
+
+
+def test_a_folder_of_data_replaces_that_of_the_suite(tmp_path: Path) -> None:
+    asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
+    recipe = evaluation_recipe(EvaluationAsked(asked, "paper_20", data=tmp_path))
+    paths = [b.problems.model_dump()["path"] for b in recipe.evaluation.benchmarks]
+    assert paths[:2] == [str(tmp_path / "aime24.jsonl"), str(tmp_path / "aime25.jsonl")]
+
+
+def test_the_plan_has_a_task_for_each_model_benchmark_and_shard(tmp_path: Path) -> None:
+    asked = models_asked([f"{trained(tmp_path / 'one', 0, 20).root}@0,last"])
+    recipe = evaluation_recipe(EvaluationAsked(asked, "small_world", (SHARDS,)))
+    plan = evaluation_plan(recipe, LocalSite())
+    assert [(job.role, job.tasks) for job in plan.jobs] == [
+        (Role.PREPARE, 1), (Role.EVALUATION, 6), (Role.REPORT, 1),
+    ]  # fmt: skip
+    assert [(u.version, u.shard) for u in plan.jobs[1].evaluations] == [(v, s) for v in (0, 1) for s in range(3)]
+    assert evaluated_versions(recipe) == [0, 1]
+    assert [d.job for d in plan.jobs[2].after] == ["evaluation"]
+
+
+def test_the_plan_is_printed_and_nothing_is_made(tmp_path: Path) -> None:
+    run = trained(tmp_path / "one", 0, 20).root
+    out = CliRunner().invoke(
+        main, ["eval", f"{run}@0", "--suite", "small_world", "--plan", "--run", str(tmp_path / "e")]
+    )
+    assert out.exit_code == 0, out.output
+    assert "3 sbatch calls, 3 array tasks" in out.output
+    assert not (tmp_path / "e").exists()
+
+
+def test_status_and_report_of_an_evaluation_on_its_own(tmp_path: Path) -> None:
+    asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
+    recipe = evaluation_recipe(EvaluationAsked(asked, "small_world", results=tmp_path / "r"))
+    awaited = [model.model_copy(update={"path": str(tmp_path / "later")}) for model in recipe.models]
+    recipe, root = recipe.model_copy(update={"models": tuple(awaited)}), tmp_path / "eval"
+    layout = create_or_open(root, recipe, evaluation_plan(recipe, LocalSite()))
+    assert not layout.train_data.exists()
+    status = CliRunner().invoke(main, ["status", str(root)])
+    assert status.exit_code == 0, status.output
+    assert "evaluations 0/1" in status.output
+    assert "iteration" not in status.output
+    report = CliRunner().invoke(main, ["report", str(root)])
+    assert report.exit_code == 0, report.output
+    assert "missing: evaluation on held-out of weights versions 0" in report.output
+    assert "No evaluation has been finished" in layout.report.read_text()
+    assert json.loads(layout.plan.read_text())["iterations"] == 0

@@ -1,0 +1,62 @@
+"""Suites: files that an evaluation section takes its fields from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.find import SUITES, find
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.schema import JsonlProblems
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+WHOLE = "evaluation={suite: %s}"
+
+
+@pytest.mark.parametrize(("name", "samples"), [("paper_20", 20), ("paper_64", 64)])
+def test_the_suites_of_the_paper_have_five_benchmarks(name: str, samples: int) -> None:
+    how = load_recipe(QUICKSTART, (WHOLE % name,)).evaluation
+    assert [b.name for b in how.benchmarks] == ["aime24", "aime25", "amc23", "minerva", "math500"]
+    assert {b.samples for b in how.benchmarks} == {samples}
+    assert (how.temperature, how.top_p, how.max_tokens, how.suite) == (0.6, 0.95, 16384, name)
+    problems = how.benchmarks[0].problems
+    assert isinstance(problems, JsonlProblems)
+    assert Path(problems.path).resolve() == ROOT / "data" / "aime24.jsonl", "paths start at the folder of the suite"
+
+
+def test_fields_beside_the_suite_replace_its_own() -> None:
+    how = load_recipe(QUICKSTART, ("evaluation={suite: paper_20, max_tokens: 99}",)).evaluation
+    assert (how.max_tokens, how.temperature, len(how.benchmarks)) == (99, 0.6, 5)
+    with_own = load_recipe(QUICKSTART, ("evaluation.suite=paper_20",)).evaluation
+    assert [b.name for b in with_own.benchmarks] == ["held-out"]
+
+
+def test_the_lock_holds_the_fields_and_does_not_need_the_suite(tmp_path: Path) -> None:
+    suite = tmp_path / "mine.yaml"
+    suite.write_text("benchmarks: [{name: b, problems: {type: small_world, split: held_out}}]\nmax_tokens: 77\n")
+    recipe = load_recipe(QUICKSTART, (WHOLE % suite,))
+    assert recipe.evaluation.suite == "mine"
+    lock = tmp_path / "recipe.lock.yaml"
+    lock.write_text(lock_text(recipe))
+    suite.unlink()
+    assert read_recipe_lock(lock) == recipe
+
+
+def test_a_fault_in_a_suite_names_its_file_and_line(tmp_path: Path) -> None:
+    suite = tmp_path / "mine.yaml"
+    suite.write_text("benchmarks: []\nmax_token: 77\n")
+    with pytest.raises(UserError, match=r"evaluation\.max_token: no such field") as told:
+        load_recipe(QUICKSTART, (WHOLE % suite,))
+    assert told.value.where == f"{suite}, line 2"
+    assert "max_tokens is the nearest" in str(told.value.expected)
+
+
+def test_a_suite_that_is_not_there_is_told_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="there is no such suite") as told:
+        load_recipe(QUICKSTART, (WHOLE % "paper_21",))
+    assert "paper_20" in told.value.message()
+    assert find(SUITES, "small_world") == ROOT / "recipes" / "suites" / "small_world.yaml"
