@@ -27,8 +27,8 @@ SHOWN_CHARS = 100
 """The number of characters of a text in a list."""
 
 TITLES = {
-    FindingKind.CHANGED_FILE: "changed since it was prepared",
-    FindingKind.BAD_LINE: "lines that are no problems",
+    FindingKind.CHANGED_FILE: "changed files",
+    FindingKind.BAD_LINE: "bad lines",
     FindingKind.REPEATED_ID: "repeated ids",
     FindingKind.REPEATED_PROBLEM: "repeated problems",
     FindingKind.SIMILAR_PROBLEM: "similar problems",
@@ -81,7 +81,7 @@ def _file_table(report: CheckReport) -> Table:
 
 
 def _pair_table(report: CheckReport) -> Table:
-    """Pairs that share nothing are summed up in the title."""
+    """The pairs that share problems; the title counts all."""
     table = Table(title_justify="left")
     for column in ("file", "other file", *(TITLES[kind] for kind in OF_PAIRS)):
         table.add_column(column, justify="left" if column.endswith("file") else "right", overflow="fold")
@@ -89,7 +89,7 @@ def _pair_table(report: CheckReport) -> Table:
         counts = [len(report.of(kind, one, other)) for kind in OF_PAIRS]
         if any(counts):
             table.add_row(escape(one), escape(other), *(str(count or "") for count in counts))
-    table.title = f"{len(report.compared)} pairs of files; {len(report.compared) - table.row_count} share no problem"
+    table.title = f"{table.row_count} of {len(report.compared)} pairs of files share problems"
     return table
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,6 +243,26 @@ def test_an_unknown_verifier_is_refused() -> None:
             checked(path, verifier=name)
 
 
+WITHOUT_GRADER = """
+import sys
+sys.modules["pebble"] = sys.modules["math_verify"] = None  # as where only the base dependencies are installed
+from mrt_hpc.cli.main import main
+main(["data", "check", sys.argv[1]])
+"""
+
+
+def test_a_login_node_checks_numbers_and_says_what_other_answers_need() -> None:
+    numbers = written("numbers.jsonl", ("1", "x", "7"), ("2", "y", "-2.5"), ("3", "z", "1,080"))
+    others = written("others.jsonl", ("1", "x", "x+1"))
+    command = [sys.executable, "-c", WITHOUT_GRADER]
+    checks = [
+        subprocess.run([*command, path], capture_output=True, text=True, check=False) for path in (numbers, others)
+    ]
+    assert [done.returncode for done in checks] == [ExitCode.OK, ExitCode.FATAL]
+    assert "the grader is not installed" in checks[1].stderr
+    assert "--verifier exact" in checks[1].stderr
+
+
 # -- records ----------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +288,7 @@ def test_findings_end_with_status_2_and_are_counted_in_tables() -> None:
     test = written("test.jsonl", ("b1", "What is 1+1?", "2"))
     result = invoke(train, "--against", test)
     assert result.exit_code == ExitCode.FATAL
-    assert "1 pairs of files; 0 share no problem" in result.output
+    assert "1 of 1 pairs of files share problems" in result.output
     assert "repeated ids: train.jsonl\n  line 1 (t1), line 2 (t1)" in result.output
     assert "problems in both: train.jsonl and test.jsonl\n  line 1 (t1), line 2 (t1), line 1 (b1)" in result.output
     assert "3 findings" in result.output

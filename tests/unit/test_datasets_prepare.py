@@ -31,6 +31,7 @@ from mrt_hpc.run.records import Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ROOT = Path(__file__).parents[2]
 ROWS = [
     {"Question": "What is 1+1?", "Answer": 2, "level": 1},
     {"Question": "Half of 5?", "Answer": 2.5, "level": 1},
@@ -299,6 +300,21 @@ def test_options_that_a_file_does_not_have_are_refused(folder: Path) -> None:
     for option in ("--split", "--config", "--revision"):
         assert f"leave out {option}" in invoke("rows.jsonl", "mine.jsonl", option, "test").stderr
     assert "no such source" in invoke("none.jsonl", "mine.jsonl").stderr
+
+
+def test_the_commands_of_readme_work(folder: Path) -> None:
+    section = (ROOT / "README.md").read_text().split("## Prepare and check data\n")[1].split("\n## ")[0]
+    commands = [line.split("#")[0].split()[1:] for line in section.splitlines() if line.startswith("mrt-hpc")]
+    (folder / "rows.parquet").write_bytes(parquet([{"question": "1+1?", "solution": r"It is $\boxed{2}$."}]))
+    (folder / "rows.json").write_text(json.dumps([{"text": "1+2?", "label": 3}, {"text": "1+3?", "label": None}]))
+    (folder / "data").mkdir()
+    (folder / "data" / "math500.jsonl").write_bytes(json_lines([{"id": "a", "problem": "1+4?", "answer": "5"}]))
+    here = [command for command in commands if "hub:HuggingFaceH4/MATH-500/test" not in command]
+    assert len(here) == len(commands) - 1 == 3
+    for command in here:
+        assert CliRunner().invoke(main, command).exit_code == 0
+    assert read_problems(folder / "data" / "mine.jsonl") == [Problem("mine-0", "1+1?", "2")]
+    assert read_problems(folder / "data" / "other.jsonl") == [Problem("other-0", "1+2?", "3")]
 
 
 # -- the parts of a data set ------------------------------------------------------------------------------------------
