@@ -112,7 +112,7 @@ def _in_words(name: HubName) -> Iterator[None]:
         ) from error
     try:
         yield
-    except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         raise UserError(
             f"the hub refuses: {_first_line(error)}",
             value=_asked(name),

@@ -450,6 +450,7 @@ def test_a_split_of_the_hub_is_fetched_at_its_commit(endpoint: str) -> None:
         (HubName("lab/none", Selection()), "the hub refuses", ExitCode.FATAL),
         (HubName("lab/sums", Selection("v9", None, "test")), "the hub refuses", ExitCode.FATAL),
         (HubName("lab/sums", Selection()), "name one split", ExitCode.FATAL),
+        (HubName("lab--x/sums", Selection()), "the hub refuses", ExitCode.FATAL),
     ],
 )
 def test_what_the_hub_does_not_have(endpoint: str, name: HubName, words: str, code: ExitCode) -> None:
