@@ -11,6 +11,7 @@ import click
 
 import mrt_hpc
 from mrt_hpc.cli import options
+from mrt_hpc.cli.data import data
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
 
@@ -306,6 +307,8 @@ def fields(words: tuple[str, ...]) -> None:
 
     print_fields(words)
 
+
+main.add_command(data)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -109,10 +109,24 @@ def _problem(row: dict[str, Any], where: str) -> Problem:
     return Problem(**values)
 
 
+def problem_of_line(line: bytes, where: str) -> Problem:
+    """The problem of one line.
+
+    Raises:
+        UserError: naming ``where`` and the field of the first thing wrong.
+    """
+    return _problem(_object(line, where, _ADVICE), where)
+
+
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     """Write problems as JSON lines, whole."""
+    write_text(path, problem_lines(problems))
+
+
+def problem_lines(problems: Sequence[Problem]) -> str:
+    """Problems as JSON lines: the content of a data file."""
     lines = [json.dumps({f: getattr(p, f) for f in FIELDS}, ensure_ascii=False) for p in problems]
-    write_text(path, "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def left_out_file(path: Path) -> Path:

@@ -19,7 +19,7 @@ from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.run.layout import RunLayout
 
 PYTHONS = shell(". env/common.sh; echo $PYTHONS").split()
-COMMANDS = ("plan", "submit", "status", "logs", "cancel", "report", "fields")
+COMMANDS = ("plan", "submit", "status", "logs", "cancel", "report", "fields", "data")
 RECIPES = ("recipes/quickstart.yaml", "recipes/mrt_online.yaml", "recipes/backtracking.yaml")
 HEAVY = "torch, transformers, vllm, deepspeed, math_verify, httpx, wandb, ray"
 SLURM_PROGRAMS = {
@@ -135,6 +135,15 @@ def test_plan_and_fields(node: LoginNode) -> None:
     for recipe in RECIPES:
         assert "segment-000" in node.gives("plan", recipe, "--site", site, "--run", node.run.root)
         assert "#SBATCH" in node.gives("plan", recipe, "--site", site, "--run", node.run.root, "--sbatch")
+
+
+def test_data_is_prepared_and_checked(node: LoginNode) -> None:
+    (node.folder / "rows.jsonl").write_text('{"question": "What is 1+1?", "answer": 2}\n')
+    out = node.folder / "mine.jsonl"
+    assert "1 problems of 1 rows" in node.gives("data", "prepare", node.folder / "rows.jsonl", out)
+    assert "nothing was found" in node.gives("data", "check", out)
+    refused = node.gives("data", "prepare", "hub:lab/sums", node.folder / "other.jsonl", code=2)
+    assert "the client of the hub is not installed" in refused
 
 
 def test_a_run_from_its_submission_to_its_report(node: LoginNode) -> None:

@@ -16,6 +16,7 @@ LAYERS = [
     {"roles"},
     {"algorithms"},
     {"provers"},
+    {"datasets"},
     {"inference", "training", "domains", "analysis"},
     {"plan"},
     {"mrt"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from mrt_hpc.datasets.answers import unreadable_answers
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.roles.preparation.prompt_lengths import problem_files
 from mrt_hpc.roles.sampling.serving import grader_pool
@@ -44,10 +45,6 @@ def name_unreadable(task: Task) -> None:
 
 def _unreadable(task: Task, source: ProblemFile, problems: list[Problem]) -> list[Problem]:
     verifier = verifier_of(source.section, task.experiment.grading)
-    known = {problem.id: verifier.reads(problem.answer) for problem in problems}
-    unknown = [problem for problem in problems if known[problem.id] is None]
-    if unknown:
-        with grader_pool(task, source.section) as pool:
-            readable = pool.readable_all([problem.answer for problem in unknown])
-        known |= {problem.id: found for problem, found in zip(unknown, readable, strict=True)}
-    return [problem for problem in problems if not known[problem.id]]
+    answers = [problem.answer for problem in problems]
+    unreadable = unreadable_answers(answers, verifier, lambda: grader_pool(task, source.section))
+    return [problem for problem in problems if problem.answer in unreadable]

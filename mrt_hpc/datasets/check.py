@@ -1,0 +1,123 @@
+"""Checks data files: ids and problems that repeat, problems of training that stand in a benchmark, and gold answers
+that the verifier cannot read.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from mrt_hpc.datasets.answers import unreadable_answers
+from mrt_hpc.datasets.findings import CheckReport, Finding, FindingKind
+from mrt_hpc.datasets.loaded import load
+from mrt_hpc.datasets.repeats import ProblemIndex, repeated_ids
+from mrt_hpc.domains.base import Verifier
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.registry import VERIFIERS
+from mrt_hpc.recipe.schema import Grading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.datasets.loaded import LoadedSet
+    from mrt_hpc.domains.pool import GraderPool
+
+PROCESSES = min(4, len(os.sched_getaffinity(0)))
+"""The number of grader processes; it changes no finding."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What to check."""
+
+    files: tuple[Path, ...]
+    against: tuple[Path, ...] = ()
+    """Files whose problems may not stand in ``files``; of their own faults only lines that cannot be read are told."""
+    verifier: str = "math"
+    """The type of a verifier, as in a recipe."""
+    grading: Grading = field(default_factory=lambda: Grading(processes=PROCESSES))
+
+
+def check(asked: Check) -> CheckReport:
+    """Check data files each by itself, and each pair of them for problems that they share.
+
+    Raises:
+        UserError: a file is missing, the verifier is unknown, or the grader is not installed or cannot be started.
+    """
+    verifier = _verifier(asked.verifier, asked.grading)
+    files, against = _loaded(asked)
+    index = ProblemIndex([*files, *against])
+    pairs = [*combinations(files, 2), *product(files, against)]
+    findings = [finding for loaded in (*files, *against) for finding in loaded.findings]
+    for loaded in files:
+        findings += [*repeated_ids(loaded), *index.within(loaded.file)]
+    for one, other in pairs:
+        findings += index.between(one.file, other.file)
+    findings += _unreadable(files, verifier, asked.grading)
+    return CheckReport(
+        files=tuple(loaded.about for loaded in files),
+        against=tuple(loaded.about for loaded in against),
+        compared=tuple((one.file, other.file) for one, other in pairs),
+        findings=tuple(findings),
+    )
+
+
+def _loaded(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
+    """The files, and those to compare with that are not among them; a file that is named twice is read once."""
+    files = {path.resolve(): path for path in asked.files}
+    against = {path.resolve(): path for path in asked.against if path.resolve() not in files}
+    return [load(path) for path in files.values()], [load(path) for path in against.values()]
+
+
+def _verifier(name: str, grading: Grading) -> Verifier:
+    found = VERIFIERS.find(name)
+    if found is None:
+        raise UserError(
+            "there is no such verifier",
+            value=name,
+            expected=f"{', '.join(VERIFIERS.built_in)}, or module:Class of your own",
+            advice="--verifier math",
+        )
+    settings = TypeAdapter(found).validate_python({"type": name})
+    return as_kind(settings, Verifier).with_defaults(grading)
+
+
+def _unreadable(files: Sequence[LoadedSet], verifier: Verifier, grading: Grading) -> Iterator[Finding]:
+    entries = [entry for loaded in files for entry in loaded.entries]
+    answers = list(dict.fromkeys(entry.problem.answer for entry in entries))
+    unreadable = unreadable_answers(answers, verifier, _pool_of(verifier, grading))
+    for entry in entries:
+        if entry.problem.answer in unreadable:
+            yield Finding(FindingKind.UNREADABLE_ANSWER, (entry.place,), entry.problem.answer)
+
+
+def _pool_of(verifier: Verifier, grading: Grading) -> Callable[[], GraderPool]:
+    def open_pool() -> GraderPool:
+        pool = _installed_pool()
+        return pool(verifier, grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
+
+    return open_pool
+
+
+def _installed_pool() -> type[GraderPool]:
+    """The pool, where what it needs is installed: on a login node it may be missing.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        from mrt_hpc.domains.pool import GraderPool
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "the grader is not installed, and some answers are no plain numbers",
+            value=error.name,
+            expected="the packages that env/setup installs",
+            advice="type the command with the .venv of env/setup; or check all but the answers: --verifier exact",
+        ) from error
+    return GraderPool

@@ -1,0 +1,128 @@
+"""Reads the rows of a data file: JSON lines, JSON or parquet, by the ending of its name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json) or parquet (.parquet)"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a source."""
+
+    name: str
+    """The name in messages and in the record of the source: the path as it was typed, or the place in a repository."""
+    path: Path
+    """The place on this machine."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a source, before its columns are read."""
+
+    where: str
+    """The file, and the line, item or row in it, counted from 1."""
+    value: object
+
+
+def read_rows(file: SourceFile) -> Iterator[Row]:
+    """The rows of one file, in order.
+
+    Raises:
+        UserError: the ending of the name is unknown, there is no such file, or it is damaged.
+    """
+    reader = READERS.get(file.path.suffix.lower())
+    if reader is None:
+        raise UserError("not a kind of data file that can be read", value=file.name, expected=ONE_KIND)
+    if not file.path.is_file():
+        raise UserError("no such data file", value=file.name, expected=ONE_KIND)
+    return reader(file)
+
+
+def _json_lines(file: SourceFile) -> Iterator[Row]:
+    with file.path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                where = f"{file.name}, line {number}"
+                yield Row(where, _parsed(line, where))
+
+
+def _json(file: SourceFile) -> Iterator[Row]:
+    """The items of a list, or of the one list in an object. Some tools write JSON lines under this ending, too."""
+    content = file.path.read_bytes()
+    if _is_lines(content):
+        yield from _json_lines(file)
+        return
+    for number, item in enumerate(_items(_parsed(content, file.name), file.name), start=1):
+        yield Row(f"{file.name}, item {number}", item)
+
+
+def _is_lines(content: bytes) -> bool:
+    """Whether the first line is an object of its own and more follows."""
+    first, _, rest = content.lstrip().partition(b"\n")
+    if not (first.startswith(b"{") and rest.strip()):
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _items(value: object, where: str) -> list[object]:
+    if isinstance(value, list):
+        return value
+    lists = {name: part for name, part in value.items() if isinstance(part, list)} if isinstance(value, dict) else {}
+    if len(lists) != 1:
+        raise UserError(
+            "the file has no single list of rows",
+            where=where,
+            value=sorted(lists) or type(value).__name__,
+            expected="a list of objects, or an object with one list of objects",
+            advice="write the rows as JSON lines, one object a line, into a file that ends in .jsonl",
+        )
+    return next(iter(lists.values()))
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"not JSON: {error}", where=where, value=text[:80], advice="fetch or write the file once more"
+        ) from error
+
+
+def _parquet(file: SourceFile) -> Iterator[Row]:
+    number = 0
+    try:
+        with pq.ParquetFile(file.path) as table:
+            for batch in table.iter_batches():
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{file.name}, row {number}", value)
+    except pa.ArrowException as error:
+        raise UserError(
+            f"not a parquet file that can be read: {error}", where=file.name, advice="fetch or write the file once more"
+        ) from error
+
+
+READERS: dict[str, Callable[[SourceFile], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+}
+"""The reader of each ending."""

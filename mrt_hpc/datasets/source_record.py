@@ -1,0 +1,81 @@
+"""The record beside a prepared data file: its source with revision and checksums, and how it was read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.run.atomic import write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FileChecksum(_Model):
+    """A file of the source."""
+
+    name: str
+    sha256: str
+
+
+class ColumnNames(_Model):
+    """The columns that were read; ``id`` is null where ids were made."""
+
+    problem: str
+    answer: str
+    id: str | None
+
+
+class SourceRecord(_Model):
+    """Where a data file is from. It holds no time and no place of this machine: the same input gives the same bytes."""
+
+    source: str
+    """As it was typed."""
+    revision: str | None
+    """The commit of a data set of the hub."""
+    config: str | None
+    split: str | None
+    files: list[FileChecksum]
+    columns: ColumnNames
+    rows: int
+    """The number of rows of the source."""
+    problems: int
+    """The number of problems in the data file."""
+    dropped: int
+    """The number of rows that made no problem."""
+    sha256: str
+    """Of the data file."""
+    mrt_hpc_version: str
+
+    def write(self, path: Path) -> None:
+        """Write the record to ``path`` in one step."""
+        write_json(path, self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The record in ``path``.
+
+        Raises:
+            FileNotFoundError: there is none.
+            UserError: the file holds something else.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise UserError(
+                "this is not the record of a data file",
+                where=path,
+                value=str(error.errors(include_url=False)[0]["msg"]),
+                advice="remove it, or prepare the data file again: mrt-hpc data prepare SOURCE OUT --force",
+            ) from error
+
+
+def record_file(path: Path) -> Path:
+    """The place of the record of a data file."""
+    return path.with_name(f"{path.name}.source.json")

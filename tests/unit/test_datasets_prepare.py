@@ -1,0 +1,490 @@
+"""A data file is made from sources of other kinds and columns, and the record beside it says where it is from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from hub_server import COMMIT, Repository, serving
+
+import mrt_hpc
+from mrt_hpc.cli.main import main
+from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, answer_text, find_columns, problem_text
+from mrt_hpc.datasets.hub import HubName, fetch, hub_name
+from mrt_hpc.datasets.prepare import Order, Prepared, prepare
+from mrt_hpc.datasets.repository import Part, Selection, choose
+from mrt_hpc.datasets.source_record import SourceRecord, record_file
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.records import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    {"Question": "What is 1+1?", "Answer": 2, "level": 1},
+    {"Question": "Half of 5?", "Answer": 2.5, "level": 1},
+    {"Question": "Half of 8?", "Answer": 4.0, "level": 2},
+]
+PROBLEMS = [
+    Problem("mine-0", "What is 1+1?", "2"),
+    Problem("mine-1", "Half of 5?", "2.5"),
+    Problem("mine-2", "Half of 8?", "4"),
+]
+
+
+def json_lines(rows: list[Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def parquet(rows: list[Any]) -> bytes:
+    stream = BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), stream)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["data", "prepare", *map(str, arguments)])
+
+
+def prepared(source: str | Path, **options: Any) -> Prepared:
+    return prepare(Order(str(source), Path("mine.jsonl"), **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", json_lines(ROWS)),
+        ("rows.ndjson", json_lines(ROWS).replace(b"\n", b"\n\n")),
+        ("rows.json", json.dumps(ROWS).encode()),
+        ("rows.json", json.dumps(ROWS, indent=1).encode()),
+        ("rows.json", json.dumps({"version": "1", "data": ROWS}, indent=1).encode()),
+        ("rows.json", json.dumps({"version": "1", "data": ROWS}).encode()),
+        ("rows.json", json_lines(ROWS)),
+    ],
+)
+def test_each_kind_of_file_makes_the_same_problems(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    prepared(name)
+    assert read_problems(Path("mine.jsonl")) == PROBLEMS
+
+
+def test_a_parquet_file_makes_the_same_problems(folder: Path) -> None:
+    rows = [{**row, "Answer": float(row["Answer"])} for row in ROWS]
+    (folder / "rows.parquet").write_bytes(parquet(rows))
+    prepared("rows.parquet")
+    assert read_problems(Path("mine.jsonl")) == PROBLEMS
+
+
+def test_the_record_tells_source_columns_numbers_and_checksums(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines([*ROWS, {"Question": "", "Answer": 1}]))
+    prepared("rows.jsonl", drop_bad=True)
+    assert json.loads((folder / "mine.jsonl.source.json").read_text()) == {
+        "source": "rows.jsonl",
+        "revision": None,
+        "config": None,
+        "split": None,
+        "files": [{"name": "rows.jsonl", "sha256": hashlib.sha256(Path("rows.jsonl").read_bytes()).hexdigest()}],
+        "columns": {"problem": "Question", "answer": "Answer", "id": None},
+        "rows": 4,
+        "problems": 3,
+        "dropped": 1,
+        "sha256": hashlib.sha256(Path("mine.jsonl").read_bytes()).hexdigest(),
+        "mrt_hpc_version": mrt_hpc.__version__,
+    }
+
+
+def test_the_same_input_gives_the_same_bytes(folder: Path) -> None:
+    (folder / "rows.json").write_text(json.dumps(ROWS))
+    written = []
+    for _ in range(2):
+        prepared("rows.json", force=True)
+        written.append([path.read_bytes() for path in (Path("mine.jsonl"), record_file(Path("mine.jsonl")))])
+    assert written[0] == written[1]
+
+
+def test_an_output_that_is_there_stays_without_force(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines(ROWS))
+    (folder / "mine.jsonl").write_text("precious")
+    refused = invoke("rows.jsonl", "mine.jsonl")
+    assert refused.exit_code == ExitCode.FATAL
+    assert "--force" in refused.stderr
+    assert (folder / "mine.jsonl").read_text() == "precious"
+    assert not record_file(folder / "mine.jsonl").exists()
+    assert invoke("rows.jsonl", "mine.jsonl", "--force").exit_code == 0
+    assert read_problems(folder / "mine.jsonl") == PROBLEMS
+
+
+def test_the_source_is_never_replaced(folder: Path) -> None:
+    (folder / "mine.jsonl").write_bytes(json_lines(ROWS))
+    with pytest.raises(UserError, match="would replace the source"):
+        prepared("mine.jsonl", force=True)
+    assert (folder / "mine.jsonl").read_bytes() == json_lines(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (["id", "problem", "answer"], Columns("problem", "answer", "id")),
+        (["Problem", "Answer", "ID"], Columns("Problem", "Answer", "ID")),
+        (["prompt", "solution"], Columns("prompt", "solution", None)),
+        (["prompt", "question", "solution", "final_answer"], Columns("question", "final_answer", None)),
+        (["problem", "solution", "answer", "unique_id", "subject"], Columns("problem", "answer", "unique_id")),
+        (["Answer", "answer", "problem"], Columns("problem", "Answer", None)),
+    ],
+)
+def test_known_columns_are_found(names: list[str], columns: Columns) -> None:
+    assert find_columns(names, Asked()) == columns
+
+
+def test_named_columns_come_first() -> None:
+    names = ["id", "key", "problem", "text", "answer", "label"]
+    assert find_columns(names, Asked("text", "label", "key")) == Columns("text", "label", "key")
+    assert find_columns(names, Asked(new_ids=True)) == Columns("problem", "answer", None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (Asked(), ["no column has a known name for the answer", "--answer COLUMN"]),
+        (Asked(answer="lable"), ["lable", "--answer label"]),
+        (Asked(answer="label", problem="text"), ["text", "--problem COLUMN"]),
+    ],
+)
+def test_a_column_that_is_missing_is_named(asked: Asked, words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        find_columns(["problem", "label"], asked)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "column", "answer"),
+    [
+        ("7", "answer", "7"),
+        (" 7\n", "answer", "7"),
+        (7, "answer", "7"),
+        (-3.0, "answer", "-3"),
+        (0.125, "answer", "0.125"),
+        (["7"], "answer", "7"),
+        (r"$\frac{1}{2}$", "answer", r"$\frac{1}{2}$"),
+        (r"\boxed{7}", "answer", "7"),
+        (r"First \boxed{1}, so in all \boxed{\frac{1}{2}}.", "solution", r"\frac{1}{2}"),
+        ("Natalia sold 48/2 = 24.\nIn all 72.\n#### 72", "answer", "72"),
+        ("#### Step 1\nwe add\n#### 1,080\n", "answer", "1,080"),
+        ("#### Step 1\nwe add", "answer", "#### Step 1\nwe add"),
+    ],
+)
+def test_the_answer_of_a_value(value: object, column: str, answer: str) -> None:
+    assert answer_text(value, column) == answer
+
+
+@pytest.mark.parametrize(
+    ("value", "column", "reason"),
+    [
+        (None, "answer", "missing"),
+        (float("nan"), "answer", "no finite number"),
+        ("  ", "answer", "empty"),
+        (True, "answer", "bool"),
+        (["1", "2"], "answer", "list"),
+        ("so it is 7", "solution", "no \\boxed{}"),
+        (r"\boxed{ }", "solution", "no \\boxed{}"),
+        ("\ud800", "answer", "half of a character"),
+    ],
+)
+def test_what_is_no_answer(value: object, column: str, reason: str) -> None:
+    with pytest.raises(BadRowError) as caught:
+        answer_text(value, column)
+    assert reason in str(caught.value)
+
+
+def test_a_chat_with_one_message_of_the_user_is_a_problem() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1+1?"}]
+    assert problem_text(messages, "prompt") == "What is 1+1?"
+    with pytest.raises(BadRowError, match="2 messages of the user"):
+        problem_text([messages[1], messages[1]], "prompt")
+
+
+def test_a_name_with_a_point_reaches_into_a_column(folder: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2", "style": "rule"}}]
+    (folder / "rows.parquet").write_bytes(parquet(rows))
+    assert invoke("rows.parquet", "mine.jsonl", "--answer", "reward_model.ground_truth").exit_code == 0
+    assert read_problems(folder / "mine.jsonl") == [Problem("mine-0", "1+1?", "2")]
+
+
+BAD = [
+    {"id": "a", "problem": "1+1?", "answer": "2"},
+    {"id": "b", "problem": " ", "answer": "2"},
+    {"id": "a", "problem": "1+2?", "answer": "3"},
+    ["no", "object"],
+    {"id": "c", "problem": "2+2?"},
+    {"id": "d", "problem": "2+3?", "answer": "5"},
+]
+
+
+def test_a_bad_row_is_refused_by_its_place(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines(BAD))
+    refused = invoke("rows.jsonl", "mine.jsonl")
+    assert refused.exit_code == ExitCode.FATAL
+    for word in ("rows.jsonl, line 2", "problem is empty", "3 more rows", "--drop-bad"):
+        assert word in refused.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["rows.jsonl"]
+
+
+def test_bad_rows_are_left_out_and_each_is_told(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines(BAD))
+    done = invoke("rows.jsonl", "mine.jsonl", "--drop-bad")
+    assert done.exit_code == 0
+    assert [problem.id for problem in read_problems(folder / "mine.jsonl")] == ["a", "d"]
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
+        f"left out rows.jsonl, line {number}" for number in (2, 3, 4, 5)
+    ]
+    assert "2 problems of 6 rows" in done.stdout
+
+
+def test_repeated_ids_are_replaced_by_new_ones(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines([BAD[0], BAD[2]]))
+    with pytest.raises(UserError, match="--new-ids"):
+        prepared("rows.jsonl")
+    prepared("rows.jsonl", columns=Asked(new_ids=True))
+    assert [problem.id for problem in read_problems(Path("mine.jsonl"))] == ["mine-0", "mine-1"]
+
+
+def test_a_row_that_is_left_out_changes_no_other_id(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines([{"problem": "", "answer": "1"}, {"problem": "x?", "answer": "1"}]))
+    prepared("rows.jsonl", drop_bad=True)
+    assert [problem.id for problem in read_problems(Path("mine.jsonl"))] == ["mine-1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rows.csv", b"problem,answer\n", "not a kind of data file"),
+        ("rows.jsonl", b'{"problem": "x", "answer": "1"}\n{"prob', "line 2"),
+        ("rows.json", b'{"a": [], "b": []}', "no single list"),
+        ("rows.json", b"7", "no single list"),
+        ("rows.json", b"[1, ", "not JSON"),
+        ("rows.parquet", b"PAR1 and no more", "not a parquet file"),
+        ("rows.jsonl", b"\n\n", "no rows with columns"),
+        ("rows.jsonl", b'{"problem": "", "answer": "1"}\n', "no row makes a problem"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_refused(folder: Path, name: str, content: bytes, words: str) -> None:
+    (folder / name).write_bytes(content)
+    refused = invoke(name, "mine.jsonl", "--drop-bad")
+    assert refused.exit_code == ExitCode.FATAL
+    assert words in refused.stderr
+    assert not (folder / "mine.jsonl").exists()
+
+
+def test_options_that_a_file_does_not_have_are_refused(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines(ROWS))
+    for option in ("--split", "--config", "--revision"):
+        assert f"leave out {option}" in invoke("rows.jsonl", "mine.jsonl", option, "test").stderr
+    assert "no such source" in invoke("none.jsonl", "mine.jsonl").stderr
+
+
+def test_the_commands_of_readme_work(folder: Path) -> None:
+    section = (ROOT / "README.md").read_text().split("## Prepare and check data\n")[1].split("\n## ")[0]
+    commands = [line.split("#")[0].split()[1:] for line in section.splitlines() if line.startswith("mrt-hpc")]
+    (folder / "rows.parquet").write_bytes(parquet([{"question": "1+1?", "solution": r"It is $\boxed{2}$."}]))
+    (folder / "rows.json").write_text(json.dumps([{"text": "1+2?", "label": 3}, {"text": "1+3?", "label": None}]))
+    (folder / "data").mkdir()
+    (folder / "data" / "math500.jsonl").write_bytes(json_lines([{"id": "a", "problem": "1+4?", "answer": "5"}]))
+    here = [command for command in commands if "hub:HuggingFaceH4/MATH-500/test" not in command]
+    assert len(here) == len(commands) - 1 == 3
+    for command in here:
+        assert CliRunner().invoke(main, command).exit_code == 0
+    assert read_problems(folder / "data" / "mine.jsonl") == [Problem("mine-0", "1+1?", "2")]
+    assert read_problems(folder / "data" / "other.jsonl") == [Problem("other-0", "1+2?", "3")]
+
+
+# -- the parts of a data set ------------------------------------------------------------------------------------------
+
+CARD = """---
+configs:
+- config_name: main
+  default: true
+  data_files:
+  - split: train
+    path: main/train-*
+  - {split: test, path: [main/test-*]}
+- config_name: socratic
+  data_files:
+  - {split: train, path: "socratic/**/*.parquet"}
+---
+# A data set
+"""
+DECLARED = ["README.md", "main/train-0.parquet", "main/test-0.parquet", "socratic/a/b.parquet"]
+SHARDED = [f"data/{part}.parquet" for part in ("train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001")]
+
+
+@pytest.mark.parametrize(
+    ("names", "card", "asked", "part", "chosen"),
+    [
+        (["README.md", "test.jsonl"], "", Selection(), Part("default", "test"), ["test.jsonl"]),
+        (["deepscaler.json"], "", Selection(), Part("default", "train"), ["deepscaler.json"]),
+        (SHARDED, "", Selection(split="train"), Part("default", "train"), [SHARDED[1], SHARDED[0]]),
+        (["data/hard-00000-of-00001.parquet"], "", Selection(), Part("default", "hard"), None),
+        (["dev/a.jsonl", "train/a.jsonl"], "", Selection(split="validation"), Part("default", "validation"), None),
+        (["main/test/0.parquet", "other/test/0.parquet"], "", Selection(config="other"), Part("other", "test"), None),
+        (DECLARED, CARD, Selection(split="test"), Part("main", "test"), ["main/test-0.parquet"]),
+        (DECLARED, CARD, Selection(config="socratic"), Part("socratic", "train"), ["socratic/a/b.parquet"]),
+        ([".cache/train.jsonl", "test.jsonl"], "", Selection(), Part("default", "test"), ["test.jsonl"]),
+    ],
+)  # fmt: skip
+def test_the_files_of_a_split(
+    names: list[str], card: str, asked: Selection, part: Part, chosen: list[str] | None
+) -> None:
+    found = choose(names, card, asked, "here")
+    assert found.part == part
+    if chosen is not None:
+        assert list(found.names) == chosen
+
+
+@pytest.mark.parametrize(
+    ("names", "card", "asked", "words"),
+    [
+        (["train.jsonl", "test.jsonl"], "", Selection(), "name one split"),
+        (["train.jsonl", "test.jsonl"], "", Selection(split="tset"), "no such split"),
+        (["a/test.jsonl", "b/test.jsonl"], "", Selection(), "name one config"),
+        (["test.jsonl", "test.parquet"], "", Selection(), "several kinds"),
+        (["README.md", "loader.py"], "", Selection(), "refs/convert/parquet"),
+        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "no YAML"),
+    ],
+)
+def test_a_choice_that_is_open_is_refused(names: list[str], card: str, asked: Selection, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        choose(names, card, asked, "here")
+    assert words in str(caught.value)
+
+
+def test_a_folder_is_a_source(folder: Path) -> None:
+    (folder / "set" / "data").mkdir(parents=True)
+    (folder / "set" / "data" / "train.jsonl").write_bytes(json_lines(ROWS[:1]))
+    (folder / "set" / "data" / "test.jsonl").write_bytes(json_lines(ROWS))
+    assert invoke("set", "mine.jsonl", "--split", "test").exit_code == 0
+    assert read_problems(folder / "mine.jsonl") == PROBLEMS
+    record = SourceRecord.read(record_file(folder / "mine.jsonl"))
+    assert (record.config, record.split) == ("default", "test")
+    assert [file.name for file in record.files] == ["data/test.jsonl"]
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "name"),
+    [
+        ("hub:a/b", Selection(), HubName("a/b", Selection())),
+        ("hub:a/b.c-d/test", Selection(config="x"), HubName("a/b.c-d", Selection(None, "x", "test"))),
+        ("hub:a/b@v1.0/test", Selection(), HubName("a/b", Selection("v1.0", None, "test"))),
+        ("hub:a/b@v1", Selection(split="test"), HubName("a/b", Selection("v1", None, "test"))),
+        ("hub:a/b", Selection("refs/convert/parquet"), HubName("a/b", Selection("refs/convert/parquet"))),
+    ],
+)
+def test_names_of_the_hub(text: str, options: Selection, name: HubName) -> None:
+    assert hub_name(text, options) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("hub:b", Selection(), "hub:OWNER/NAME"),
+        ("hub:a/b/test/more", Selection(), "hub:OWNER/NAME"),
+        ("hub:a/b/test", Selection(split="train"), "two different ones"),
+    ],
+)
+def test_wrong_names_of_the_hub(text: str, options: Selection, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        hub_name(text, options)
+
+
+SHARDS = {
+    "README.md": b"# no front matter\n",
+    "data/train-00000-of-00001.parquet": parquet(ROWS[:1]),
+    "data/test-00000-of-00002.parquet": parquet([{"Question": "What is 1+1?", "Answer": 2.0}]),
+    "data/test-00001-of-00002.parquet": parquet(
+        [{"Question": "Half of 5?", "Answer": 2.5}, {"Question": "Half of 8?", "Answer": 4.0}]
+    ),
+}
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a hub with one data set; what is fetched goes to a cache of the test's own."""
+    import huggingface_hub.constants as hub_constants
+
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield from serving(Repository("lab/sums", SHARDS, ("main", "v1", COMMIT)))
+
+
+def test_a_split_of_the_hub_is_fetched_at_its_commit(endpoint: str) -> None:
+    fetched = fetch(HubName("lab/sums", Selection("v1", None, "test")), endpoint)
+    assert fetched.commit == COMMIT
+    assert [file.name for file in fetched.files] == [name for name in SHARDS if "test" in name]
+    assert [file.path.read_bytes() for file in fetched.files] == [SHARDS[file.name] for file in fetched.files]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code"),
+    [
+        (HubName("lab/none", Selection()), "the hub refuses", ExitCode.FATAL),
+        (HubName("lab/sums", Selection("v9", None, "test")), "the hub refuses", ExitCode.FATAL),
+        (HubName("lab/sums", Selection()), "name one split", ExitCode.FATAL),
+        (HubName("lab--x/sums", Selection()), "the hub refuses", ExitCode.FATAL),
+    ],
+)
+def test_what_the_hub_does_not_have(endpoint: str, name: HubName, words: str, code: ExitCode) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        fetch(name, endpoint)
+    assert caught.value.exit_code == code
+
+
+def test_a_hub_that_is_away_may_be_tried_again() -> None:
+    with pytest.raises(UserError, match="cannot be reached") as caught:
+        fetch(HubName("lab/sums", Selection()), "http://127.0.0.1:9")
+    assert caught.value.exit_code == ExitCode.RETRYABLE
+    assert "hf download --repo-type dataset lab/sums" in str(caught.value)
+
+
+def test_the_command_prepares_a_data_set_of_the_hub(endpoint: str, folder: Path) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "data", "prepare", "hub:lab/sums@v1/test", "mine.jsonl"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_problems(folder / "mine.jsonl") == PROBLEMS
+    record = SourceRecord.read(record_file(folder / "mine.jsonl"))
+    assert (record.source, record.revision, record.split) == ("hub:lab/sums@v1/test", COMMIT, "test")
+    assert [file.sha256 for file in record.files] == [
+        hashlib.sha256(content).hexdigest() for name, content in SHARDS.items() if "test" in name
+    ]
+
+
+SHARED = ["aime24", "aime25", "amc23", "math500", "minerva_math", "math_train", "aime_1983_2023"]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_prepared_shared_set_has_the_same_problems(shared_data: Path, folder: Path, name: str) -> None:
+    source = shared_data / f"{name}.jsonl"
+    prepared(source)
+    expected = [Problem(p.id, p.problem.strip(), p.answer.strip()) for p in read_problems(source)]
+    assert read_problems(folder / "mine.jsonl") == expected
