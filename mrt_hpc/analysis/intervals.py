@@ -22,7 +22,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.errors import UserError
@@ -188,14 +188,44 @@ def mean_paired_difference(benchmarks: Sequence[tuple[Means, Means]]) -> Interva
     Raises:
         UserError: the problems of a benchmark are not the same on both sides, or there are none.
     """
+    return mean_gain(benchmarks).interval
+
+
+@dataclass(frozen=True)
+class MeanGain:
+    """A mean of paired gains of shares, and how uncertain it is."""
+
+    mean: float
+    error: float
+    """Its standard error; infinite where a single problem tells nothing of others."""
+    degrees: float
+    """Of freedom."""
+
+    @property
+    def interval(self) -> IntervalEstimate:
+        """The t interval, cut to what is possible."""
+        half = t_quantile(self.degrees) * self.error if math.isfinite(self.error) else math.inf
+        return IntervalEstimate(self.mean, max(-1.0, self.mean - half), min(1.0, self.mean + half))
+
+    @property
+    def p_value(self) -> float:
+        """Of the two-sided t test that there is no gain."""
+        return float(2 * stdtr(self.degrees, -abs(self.mean) / self.error)) if math.isfinite(self.error) else 1.0
+
+
+def mean_gain(benchmarks: Sequence[tuple[Means, Means]]) -> MeanGain:
+    """The mean over benchmarks of their paired gains; see ``mean_paired_difference``.
+
+    Raises:
+        UserError: the problems of a benchmark are not the same on both sides, or there are none.
+    """
     gains = [_gains(before, after) for before, after in benchmarks]
     mean = float(np.mean([gains_P.mean() for gains_P in gains]))
     if any(len(gains_P) == 1 for gains_P in gains):
-        return IntervalEstimate(mean, -1.0, 1.0)
+        return MeanGain(mean, math.inf, 1.0)
     squares = np.array([_squared_error(gains_P) for gains_P in gains]) / len(gains) ** 2
     degrees = np.array([len(gains_P) - 1 for gains_P in gains])
-    half = t_quantile(float(squares.sum() ** 2 / (squares**2 / degrees).sum())) * math.sqrt(squares.sum())
-    return IntervalEstimate(mean, max(-1.0, mean - half), min(1.0, mean + half))
+    return MeanGain(mean, math.sqrt(squares.sum()), float(squares.sum() ** 2 / (squares**2 / degrees).sum()))
 
 
 def _squared_error(gains_P: FloatArray) -> float:
