@@ -237,7 +237,7 @@ def _enough_samples(needed: Needed, comparison: Comparison) -> str:
         if comparison.measure.is_mean
         else f"{comparison.measure.name} is no mean over samples"
     )
-    return f"a number of samples that cannot be told: {why}"
+    return f"more samples, how many is not known: {why}"
 
 
 def _count(number: int, what: str) -> str:

@@ -4,8 +4,8 @@ Problems are the independent draws, not samples: the n samples of one problem sh
 here varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered standard errors). Intervals are 95 %.
 
 - **Shares** (pass@1, pass@k, maj@k, regret: a number in [0, 1] of each problem) have Wilson's score interval with an
-  effective number of problems, see ``share_interval``. A t interval misses the truth too often on one side where most
-  problems are easy or most are hard: it covered 92 % with 30 problems that resemble MATH500.
+  effective number of problems, see ``share_interval``. A t interval misses the truth on one side where most problems
+  are easy or most are hard: with 30 problems that resemble MATH500 it covered regret in 91 % of the trials.
 - **Tokens** have a t interval of their mean's logarithm.
 - **Differences** have t intervals over the paired differences of the problems. Where only one problem in ten gains
   anything, they cover less than they say with 30 problems (86 to 94 %).
