@@ -291,6 +291,65 @@ def regrade(runs: tuple[Path, ...]) -> None:
     regrade_runs(runs)
 
 
+@main.command(short_help="Compare models problem by problem.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN[@VERSION]...")
+@click.option(
+    "--version",
+    default="last",
+    show_default=True,
+    metavar="last|first|N",
+    callback=options.weights_version,
+    help="The weights version of the runs that name none.",
+)
+@click.option(
+    "--benchmark", "benchmarks", multiple=True, metavar="NAME", help="Repeatable. Default: all that the runs share."
+)
+@click.option(
+    "--measure",
+    "measures",
+    multiple=True,
+    default=("pass@1",),
+    show_default=True,
+    metavar="NAME",
+    help="pass@K, maj@K, regret@TOKENS or tokens. Repeatable.",
+)
+@click.option(
+    "--difference",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    metavar="POINTS",
+    help="How many problems or samples tell this difference? Per cent of the first model's tokens for tokens.",
+)
+@click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), help="Also write the numbers to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@click.option("--published", is_flag=True, help="Print the published results of MRT beside.")
+def compare(
+    runs: tuple[str, ...],
+    version: str,
+    benchmarks: tuple[str, ...],
+    measures: tuple[str, ...],
+    difference: float,
+    csv: Path | None,
+    as_json: bool,
+    published: bool,
+) -> None:
+    """Compare evaluated weights versions with the first one named, paired by problem.
+
+    A single RUN compares its first evaluated version with its last. Every difference has a 95 % interval, and a verdict
+    that says what the number of problems can show.
+
+    \b
+    Examples:
+      mrt-hpc compare runs/quickstart
+      mrt-hpc compare runs/grpo@last runs/mrt@last runs/mrt-online@last --measure pass@1 --measure maj@8
+      mrt-hpc compare runs/mrt@0 runs/mrt@248 --measure regret@8192 --difference 0.5 --csv regret.csv
+    """
+    from mrt_hpc.cli.compare import Asked, print_comparison
+
+    print_comparison(runs, version, Asked(benchmarks, measures, difference, csv, as_json, published))
+
+
 @main.command(short_help="List the fields of a recipe or a site profile.")
 @click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]")
 def fields(words: tuple[str, ...]) -> None:

@@ -41,6 +41,19 @@ def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
     return path
 
 
+def weights_version(_: click.Context, __: click.Parameter, text: str) -> str:
+    """A weights version in words or as a number.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if text not in ("last", "first") and not (text.isascii() and text.isdigit()):
+        raise UserError(
+            "there is no such weights version", value=text, where="--version", expected="last, first or a number"
+        )
+    return text
+
+
 recipe = click.argument("recipe", callback=_recipe_file)
 site = click.option(
     "--site",

@@ -101,6 +101,11 @@ def group_of(manifest: Manifest, file: Callable[[str], Path | BytesIO], where: P
     return Group(**parts, statistics=_statistics(manifest.about, where), digest=manifest.digest)
 
 
+def part_file(directory: Path, part: str) -> Path:
+    """The parquet file of one of ``PARTS`` in the directory of a group."""
+    return directory / _file_name(part)
+
+
 def _file_name(part: str) -> str:
     return f"{part}.parquet"
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mrt_hpc.errors import UserError
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Record = TypeVar("Record")
+
+LENGTH_OF = "length_of"
+"""Key of a field's metadata: the field holds the length of the list in the column that is named there."""
+ROWS_AT_A_TIME = 256
+"""Rows that are in memory together where only a part of the columns is kept."""
 
 _ARROW_TYPES: dict[type, pa.DataType] = {
     int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(),
@@ -83,6 +89,49 @@ def read_records(source: Path | BytesIO, record_type: type[Record], where: Path 
             advice="continue with the version of mrt-hpc that began the run",
         )
     return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
+
+
+def read_part(path: Path, record_type: type[Record]) -> list[Record]:
+    """All rows of a parquet file with a part of its columns: a trace of thousands of tokens is not kept for its length.
+
+    Args:
+        path: the file.
+        record_type: a dataclass whose fields are columns by their names, or lengths of columns (``LENGTH_OF``).
+
+    Raises:
+        DamagedError: the file is none of records.
+        OSError: it cannot be read just now.
+        UserError: it has not all of these columns.
+    """
+    sources = {f.name: f.metadata.get(LENGTH_OF, f.name) for f in dataclasses.fields(record_type)}  # type: ignore[arg-type]
+    lengths = {f.name for f in dataclasses.fields(record_type) if LENGTH_OF in f.metadata}  # type: ignore[arg-type]
+    try:
+        file = pq.ParquetFile(path)
+        if absent := sorted(set(sources.values()).difference(file.schema_arrow.names)):
+            raise _without(path, absent)
+        batches = file.iter_batches(ROWS_AT_A_TIME, columns=sorted(set(sources.values())))
+        return [record_type(**row) for batch in batches for row in _rows(batch, sources, lengths)]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if is_of_the_filesystem(error):
+            raise
+        raise DamagedError(f"cannot read records: {error}", where=path) from error
+
+
+def _without(path: Path, absent: list[str]) -> UserError:
+    return UserError(
+        "these records lack columns that this version reads",
+        where=path,
+        value=absent,
+        advice="continue with the version of mrt-hpc that began the run",
+    )
+
+
+def _rows(batch: pa.RecordBatch, sources: dict[str, str], lengths: set[str]) -> list[dict[str, Any]]:
+    columns = {
+        name: pc.list_value_length(batch[source]) if name in lengths else batch[source]
+        for name, source in sources.items()
+    }
+    return pa.table(columns).to_pylist()
 
 
 def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:

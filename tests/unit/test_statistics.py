@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrt_hpc.analysis.intervals import (
+    mean_interval,
     mean_paired_difference,
     paired_difference,
     pass_at_1,
     pass_at_k,
+    share_interval,
     summarise_evaluation,
     t_quantile,
     wilson,
@@ -53,16 +55,35 @@ def test_impossible_counts_are_refused(samples: int, correct: int, k: int) -> No
 
 
 def test_pass_at_1_varies_over_problems_not_samples() -> None:
-    """Means 1, 1/2, 0 and 1/2: mean 1/2, variance 1/6, standard error sqrt(1/24), t(3) = 3.18; cut to [0, 1]."""
-    estimate = pass_at_1([[1, 1], [1, 0], [0, 0], [0, 1]])
-    assert estimate.mean == 0.5
-    assert (estimate.low, estimate.high) == (0.0, 1.0)
+    """Means 1, 1/2, 0 and 1/2: mean 1/2, variance 1/6; with two problems more of variance 1/4 it is (3/6 + 2/4) / 5 =
+    1/5, and 4 (1/4) / (1/5) = 5 draws of 0 or 1 are as uncertain: Wilson's interval of 2.5 in 5.
+    """
+    few, five = pass_at_1([[1, 1], [1, 0], [0, 0], [0, 1]]), wilson(2.5, 5)
+    assert (few.mean, few.low, few.high) == pytest.approx((0.5, five.low, five.high))
 
     many = pass_at_1([[1, 1], [1, 0], [0, 0], [0, 1]] * 25)
-    half = 1.984 * math.sqrt(0.125 * 100 / 99) / 10  # t(99) = 1.984, variance 1/8 with n - 1 = 99
-    assert many.mean == 0.5
-    assert many.high - many.mean == pytest.approx(half, abs=2e-4)
-    assert many.mean - many.low == pytest.approx(half, abs=2e-4)
+    effective = 100 * 0.25 / ((12.5 + 0.5) / 101)  # squares of 100 * 1/8, and 2 * 1/4 more
+    expected = wilson(effective / 2, effective)
+    assert (many.mean, many.low, many.high) == pytest.approx((0.5, expected.low, expected.high))
+
+
+def test_the_effective_number_of_problems_by_hand() -> None:
+    """Values 0, 0, 0 and 0.4: mean 0.1, squares 0.12. Wilson's centre is (0.4 + 1.9207) / (4 + 3.8415) = 0.29595, so
+    that 2 * 0.29595 * 0.70405 = 0.41673 is added: variance 0.53673 / 5, and 4 * 0.09 / 0.107346 = 3.3536 draws.
+    """
+    found, expected = share_interval(np.array([0.0, 0.0, 0.0, 0.4])), wilson(0.33536, 3.3536)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.1, expected.low, expected.high), abs=1e-4)
+
+
+def test_an_interval_of_tokens_by_hand() -> None:
+    """Means 100 and 300: 200, standard error 100, t(1) = 12.706: a factor of exp(6.353) = 574.2 each way."""
+    found = mean_interval(np.array([100.0, 300.0]))
+    assert (found.mean, found.low, found.high) == pytest.approx((200.0, 200 / 574.2, 200 * 574.2), rel=1e-3)
+    for values in ([5.0], [0.0, 0.0]):
+        with pytest.raises(ValueError, match="positive mean"):
+            mean_interval(np.array(values))
+    with pytest.raises(ValueError, match="at least one problem"):
+        share_interval(np.array([]))
 
 
 def test_repeating_a_sample_adds_no_certainty() -> None:

@@ -1,0 +1,244 @@
+"""Compares models problem by problem, and says in words what the comparison shows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.intervals import CONFIDENCE, MeanGain, mean_gain
+from mrt_hpc.analysis.power import detectable, holm, problems_needed, samples_needed, spread_of
+from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.power import Spread
+    from mrt_hpc.analysis.problem_measures import Measure
+    from mrt_hpc.analysis.samples import ModelSamples
+
+SIGNIFICANCE = 1 - CONFIDENCE
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model in a comparison."""
+
+    name: str
+    mean: float
+    interval: IntervalEstimate | None
+    """None for a mean over benchmarks."""
+    samples: int
+    """Of the problem that has the fewest."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measure of two models on the same problems, or its mean over several benchmarks."""
+
+    measure: Measure
+    benchmark: str
+    first: Side
+    second: Side
+    problems: int
+    left_out: int
+    """Problems that only one of the two has."""
+    gain: MeanGain
+    """Of the second over the first, as shares of ``scale``."""
+    scale: float
+    """What a share of 1 is worth: 1 for shares, the largest number of tokens for tokens."""
+    spread: Spread | None
+    """Of the gains, as shares of ``scale``; None where it is not known."""
+    corrected_p: float
+    """The p-value with Holm's correction for all comparisons that were made together."""
+
+    @property
+    def shown(self) -> bool:
+        """Whether the models differ by more than chance gives."""
+        return self.corrected_p < SIGNIFICANCE
+
+    @property
+    def detectable(self) -> float:
+        """The smallest difference that 80 % of such comparisons would show, before the correction, in the measure's
+        unit; infinite where a single problem tells nothing.
+        """
+        return self.scale * detectable(self.gain.error, self.gain.degrees)
+
+    def needed(self, difference: float) -> Needed | None:
+        """The problems, or the samples, that would show a difference; None where the spread of gains is not known, as
+        in a mean over benchmarks.
+
+        Args:
+            difference: in the measure's unit, positive.
+        """
+        if self.problems < 2 or self.benchmark == MEAN:
+            return None
+        share, variance = difference / self.scale, self.gain.error**2 * self.problems
+        samples = None if self.spread is None else samples_needed(self.spread, self.problems, share)
+        return Needed(problems_needed(variance, share), samples, self.spread is not None)
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What would show a difference."""
+
+    problems: int
+    """With as many samples of each as now."""
+    samples: int | None
+    """Of each problem, with as many problems as now; None if no number is enough, or it is not known."""
+    samples_known: bool
+
+
+MEAN = "mean"
+"""Stands for a benchmark in the mean over all of them."""
+
+
+def compare(
+    first: Sequence[ModelSamples], others: Sequence[Sequence[ModelSamples]], measures: Sequence[Measure]
+) -> list[Comparison]:
+    """Compare each of the other models with the first, by each measure on each benchmark, and by the mean over the
+    benchmarks where there are several.
+
+    Args:
+        first: the samples of the first model, one item a benchmark.
+        others: of each other model, on the same benchmarks in the same order.
+        measures: what is compared.
+
+    Raises:
+        UserError: two models share no problem, or their samples do not give a measure.
+    """
+    found = []
+    for measure in measures:
+        for other in others:
+            single = [_compared(a, b, measure) for a, b in zip(first, other, strict=True)]
+            found += single
+            if len(single) > 1 and measure.is_share:
+                found.append(_mean(first, other, measure, single))
+    corrected = holm([comparison.gain.p_value for comparison in found])
+    return [replace(one, corrected_p=p) for one, p in zip(found, corrected, strict=True)]
+
+
+def _compared(first: ModelSamples, second: ModelSamples, measure: Measure) -> Comparison:
+    before, after = _paired(first, second, measure)
+    scale = 1.0 if measure.is_share else max(*before.values(), *after.values(), 1.0)
+    gain = mean_gain([({p: v / scale for p, v in before.items()}, {p: v / scale for p, v in after.items()})])
+    sides = [Side(model.name, *_summary(model, measure), model.fewest) for model in (first, second)]
+    return Comparison(
+        measure,
+        first.benchmark,
+        sides[0],
+        sides[1],
+        len(before),
+        len(measure.values(first).keys() ^ measure.values(second).keys()),
+        gain,
+        scale,
+        _spread(first, second, measure, before, scale),
+        gain.p_value,
+    )
+
+
+def _summary(model: ModelSamples, measure: Measure) -> tuple[float, IntervalEstimate]:
+    interval = measure.interval(model)
+    return interval.mean, interval
+
+
+def _paired(first: ModelSamples, second: ModelSamples, measure: Measure) -> tuple[dict[str, float], dict[str, float]]:
+    """The values of the problems that both have."""
+    before, after = measure.values(first), measure.values(second)
+    shared = [problem for problem in before if problem in after]
+    if not shared:
+        raise UserError(
+            f"{first.name} and {second.name} have no problem in common on {first.benchmark}",
+            value=[*list(before)[:3], *list(after)[:3]],
+            advice="evaluate both on the same benchmark file",
+        )
+    return {p: before[p] for p in shared}, {p: after[p] for p in shared}
+
+
+def _spread(
+    first: ModelSamples, second: ModelSamples, measure: Measure, shared: Mapping[str, float], scale: float
+) -> Spread | None:
+    terms = measure.terms(first), measure.terms(second)
+    if terms[0] is None or terms[1] is None or len(shared) < 2:
+        return None
+    before, after = ({problem: side[problem] / scale for problem in shared} for side in terms if side is not None)
+    return spread_of(before, after)
+
+
+def _mean(
+    first: Sequence[ModelSamples], second: Sequence[ModelSamples], measure: Measure, single: Sequence[Comparison]
+) -> Comparison:
+    """The mean over benchmarks, each with the same weight."""
+    gain = mean_gain([_paired(a, b, measure) for a, b in zip(first, second, strict=True)])
+    sides = [
+        Side(side[0].name, math.fsum(s.mean for s in side) / len(side), None, min(s.samples for s in side))
+        for side in ([one.first for one in single], [one.second for one in single])
+    ]
+    problems, left_out = sum(one.problems for one in single), sum(one.left_out for one in single)
+    return Comparison(measure, MEAN, sides[0], sides[1], problems, left_out, gain, 1.0, None, gain.p_value)
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def quantity(measure: Measure, amount: float) -> str:
+    """An amount without a sign: ``6.2 points``, ``1 point``, ``120 tokens``."""
+    if not measure.is_share:
+        return f"{amount:,.{0 if amount >= 10 else 1}f} tokens"
+    text = f"{100 * amount:.1f}".removesuffix(".0")
+    return f"{text} point" if text == "1" else f"{text} points"
+
+
+def verdict(comparison: Comparison) -> str:
+    """What the comparison shows, in one sentence."""
+    if comparison.shown:
+        return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)}"
+    limit = f"n = {comparison.problems} problems can show {quantity(comparison.measure, comparison.detectable)} or more"
+    if not math.isfinite(comparison.detectable):
+        limit = "a single problem tells nothing of others"
+    corrected = " after the correction" if comparison.gain.p_value < SIGNIFICANCE else ""
+    return f"cannot be told apart{corrected}: {limit}"
+
+
+def _more(comparison: Comparison) -> str:
+    amount = quantity(comparison.measure, abs(comparison.gain.mean) * comparison.scale)
+    return f"{amount} {'more' if comparison.gain.mean > 0 else 'less'}"
+
+
+def _direction(comparison: Comparison) -> str:
+    better = (comparison.gain.mean > 0) == comparison.measure.more_is_better
+    return "better" if better else "worse"
+
+
+def requirement(comparison: Comparison, difference: float) -> str | None:
+    """What would show a difference, in one sentence; None where it is not known.
+
+    Args:
+        comparison: of two models.
+        difference: in the measure's unit, positive.
+    """
+    needed = comparison.needed(difference)
+    if needed is None:
+        return None
+    start = f"to tell {quantity(comparison.measure, difference)} apart: {_count(needed.problems, 'problem')} "
+    samples = min(comparison.first.samples, comparison.second.samples)
+    return f"{start}with {_count(samples, 'sample')} each; or {_enough_samples(needed, comparison)}"
+
+
+def _enough_samples(needed: Needed, comparison: Comparison) -> str:
+    these = f"with these {_count(comparison.problems, 'problem')}"
+    if needed.samples is not None:
+        return f"{_count(needed.samples, 'sample')} each {these}"
+    if needed.samples_known:
+        return f"no number of samples {these}: they differ too much among themselves"
+    why = (
+        "problems have a single sample"
+        if comparison.measure.is_mean
+        else f"{comparison.measure.name} is no mean over samples"
+    )
+    return f"more samples, how many is not known: {why}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

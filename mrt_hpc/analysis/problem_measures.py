@@ -1,0 +1,209 @@
+"""Measures of a model that have one number for each problem: pass@k, maj@k, regret and tokens."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, pass_at_1, pass_at_k, share_interval
+from mrt_hpc.analysis.votes import AnswerCounts, Representative, cleaned_answer, majority_at_k
+from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.regret import area_under_values
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from mrt_hpc.analysis.samples import ModelSamples
+
+    FloatArray = NDArray[np.float64]
+
+EXPECTED = "pass@K, maj@K, regret@TOKENS or tokens, for instance pass@1"
+
+
+class Measure(ABC):
+    """A number for each problem, of which the mean over problems is the result."""
+
+    more_is_better: ClassVar[bool] = True
+    is_share: ClassVar[bool] = True
+    """Whether each number lies in [0, 1]."""
+    is_mean: ClassVar[bool] = False
+    """Whether the number of a problem is a mean over its samples."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As the user types it."""
+
+    @abstractmethod
+    def values(self, model: ModelSamples) -> dict[str, float]:
+        """The number of each problem.
+
+        Raises:
+            UserError: the samples are too few, or lack what is measured.
+        """
+
+    def terms(self, model: ModelSamples) -> dict[str, FloatArray] | None:  # noqa: ARG002
+        """[n] the numbers whose mean is the number of a problem, by problem; None for a measure that is no mean over
+        samples.
+        """
+        return None
+
+    def interval(self, model: ModelSamples) -> IntervalEstimate:
+        """The mean over problems with its interval."""
+        return share_interval(np.array(list(self.values(model).values())))
+
+
+class MeanMeasure(Measure):
+    """A mean over the samples of a problem."""
+
+    is_mean: ClassVar[bool] = True
+
+    @abstractmethod
+    def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
+        """[n] the number of each sample, by problem."""
+
+    def values(self, model: ModelSamples) -> dict[str, float]:
+        """The mean of each problem."""
+        return {problem: float(terms.mean()) for problem, terms in self.terms(model).items()}
+
+
+@dataclass(frozen=True)
+class Accuracy(MeanMeasure):
+    """pass@1."""
+
+    name: ClassVar[str] = "pass@1"
+
+    def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
+        """[n] rewards."""
+        return {problem: np.array([s.reward for s in samples]) for problem, samples in model.problems.items()}
+
+    def interval(self, model: ModelSamples) -> IntervalEstimate:
+        """As summaries and the report have it."""
+        return pass_at_1([[s.reward for s in samples] for samples in model.problems.values()])
+
+
+@dataclass(frozen=True)
+class PassAtK(Measure):
+    """The chance that one of k samples is right."""
+
+    k: int
+
+    @property
+    def name(self) -> str:
+        """With k."""
+        return f"pass@{self.k}"
+
+    def values(self, model: ModelSamples) -> dict[str, float]:
+        """Unbiased."""
+        require_samples(model, self.k, self.name)
+        return {
+            problem: pass_at_k(len(samples), sum(s.reward >= 1.0 for s in samples), self.k)
+            for problem, samples in model.problems.items()
+        }
+
+
+@dataclass(frozen=True)
+class MajorityAtK(Measure):
+    """The chance that a vote of k samples is right; see ``votes``."""
+
+    k: int
+    representative: Representative = cleaned_answer
+    """Gives for a wrong answer the one that stands for its class. By default the class is the text after a cleanup."""
+
+    @property
+    def name(self) -> str:
+        """With k."""
+        return f"maj@{self.k}"
+
+    def values(self, model: ModelSamples) -> dict[str, float]:
+        """Unbiased, for these classes."""
+        require_samples(model, self.k, self.name)
+        return {
+            problem: self._of([(s.reward, s.answer) for s in samples]) for problem, samples in model.problems.items()
+        }
+
+    def _of(self, samples: list[tuple[float, str | None]]) -> float:
+        return majority_at_k(AnswerCounts.of(samples, self.representative), self.k)
+
+
+@dataclass(frozen=True)
+class Regret(MeanMeasure):
+    """Normalised regret at a budget of tokens."""
+
+    more_is_better: ClassVar[bool] = False
+    budget: int
+
+    @property
+    def name(self) -> str:
+        """With the budget."""
+        return f"regret@{self.budget}"
+
+    def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
+        """[traces] 1 less the area of each trace."""
+        if not model.curves:
+            raise UserError(
+                f"{model.name} has no values of prefixes on {model.benchmark}, from which regret is computed",
+                advice="set evaluation.prover in its recipe, and submit it again: mrt-hpc fields evaluation.prover",
+            )
+        return {
+            problem: np.array([1.0 - area_under_values(c.tokens, c.values, self.budget) for c in curves])
+            for problem, curves in model.curves.items()
+        }
+
+
+@dataclass(frozen=True)
+class Tokens(MeanMeasure):
+    """Tokens of a completion."""
+
+    more_is_better: ClassVar[bool] = False
+    is_share: ClassVar[bool] = False
+    name: ClassVar[str] = "tokens"
+
+    def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
+        """[n] tokens."""
+        return {problem: np.array([float(s.tokens) for s in samples]) for problem, samples in model.problems.items()}
+
+    def interval(self, model: ModelSamples) -> IntervalEstimate:
+        """Over problems; a single one tells nothing of others."""
+        values = np.array(list(self.values(model).values()))
+        return mean_interval(values) if len(values) > 1 else IntervalEstimate(float(values[0]), 0.0, float("inf"))
+
+
+def require_samples(model: ModelSamples, k: int, name: str) -> None:
+    """Refuse a k that exceeds the samples of a problem.
+
+    Raises:
+        UserError: it does.
+    """
+    if model.fewest < k:
+        raise UserError(
+            f"{name} needs {k} samples of each problem, and {model.name} has {model.fewest} on {model.benchmark}",
+            expected=f"a k of at most {model.fewest}",
+            advice="raise the benchmark's samples in evaluation.benchmarks, and submit again",
+        )
+
+
+def measure_of(text: str) -> Measure:
+    """The measure of a name.
+
+    Raises:
+        UserError: there is none.
+    """
+    kind, _, number = text.partition("@")
+    if text in BY_NAME:
+        return BY_NAME[text]
+    if kind in BY_NUMBER and re.fullmatch(r"[1-9]\d*", number):
+        return BY_NUMBER[kind](int(number))
+    raise UserError(
+        "there is no such measure", value=text, where="--measure", expected=EXPECTED, advice="--measure pass@1"
+    )
+
+
+BY_NAME: Mapping[str, Measure] = {"pass@1": Accuracy(), "tokens": Tokens()}
+BY_NUMBER: Mapping[str, type[PassAtK | MajorityAtK | Regret]] = {"pass": PassAtK, "maj": MajorityAtK, "regret": Regret}

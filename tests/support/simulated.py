@@ -1,0 +1,247 @@
+"""Simulated evaluations with a known truth: problems are drawn from a population, and samples from each problem.
+
+A population has finitely many problems, so that the truth, a mean over all of them, is computed and not sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+from math import factorial, prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, paired_difference, pass_at_k, share_interval
+from mrt_hpc.analysis.votes import AnswerCounts, majority_at_k
+from mrt_hpc.mrt.regret import TraceCurve, area_under_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+
+SIZE = 2000
+"""Problems of a population."""
+POOL = 8
+"""The traces that a problem may have, where they are valued."""
+LENGTHS = 64
+"""Completions that a problem may have, where only their lengths count."""
+BUDGET = 8192
+BRANCHES = 4
+LONGEST = 16384
+VOTERS = 4
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How hard problems are: a mixture of beta distributions of the chance that a sample is right."""
+
+    name: str
+    parts: tuple[tuple[float, float, float], ...]
+    """(weight, alpha, beta)."""
+
+    def chances(self, rng: np.random.Generator, size: int = SIZE) -> FloatArray:
+        """[size]"""
+        weights, alphas, betas = np.array(self.parts).T
+        part = rng.choice(len(weights), size, p=weights)
+        return rng.beta(alphas[part], betas[part])
+
+
+AIME = Mixture("like AIME", ((0.5, 0.3, 8), (0.3, 1, 1.5), (0.2, 5, 1)))
+AMC = Mixture("like AMC", ((0.25, 0.5, 4), (0.25, 2, 1), (0.5, 8, 0.6)))
+MATH500 = Mixture("like MATH500", ((0.1, 0.4, 5), (0.2, 1.5, 1), (0.7, 20, 0.6)))
+VERY_HARD = Mixture("very hard", ((0.75, 0.3, 20), (0.2, 1, 3), (0.05, 6, 2)))
+REALISTIC = (AIME, AMC, MATH500)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One measure on one population."""
+
+    measure: str
+    population: str
+    samples: int
+    """Of each problem."""
+    truth: float
+    values: Callable[[np.random.Generator, int], FloatArray]
+    """Draws so many problems and their samples, and gives the measure of each; for a difference, its gain."""
+    interval: Callable[[FloatArray], IntervalEstimate] = field(default=share_interval)
+
+    def by(self, interval: Callable[[FloatArray], IntervalEstimate]) -> Experiment:
+        """The same trials with another interval."""
+        return replace(self, interval=interval)
+
+    def covered(self, trials: int, problems: int, seed: int) -> Coverage:
+        """How often the interval holds the truth."""
+        rng = np.random.default_rng([seed, problems, self.samples])
+        estimates = [self.interval(self.values(rng, problems)) for _ in range(trials)]
+        low, high = np.array([[e.low, e.high] for e in estimates]).T
+        return Coverage(float((self.truth < low).mean()), float((self.truth > high).mean()), float((high - low).mean()))
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Shares of the trials."""
+
+    below: float
+    """In which the truth lies below the interval."""
+    above: float
+    width: float
+    """Of the interval, mean."""
+
+    @property
+    def share(self) -> float:
+        """In which the interval holds the truth."""
+        return 1.0 - self.below - self.above
+
+
+def gain_interval(gains_P: FloatArray) -> IntervalEstimate:
+    """The interval of a paired difference of these gains."""
+    after = dict(enumerate(gains_P.tolist()))
+    return paired_difference({str(i): 0.0 for i in after}, {str(i): gain for i, gain in after.items()})
+
+
+def pass_1(mixture: Mixture, samples: int) -> Experiment:
+    """pass@1."""
+    chances = mixture.chances(np.random.default_rng(1))
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        return rng.binomial(samples, rng.choice(chances, problems)) / samples
+
+    return Experiment("pass@1", mixture.name, samples, float(chances.mean()), values)
+
+
+def pass_k(mixture: Mixture, samples: int) -> Experiment:
+    """pass@4."""
+    chances = mixture.chances(np.random.default_rng(1))
+    by_count = np.array([pass_at_k(samples, right, VOTERS) for right in range(samples + 1)])
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        return by_count[rng.binomial(samples, rng.choice(chances, problems))]
+
+    truth = float((1 - (1 - chances) ** VOTERS).mean())
+    return Experiment(f"pass@{VOTERS}", mixture.name, samples, truth, values)
+
+
+def difference(mixture: Mixture, samples: int) -> Experiment:
+    """Paired difference of pass@1: the log-odds of a problem change by 0.2 on average, with a spread of 0.8."""
+    rng = np.random.default_rng(2)
+    before = mixture.chances(rng).clip(1e-6, 1 - 1e-6)
+    after = 1 / (1 + np.exp(-np.log(before / (1 - before)) - rng.normal(0.2, 0.8, SIZE)))
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        drawn = rng.integers(SIZE, size=problems)
+        return (rng.binomial(samples, after[drawn]) - rng.binomial(samples, before[drawn])) / samples
+
+    truth = float((after - before).mean())
+    return Experiment("paired difference", mixture.name, samples, truth, values, gain_interval)
+
+
+# -- votes
+
+
+def maj_k(mixture: Mixture, samples: int) -> Experiment:
+    """maj@4, with three wrong answers, of which one is more frequent, and samples without an answer."""
+    shares = answer_shares(mixture)
+    at_k = cache(lambda counts: majority_at_k(counts, VOTERS))
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        counts = rng.multinomial(samples, shares[rng.integers(SIZE, size=problems)])
+        return np.array([at_k(_counts(row)) for row in counts.tolist()])
+
+    return Experiment(f"maj@{VOTERS}", mixture.name, samples, true_majority(shares), values)
+
+
+def _counts(row: Sequence[int]) -> AnswerCounts:
+    right, *wrong, silent = row
+    return AnswerCounts(right, tuple(sorted((w for w in wrong if w), reverse=True)), silent)
+
+
+def answer_shares(mixture: Mixture) -> FloatArray:
+    """[SIZE, 5] the chances of the right answer, of three wrong ones, and of none."""
+    rng = np.random.default_rng(3)
+    right = mixture.chances(rng)[:, None]
+    return np.hstack([right, (1 - right) * rng.dirichlet([1.5, 0.7, 0.4, 0.5], SIZE)])
+
+
+def true_majority(shares: FloatArray) -> float:
+    """The mean chance that a vote of new samples is right, by all that so many samples can answer."""
+    total = np.zeros(len(shares))
+    for votes in product(range(VOTERS + 1), repeat=shares.shape[1]):
+        if sum(votes) == VOTERS and votes[0]:
+            ways = factorial(VOTERS) / prod(map(factorial, votes))
+            most = max(votes[:-1])
+            outcome = (votes[0] == most) / votes[:-1].count(most)
+            total += outcome * ways * np.prod(shares ** np.array(votes), axis=1)
+    return float(total.mean())
+
+
+# -- regret and tokens
+
+
+def regret(mixture: Mixture, samples: int) -> Experiment:
+    """Normalised regret; each value is the mean of four branches."""
+    values_NTK, weights_NTK = valued_pool(mixture)
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        problem = np.repeat(rng.integers(len(values_NTK), size=problems), samples)
+        trace = rng.integers(POOL, size=len(problem))
+        seen = rng.binomial(BRANCHES, values_NTK[problem, trace]) / BRANCHES
+        areas = (seen * weights_NTK[problem, trace]).sum(axis=1)
+        return 1 - areas.reshape(problems, samples).mean(axis=1)
+
+    truth = 1 - float((values_NTK * weights_NTK).sum(axis=2).mean())
+    return Experiment("regret", mixture.name, samples, truth, values)
+
+
+@cache
+def valued_pool(mixture: Mixture, size: int = 500) -> tuple[FloatArray, FloatArray]:
+    """[size, POOL, K] true values of the traces of each problem, and what each value adds to the area."""
+    rng = np.random.default_rng(4)
+    most = 9
+    values, weights = np.zeros((2, size, POOL, most))
+    for i, chance in enumerate(mixture.chances(rng, size)):
+        for t in range(POOL):
+            curve = random_curve(rng, chance, most)
+            k = len(curve.tokens)
+            values[i, t, :k] = curve.values
+            weights[i, t, :k] = [area_under_values(curve.tokens, unit, BUDGET) for unit in np.eye(k)]
+    return values, weights
+
+
+def random_curve(rng: np.random.Generator, chance: float, most: int) -> TraceCurve:
+    """A trace that finds the answer with this chance after some episode; harder problems have longer traces."""
+    episodes = int(min(most - 1, 1 + rng.poisson(2 + 4 * (1 - chance))))
+    tokens = np.concatenate([[0.0], np.cumsum(rng.lognormal(6.5, 0.6, episodes))])
+    found = rng.integers(1, episodes + 1) if rng.random() < chance else most
+    return TraceCurve(tokens, np.where(np.arange(episodes + 1) >= found, 0.95, 0.4 * chance))
+
+
+def tokens(mixture: Mixture, samples: int) -> Experiment:
+    """The length of a completion, cut at its limit; harder problems have longer ones."""
+    rng = np.random.default_rng(5)
+    mean = 7.0 + 1.5 * (1 - mixture.chances(rng)) + rng.normal(0, 0.3, SIZE)
+    lengths = np.minimum(LONGEST, rng.lognormal(mean[:, None], 0.5, (SIZE, LENGTHS)))
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        drawn = lengths[rng.integers(SIZE, size=problems)[:, None], rng.integers(LENGTHS, size=(problems, samples))]
+        return drawn.mean(axis=1)
+
+    return Experiment("tokens", mixture.name, samples, float(lengths.mean()), values, mean_interval)
+
+
+MAKERS = {
+    "pass@1": pass_1, "pass@4": pass_k, "maj@4": maj_k, "paired difference": difference, "regret": regret,
+    "tokens": tokens,
+}  # fmt: skip
+
+
+def experiments(mixtures: Sequence[Mixture] = REALISTIC, samples: Sequence[int] = (64, 20, 4)) -> Iterator[Experiment]:
+    """Every measure on every population with every number of samples; regret, whose traces are dear, with few."""
+    for make, mixture, count in product(MAKERS.values(), mixtures, samples):
+        if make is not regret or count <= 20:
+            yield make(mixture, count)

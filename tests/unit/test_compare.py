@@ -1,0 +1,460 @@
+"""Comparisons of models: numbers worked out by hand, verdicts in words, and the samples of a run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from mrt_hpc.analysis.comparing import MEAN, compare, quantity, requirement, verdict
+from mrt_hpc.analysis.comparison_table import notes
+from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.power import (
+    Spread,
+    detectable,
+    errors_to_show,
+    holm,
+    problems_needed,
+    samples_needed,
+    spread_of,
+)
+from mrt_hpc.analysis.problem_measures import MajorityAtK, measure_of
+from mrt_hpc.analysis.published import RESULTS
+from mrt_hpc.analysis.run_samples import EvaluatedRun
+from mrt_hpc.analysis.samples import ModelSamples, SampleRecord
+from mrt_hpc.cli.main import main
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.mrt.regret import TraceCurve
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.find import RECIPES, find
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.evaluation_settings import settings_of
+from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.parquet import LENGTH_OF, read_part, write_records
+from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from mrt_hpc.run.layout import RunLayout
+
+    FloatArray = NDArray[np.float64]
+
+
+def model(name: str, rewards: Mapping[str, Sequence[float]], benchmark: str = "b", length: int = 10) -> ModelSamples:
+    """Right answers are ``1``, wrong ones ``0``."""
+    problems = {p: tuple(SampleRecord(r, length, f"{r:.0f}") for r in row) for p, row in rewards.items()}
+    return ModelSamples(name, benchmark, problems)
+
+
+# -- what a comparison can show
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [(29, 2.045 + 0.854), (10, 2.228 + 0.879), (math.inf, 1.960 + 0.842)],  # tables of t
+)
+def test_standard_errors_that_are_shown_agree_with_the_table(degrees: float, expected: float) -> None:
+    assert errors_to_show(degrees) == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_smallest_difference_by_hand() -> None:
+    """Gains with a standard deviation of 0.2 on 30 problems: 2.899 * 0.2 / sqrt(30) = 0.1059."""
+    assert detectable(0.2 / math.sqrt(30), 29) == pytest.approx(0.1059, abs=1e-4)
+
+
+def test_the_smallest_difference_is_found_in_four_of_five_experiments() -> None:
+    rng = np.random.default_rng(0)
+    gains = rng.normal(detectable(0.2 / math.sqrt(30), 29), 0.2, (3000, 30))
+    t = gains.mean(axis=1) / (gains.std(axis=1, ddof=1) / math.sqrt(30))
+    assert (np.abs(t) > 2.045).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_problems_needed_by_hand() -> None:
+    """0.04 (2.8016 / 0.02)^2 = 784.9; with t instead of the normal law two more."""
+    assert problems_needed(0.04, 0.02) == 787
+    assert problems_needed(0.2**2, detectable(0.2 / math.sqrt(30), 29) + 1e-9) == 30
+    assert problems_needed(1e-12, 0.5) == 2
+
+
+def test_samples_needed_by_hand() -> None:
+    """100 problems, 2 points: (0.02 / 2.8295)^2 * 100 = 0.0049962. Of that the problems take 0.004, and samples have
+    0.0009962 for a variance of 0.3: 301.1.
+    """
+    assert errors_to_show(99) == pytest.approx(2.8295, abs=1e-4)
+    assert samples_needed(Spread(between=0.004, within=0.3), 100, 0.02) == 302
+    assert samples_needed(Spread(between=0.005, within=0.3), 100, 0.02) is None
+    assert samples_needed(Spread(between=0.0, within=0.0), 100, 0.02) == 1
+
+
+def test_the_parts_of_the_variance_by_hand() -> None:
+    """Paired gains of ``a`` are 1 and 0, of ``b`` 0 and 0: variances 1/2 and 0, on average 1/4 for one sample and 1/8
+    for two. The means 1/2 and 0 have a variance of 1/8, so that nothing is left between problems.
+    """
+    before = {"a": np.array([0.0, 1.0]), "b": np.array([1.0, 1.0])}
+    after = {"a": np.array([1.0, 1.0]), "b": np.array([1.0, 1.0])}
+    assert spread_of(before, after) == Spread(between=0.0, within=0.25)
+
+
+def test_with_other_numbers_of_samples_the_variances_add_up() -> None:
+    """``a``: 1/2 of two samples and 1/3 of three; the other has none. Half of 5/6, and of 1/4 + 1/9, are the means."""
+    before = {"a": np.array([0.0, 1.0]), "b": np.array([0.0, 0.0])}
+    after = {"a": np.array([0.0, 0.0, 1.0]), "b": np.array([1.0, 1.0, 1.0])}
+    spread = spread_of(before, after)
+    gains = np.var([1 / 3 - 1 / 2, 1.0], ddof=1)
+    assert spread is not None
+    assert (spread.within, spread.between) == pytest.approx((5 / 12, gains - (1 / 4 + 1 / 9) / 2))
+
+
+def test_single_samples_tell_nothing_of_the_noise() -> None:
+    assert spread_of({"a": np.array([1.0])}, {"a": np.array([1.0, 0.0])}) is None
+
+
+def test_more_samples_narrow_the_spread_as_it_says() -> None:
+    """With four times the samples the variance of gains falls to between + within / 32."""
+    rng = np.random.default_rng(1)
+    chances, gains = rng.uniform(0.2, 0.8, 4000), rng.normal(0, 0.05, 4000)
+
+    def drawn(samples: int) -> tuple[dict[str, FloatArray], dict[str, FloatArray]]:
+        sides = [(rng.random((4000, samples)) < c[:, None]).astype(float) for c in (chances, chances + gains)]
+        before, after = ({str(i): row for i, row in enumerate(side)} for side in sides)
+        return before, after
+
+    spread, (before, after) = spread_of(*drawn(8)), drawn(32)
+    assert spread is not None
+    found = np.var([after[p].mean() - before[p].mean() for p in before], ddof=1)
+    assert found == pytest.approx(spread.between + spread.within / 32, rel=0.1)
+
+
+def test_holms_correction_by_hand() -> None:
+    """0.01 * 3; 0.03 * 2; 0.04 * 1 is less than the one before it, and becomes that."""
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+# -- measures
+
+
+def test_measures_by_hand() -> None:
+    samples = (
+        SampleRecord(1.0, 10, "2"),
+        SampleRecord(0.0, 30, "3"),
+        SampleRecord(0.0, 20, "3."),
+        SampleRecord(0.0, 40, None),
+    )
+    curves = (TraceCurve(np.array([0.0, 50.0]), np.array([0.0, 1.0])),)
+    one = ModelSamples("m", "b", {"p": samples}, {"p": curves})
+    assert measure_of("pass@1").values(one) == {"p": 0.25}
+    assert measure_of("pass@2").values(one) == {"p": 0.5}  # three of six pairs hold the right one
+    assert measure_of("maj@3").values(one) == {"p": pytest.approx((0 + 1 / 2 + 1 / 2 + 0) / 4)}
+    assert measure_of("tokens").values(one) == {"p": 25.0}
+    assert measure_of("regret@100").values(one) == {"p": pytest.approx(1 - 0.75)}  # a ramp to 50, then 1
+
+
+def test_a_grader_may_class_wrong_answers() -> None:
+    samples = (SampleRecord(1.0, 1, "2"), SampleRecord(0.0, 1, "1/2"), SampleRecord(0.0, 1, "0.5"))
+    one = ModelSamples("m", "b", {"p": samples})
+    assert MajorityAtK(3).values(one) == {"p": pytest.approx(1 / 3)}
+    assert MajorityAtK(3, lambda answer: answer.replace("1/2", "0.5")).values(one) == {"p": 0.0}
+
+
+@pytest.mark.parametrize("name", ["pass", "pass@", "pass@0", "maj@x", "regret@-1", "accuracy", "tokens@3", "pass@1.5"])
+def test_unknown_measures_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="no such measure"):
+        measure_of(name)
+
+
+def test_what_the_samples_do_not_give_is_refused() -> None:
+    with pytest.raises(UserError, match="needs 3 samples"):
+        measure_of("pass@3").values(model("m", {"a": [1, 0, 0], "b": [1, 0]}))
+    with pytest.raises(UserError, match="no values of prefixes"):
+        measure_of("regret@100").values(model("m", {"a": [1]}))
+
+
+# -- comparisons
+
+
+def test_models_are_paired_by_problem() -> None:
+    """Gains 0.5, 0, 0 and 0.5 in spite of another order; the interval is that of the paired difference."""
+    before = model("old", {"a": [0, 0], "b": [1, 1], "c": [0, 1], "d": [0, 0]})
+    after = model("new", {"d": [1, 0], "c": [1, 0], "b": [1, 1], "a": [0, 1]})
+    (found,) = compare([before], [[after]], [measure_of("pass@1")])
+    expected = paired_difference({"a": 0, "b": 1, "c": 0.5, "d": 0}, {"a": 0.5, "b": 1, "c": 0.5, "d": 0.5})
+    assert found.gain.interval == expected
+    assert (found.problems, found.left_out, found.gain.mean) == (4, 0, 0.25)
+    error = math.sqrt(1 / 12 / 4)  # the variance of the gains is 1/12
+    assert found.detectable == pytest.approx((3.182 + 0.978) * error, abs=1e-3)  # t(3)
+    assert found.gain.p_value == pytest.approx(0.1817, abs=1e-3)  # t = 1.732, 3 degrees
+    assert verdict(found) == "cannot be told apart: n = 4 problems can show 60.1 points or more"
+
+
+def test_problems_of_one_model_alone_are_left_out_and_told() -> None:
+    before, after = model("old", {"a": [0], "b": [1], "x": [1]}), model("new", {"a": [1], "b": [1]})
+    found = compare([before], [[after]], [measure_of("pass@1")])
+    assert (found[0].problems, found[0].left_out, found[0].gain.mean) == (2, 1, 0.5)
+    assert any("1 problems of b are left out" in note for note in notes(found, [[before], [after]]))
+    with pytest.raises(UserError, match="no problem in common"):
+        compare([before], [[model("other", {"y": [1]})]], [measure_of("pass@1")])
+
+
+def test_a_clear_difference_is_told_and_less_regret_is_better() -> None:
+    better = model("new", {f"p{i}": [1] * 4 if i % 9 else [0] * 4 for i in range(40)}, length=300)
+    worse = model("old", {f"p{i}": [0] * 4 if i % 10 else [1] * 4 for i in range(40)}, length=200)
+    accuracy, tokens = compare([worse], [[better]], [measure_of("pass@1"), measure_of("tokens")])
+    assert verdict(accuracy) == f"new is better: {quantity(accuracy.measure, accuracy.gain.mean)} more"
+    assert verdict(tokens) == "new is worse: 100 tokens more"
+    flat = {"p": (TraceCurve(np.array([0.0]), np.array([0.5])),), "q": (TraceCurve(np.array([0.0]), np.array([0.5])),)}
+    assert not measure_of("regret@10").more_is_better
+    assert measure_of("regret@10").values(ModelSamples("m", "b", {}, flat)) == {"p": 0.5, "q": 0.5}
+
+
+def test_several_comparisons_are_corrected_together() -> None:
+    """Gains of 1 in five of 12 problems: t = 2.803, p = 0.017. Among ten comparisons that is 0.17."""
+    zero = model("zero", {f"p{i}": [0, 0] for i in range(12)})
+    some = model("some", {f"p{i}": [1, 1] if i < 5 else [0, 0] for i in range(12)})
+    (alone,) = compare([zero], [[some]], [measure_of("pass@1")])
+    assert alone.shown
+    assert alone.corrected_p == alone.gain.p_value == pytest.approx(0.0172, abs=1e-4)
+    (among, *others) = compare([zero], [[some], *[[zero]] * 9], [measure_of("pass@1")])
+    assert among.corrected_p == pytest.approx(10 * alone.gain.p_value)
+    assert verdict(among).startswith("cannot be told apart after the correction: n = 12 problems can show")
+    assert all("cannot be told apart: " in verdict(other) for other in others)
+
+
+def test_the_mean_over_benchmarks_is_compared_as_well() -> None:
+    rewards = [{f"p{i}": [float(i % 3 == 0)] for i in range(9)}, {f"q{i}": [float(i % 2)] for i in range(8)}]
+    first = [model("old", row, benchmark) for row, benchmark in zip(rewards, "bc", strict=True)]
+    second = [model("new", {p: [1.0] for p in row}, benchmark) for row, benchmark in zip(rewards, "bc", strict=True)]
+    one, two, mean = compare(first, [second], [measure_of("pass@1")])
+    assert (one.benchmark, two.benchmark, mean.benchmark, mean.problems) == ("b", "c", MEAN, 17)
+    assert mean.gain.mean == pytest.approx((6 / 9 + 1 / 2) / 2)
+    assert (mean.first.mean, mean.second.mean) == pytest.approx(((1 / 3 + 1 / 2) / 2, 1.0))
+    assert requirement(mean, 0.01) is None
+
+
+def test_a_single_problem_tells_nothing_of_others() -> None:
+    (found,) = compare([model("old", {"a": [0, 0]})], [[model("new", {"a": [1, 1]})]], [measure_of("pass@1")])
+    assert verdict(found) == "cannot be told apart: a single problem tells nothing of others"
+    assert found.corrected_p == 1.0
+
+
+def test_requirements_in_words() -> None:
+    before = model("old", {f"p{i}": [0, 1] for i in range(50)})
+    after = model("new", {f"p{i}": [1, 0] if i % 2 else [0, 1] for i in range(50)})
+    same_means, several = compare([before], [[after]], [measure_of("pass@1"), measure_of("pass@2")])
+    told = requirement(same_means, 0.01)
+    assert told is not None
+    assert told.startswith("to tell 1 point apart: ")
+    assert "problems with 2 samples each; or " in told
+    assert told.endswith("samples each with these 50 problems")
+    assert str(requirement(several, 0.05)).endswith("how many is not known: pass@2 is no mean over samples")
+    apart = model("new", {f"p{i}": [1, 1] if i % 2 else [0, 0] for i in range(50)})
+    (wide,) = compare([before], [[apart]], [measure_of("pass@1")])
+    assert "no number of samples with these 50 problems" in str(requirement(wide, 0.01))
+
+
+# -- the samples of a run
+
+
+@dataclass(frozen=True)
+class SampleTokens:
+    """A part of a rollout."""
+
+    problem_id: str
+    tokens: int = field(metadata={LENGTH_OF: "token_ids"})
+
+
+def rollout(problem: str, sample: int, reward: float) -> Rollout:
+    return Rollout(
+        iteration=0, problem_id=problem, sample=sample, seed=0, weights_version=0, prompt_ids=[1], forced=0,
+        token_ids=[2] * (10 + sample), logprobs=[0.0] * (10 + sample), finish_reason=FinishReason.STOP, text="",
+        answer=f"{reward:.0f}", reward=reward, boundaries=[0, 4, 8], started=0.0, seconds=1.0,
+    )  # fmt: skip
+
+
+def values(problem: str, sample: int, last: float) -> list[PrefixValue]:
+    return [
+        PrefixValue(0, problem, sample, boundary, value, 0.0, 0.0, 1, 0.0)
+        for boundary, value in reversed(list(enumerate([0.0, last / 2, last])))
+    ]
+
+
+def branches(problem: str, sample: int) -> list[Branch]:
+    return [
+        Branch(
+            iteration=0,
+            problem_id=problem,
+            sample=sample,
+            boundary=boundary,
+            branch=0,
+            seed=0,
+            weights_version=0,
+            token_ids=[1, 1],
+            logprobs=[0.0, 0.0],
+            finish_reason=FinishReason.STOP,
+            text="",
+            answer=None,
+            reward=0.0,
+            known=False,
+            look_ahead=0.0,
+            prompt_tokens=20 + 4 * boundary,
+            cached_tokens=None,
+        )
+        for boundary in range(3)
+    ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunLayout:
+    """A run of which versions 0 and 20 were evaluated on ten problems: the second is right where the first is not."""
+    return evaluated_run(tmp_path / "run", {0: 0.0, 20: 1.0})
+
+
+def evaluated_run(root: Path, rewards: Mapping[int, float], *changes: str) -> RunLayout:
+    path = find(RECIPES, "quickstart")
+    problems = "{type: small_world, split: held_out, problems: 10}"
+    benchmark = f"evaluation.benchmarks=[{{name: held-out, samples: 2, problems: {problems}}}]"
+    recipe = load_recipe(path, (benchmark, *changes))
+    layout = create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
+    settings = settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).now.sampled
+    ids = [problem.id for problem in read_problems(layout.benchmark_data("held-out"))]
+    for version, reward in rewards.items():
+        drawn = [(problem, sample) for problem in ids for sample in (1, 0)]
+        sampled = Sampled(
+            rollouts=[rollout(problem, sample, reward) for problem, sample in drawn],
+            values=[value for problem, sample in drawn for value in values(problem, sample, reward)],
+            branches=[branch for problem, sample in drawn for branch in branches(problem, sample)],
+            statistics=GroupStatistics(20, 60, 0, 0, 0, 0, 0, {}),
+        )
+        commit_group(layout.evaluation_shard(version, "held-out", 0), sampled, settings=settings)
+    return layout
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["compare", *arguments])
+
+
+def test_the_samples_of_a_run_are_read(run: RunLayout) -> None:
+    evaluated = EvaluatedRun.open(run)
+    assert evaluated.versions("held-out") == [0, 20]
+    samples = evaluated.samples(20, "held-out", "run@20")
+    assert len(samples.problems) == 10
+    assert all(
+        records == (SampleRecord(1.0, 10, "1"), SampleRecord(1.0, 11, "1")) for records in samples.problems.values()
+    )
+    curve = next(iter(samples.curves.values()))[0]
+    assert (curve.tokens.tolist(), curve.values.tolist()) == ([0, 4, 8], [0.0, 0.5, 1.0])
+
+
+def test_tokens_of_a_boundary_are_counted_as_the_recipe_says(tmp_path: Path) -> None:
+    layout = evaluated_run(tmp_path / "run", {0: 1.0}, "evaluation.regret_tokens=all")
+    curve = next(iter(EvaluatedRun.open(layout).samples(0, "held-out", "m").curves.values()))[0]
+    assert curve.tokens.tolist() == [22, 26, 30]  # prompt, prefix and forced text, and two of the answer
+
+
+def test_a_run_compares_its_first_version_with_its_last(run: RunLayout) -> None:
+    result = invoke(str(run.root))
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    assert "run@20 is better: 100 points more" in words
+    assert "note: intervals are 95 %" in words
+    assert "Holm" not in words, "there is one comparison"
+
+
+def test_versions_and_measures_are_chosen(run: RunLayout, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    measures = [text for name in ("pass@1", "maj@2", "regret@16", "tokens") for text in ("--measure", name)]
+    result = invoke(f"{run.root}@20", f"{run.root}@first", *measures, "--csv", str(table), "--json", "--published")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    differences = {row["measure"]: row["difference"] for row in shown["comparisons"]}
+    area = (1 + 3 + 8) / 16  # from 0 to a half over four tokens, to one over four more, and eight at one
+    assert differences == pytest.approx({"pass@1": -1.0, "maj@2": -1.0, "regret@16": area, "tokens": 0.0})
+    assert {row["first"] for row in shown["comparisons"]} == {"run@20"}
+    assert any("Holm's correction for 4 comparisons" in note for note in shown["notes"])
+    assert shown["published"]["results"][0]["accuracy"][0] == 27.34
+    with table.open() as stream:
+        assert [row["verdict"] for row in csv.DictReader(stream)] == [row["verdict"] for row in shown["comparisons"]]
+
+
+def test_published_results_stand_beside_ones_own(run: RunLayout) -> None:
+    result = invoke(str(run.root), "--published")
+    assert "MRT-online" in result.output
+    assert "run@20" in result.output.split("published")[1]
+    for row in RESULTS:
+        assert sum(row.accuracy) / 5 == pytest.approx(row.mean, abs=0.011), "to the last digit of the rounded numbers"
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    first, second = (
+        evaluated_run(tmp_path / folder / "run", {0: reward}) for folder, reward in (("a", 0.0), ("b", 1.0))
+    )
+    shown = json.loads(invoke(str(first.root), str(second.root), "--json").stdout)
+    assert shown["comparisons"][0]["second"] == f"{second.root}@0"
+
+
+def test_other_settings_are_told(tmp_path: Path) -> None:
+    first = evaluated_run(tmp_path / "one", {0: 0.0})
+    second = evaluated_run(tmp_path / "two", {0: 1.0}, "evaluation.temperature=0.5")
+    assert (
+        "two@0 was evaluated on held-out with other settings than one@0"
+        in invoke(str(first.root), str(second.root)).output
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["{}@20"], "a comparison needs two models"),
+        (["{}@20", "{}@last"], "cannot be compared with itself"),
+        (["{}@3", "{}@20"], "version 3 has no complete evaluation on held-out"),
+        (["{}", "--version", "newest"], "no such weights version"),
+        (["{}", "--benchmark", "held_out"], "held-out is the nearest"),
+        (["{}", "--measure", "pass@3"], "pass@3 needs 3 samples"),
+        (["{}", "--measure", "accuracy"], "no such measure"),
+        (["{}/nothing", "{}"], "not a run directory"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(run: RunLayout, arguments: list[str], told: str) -> None:
+    result = invoke(*(text.format(run.root) for text in arguments))
+    assert result.exit_code == ExitCode.FATAL, result.output
+    assert told in result.stderr
+
+
+def test_a_shard_that_was_changed_is_refused(run: RunLayout) -> None:
+    file = run.evaluation_shard(20, "held-out", 0) / "rollouts.parquet"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    result = invoke(str(run.root))
+    assert result.exit_code == ExitCode.RETRYABLE
+    assert "rollouts.parquet" in result.stderr
+
+
+def test_shards_of_other_settings_do_not_count(run: RunLayout) -> None:
+    recipe = EvaluatedRun.open(run).recipe
+    hotter = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"temperature": 0.5})})
+    assert EvaluatedRun(run, hotter).versions("held-out") == []
+
+
+def test_a_part_of_the_columns_is_read_and_a_missing_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.parquet"
+    write_records(path, [rollout("p", 0, 1.0)], Rollout)
+    assert read_part(path, SampleTokens) == [SampleTokens("p", 10)]
+    with pytest.raises(UserError, match="lack columns"):
+        read_part(path, PrefixValue)
+    path.write_bytes(b"nothing")
+    with pytest.raises(DamagedError, match="cannot read records"):
+        read_part(path, SampleTokens)

@@ -1,0 +1,105 @@
+"""maj@k of k of n samples, against votes counted one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mrt_hpc.analysis.votes import AnswerCounts, cleaned_answer, majority_at_k
+
+RIGHT, SILENT = "right", None
+
+
+def counted(counts: AnswerCounts, k: int) -> float:
+    """The mean outcome over all draws of k samples."""
+    wrong = [f"w{i}" for i, size in enumerate(counts.wrong) for _ in range(size)]
+    samples: list[str | None] = [RIGHT] * counts.right + wrong + [SILENT] * counts.silent
+    return float(np.mean([outcome([s for s in draw if s is not None]) for draw in combinations(samples, k)]))
+
+
+def outcome(votes: list[str]) -> float:
+    most = max(Counter(votes).values(), default=0)
+    winners = [answer for answer, count in Counter(votes).items() if count == most]
+    return winners.count(RIGHT) / len(winners) if winners else 0.0
+
+
+@pytest.mark.parametrize(
+    ("counts", "k", "expected"),
+    [
+        (AnswerCounts(1, (1,)), 2, 1 / 2),  # one vote each: the tie is shared by two
+        (AnswerCounts(2, (2, 2)), 6, 1 / 3),  # shared by three
+        (AnswerCounts(2, (1, 1)), 4, 1.0),
+        (AnswerCounts(1, (2,)), 3, 0.0),
+        (AnswerCounts(1, (), 3), 4, 1.0),  # those without an answer have no vote
+        (AnswerCounts(0, (), 4), 2, 0.0),
+        (AnswerCounts(2, (2,)), 3, 1 / 2),  # two draws of four leave out a wrong one, and are right
+        (AnswerCounts(1, (3,)), 2, 1 / 4),  # three of six pairs hold the right one, and tie
+        (AnswerCounts(3, (1,), 1), 1, 3 / 5),  # maj@1 is pass@1
+    ],
+)
+def test_votes_by_hand(counts: AnswerCounts, k: int, expected: float) -> None:
+    assert majority_at_k(counts, k) == pytest.approx(expected, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(0, 4), st.lists(st.integers(1, 3), max_size=3), st.integers(0, 3), st.data())
+def test_the_formula_equals_counting_all_draws(right: int, wrong: list[int], silent: int, data: st.DataObject) -> None:
+    counts = AnswerCounts(right, tuple(wrong), silent)
+    if counts.samples:
+        k = data.draw(st.integers(1, counts.samples))
+        assert majority_at_k(counts, k) == pytest.approx(counted(counts, k), abs=1e-10)
+
+
+def test_many_samples_do_not_overflow() -> None:
+    """600 right against 400 wrong of 1,000: a vote of 101 is nearly that of independent draws, 0.979."""
+    few = majority_at_k(AnswerCounts(600, (400,)), 3)
+    assert few == pytest.approx((600 * 599 * 598 + 3 * 600 * 599 * 400) / (1000 * 999 * 998), abs=1e-12)
+    assert 0.979 < majority_at_k(AnswerCounts(600, (400,)), 101) < 0.99
+    assert majority_at_k(AnswerCounts(600, (400,)), 1000) == 1.0
+
+
+def test_the_estimate_has_no_bias() -> None:
+    """Answers drawn with chances 0.4, 0.35 and 0.25: two vote right with 0.4^2 + 0.4 (0.35 + 0.25) = 0.4."""
+    rng = np.random.default_rng(3)
+    draws = rng.multinomial(6, [0.4, 0.35, 0.25], size=4000)
+    found = [majority_at_k(AnswerCounts(int(r), (int(a), int(b))), 2) for r, a, b in draws]
+    assert np.mean(found) == pytest.approx(0.4, abs=4 * np.std(found) / np.sqrt(4000))
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_more_voters_than_samples_are_refused(k: int) -> None:
+    with pytest.raises(ValueError, match="maj@"):
+        majority_at_k(AnswerCounts(2, (1,)), k)
+
+
+def test_samples_are_counted_by_class() -> None:
+    """``3`` and ``3.0`` are both right; ``1/2`` and ``1/2.`` are one class, and ``7`` and nothing are others."""
+    samples = [(1.0, "3"), (1.0, "3.0"), (0.0, "1/2"), (0.0, " 1/2. "), (0.0, "7"), (0.0, None)]
+    assert AnswerCounts.of(samples) == AnswerCounts(2, (2, 1), 1)
+
+
+def test_a_grader_may_say_which_wrong_answers_are_the_same() -> None:
+    same = {"0.5": "1/2"}
+    samples = [(0.0, "1/2"), (0.0, "0.5"), (0.0, "7")]
+    assert AnswerCounts.of(samples).wrong == (1, 1, 1)
+    assert AnswerCounts.of(samples, lambda answer: same.get(answer, answer)).wrong == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cleaned"),
+    [
+        (r" \left( 1, 2 \right) ", "(1,2)"),
+        (r"$\dfrac{1}{2}$.", r"\frac{1}{2}"),
+        (r"10\,000", "10000"),
+        (r"\leftarrow", r"\leftarrow"),
+        ("A B", "AB"),
+        ("x", "x"),
+    ],
+)
+def test_cleanup(answer: str, cleaned: str) -> None:
+    assert cleaned_answer(answer) == cleaned
