@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.starts import WholeTraces
+from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.intervals import summarise_evaluation
 from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
@@ -25,7 +23,7 @@ from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.mrt.episodes import EpisodeRule
-from mrt_hpc.mrt.regret import TraceCurve, regret_by_problem, tokens_to_answer
+from mrt_hpc.mrt.regret import regret_by_problem
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
@@ -44,10 +42,7 @@ from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.inference.server_control import Server
@@ -57,7 +52,7 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.sampling.grading import GradedTrace
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
-    from mrt_hpc.run.records import Branch, Problem, Rollout
+    from mrt_hpc.run.records import Problem, Rollout
     from mrt_hpc.run.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -328,42 +323,6 @@ class _PartFinisher:
         won = await asyncio.to_thread(self.parts.commit, position, sampled)
         kind = EventKind.PART_COMMITTED if won else EventKind.SHARD_DISCARDED
         self.parts.task.events.emit(kind, what="part", position=position, **self.unit.model_dump())
-
-
-def valued_traces(
-    parts: Sequence[Sampled], counted: Literal["sampled", "all"] = "sampled"
-) -> dict[str, list[TraceCurve]]:
-    """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
-
-    Args:
-        parts: the shards of one version and benchmark.
-        counted: the tokens of a boundary, see ``evaluation.regret_tokens``.
-    """
-    values: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for value in sorted((v for part in parts for v in part.values), key=lambda v: v.boundary):
-        values[value.problem_id, value.sample].append(value.value)
-    traces: dict[str, list[TraceCurve]] = defaultdict(list)
-    branches = _branches_by_boundary(parts)
-    for rollout in (r for part in parts for r in part.rollouts):
-        if found := values.get((rollout.problem_id, rollout.sample)):
-            tokens = np.array(rollout.boundaries, float) if counted == "sampled" else _to_answer(rollout, branches)
-            traces[rollout.problem_id].append(TraceCurve(tokens, np.array(found)))
-    return dict(traces)
-
-
-def _branches_by_boundary(parts: Sequence[Sampled]) -> dict[tuple[str, int, int], list[Branch]]:
-    found: dict[tuple[str, int, int], list[Branch]] = defaultdict(list)
-    for branch in (b for part in parts for b in part.branches):
-        found[branch.problem_id, branch.sample, branch.boundary].append(branch)
-    return found
-
-
-def _to_answer(rollout: Rollout, branches: Mapping[tuple[str, int, int], list[Branch]]) -> NDArray[np.float64]:
-    """[k + 1] the tokens of prompt, prefix, the prover's text and the answers."""
-    where = [(rollout.problem_id, rollout.sample, j) for j in range(len(rollout.boundaries))]
-    drawn = [branches.get(key, []) for key in where]
-    asked = [[b.prompt_tokens for b in these] for these in drawn]
-    return tokens_to_answer(asked, [[len(b.token_ids) for b in these] for these in drawn])
 
 
 def _rewards(rollouts: list[Rollout]) -> dict[str, list[float]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values, regret_by_problem, tokens_to_answer
-from mrt_hpc.roles.evaluation import valued_traces
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 
