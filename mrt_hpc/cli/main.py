@@ -11,6 +11,7 @@ import click
 
 import mrt_hpc
 from mrt_hpc.cli import options
+from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
 
@@ -249,6 +250,8 @@ def fields(words: tuple[str, ...]) -> None:
 
     print_fields(words)
 
+
+main.add_command(analyze)
 
 if __name__ == "__main__":
     sys.exit(main())
