@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,11 @@ def write_analysis(analysis: Analysis, directory: Path) -> list[Path]:
     for figure in analysis.figures:
         paths += draw(figure, directory)
     return paths
+
+
+def name_of_file(*parts: str) -> str:
+    """The name of a file from words that may have spaces and slashes."""
+    return re.sub(r"[^\w.-]+", "_", "_".join(parts))
 
 
 def as_csv(table: DataTable) -> str:

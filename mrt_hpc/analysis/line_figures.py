@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from mrt_hpc.analysis.plots import COLOURS, DPI, HEIGHT_PX, MARKED_POINTS, MARKERS, STYLE, WIDTH_PX
+from mrt_hpc.analysis.plots import COLOURS, DPI, HEIGHT_PX, MARKERS, STYLE, WIDTH_PX
 from mrt_hpc.run.atomic import replacing
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ ROW_PX = 30
 """The height of a row of the legend."""
 COLUMNS = 3
 """The entries in a row of the legend."""
+MOST_MARKERS = 16
+"""A line of more points has a marker at every second of them, every third and so on."""
 SALT = "mrt-hpc"
 """The seed of the names inside an SVG."""
 
@@ -72,7 +74,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LineFigure:
-    """A figure of one row of panels that share a legend."""
+    """A figure of one row of panels that share a legend and the scale of their heights."""
 
     name: str
     """The name of its files, without an ending."""
@@ -100,7 +102,7 @@ def _drawn(figure: LineFigure) -> Figure:
     width = WIDTH_PX if len(figure.panels) == 1 else PANEL_PX * len(figure.panels)
     drawn = Figure(figsize=(width / DPI, (HEIGHT_PX + ROW_PX * rows) / DPI), dpi=DPI, layout="constrained")
     FigureCanvasAgg(drawn)
-    for axes, panel in zip(drawn.subplots(1, len(figure.panels), squeeze=False)[0], figure.panels, strict=True):
+    for axes, panel in zip(_axes(drawn, figure), figure.panels, strict=True):
         _draw_panel(axes, panel)
     if len(entries) > 1:
         drawn.legend(
@@ -109,10 +111,15 @@ def _drawn(figure: LineFigure) -> Figure:
     return drawn
 
 
+def _axes(drawn: Figure, figure: LineFigure) -> list[Axes]:
+    """The axes of the panels, with the same heights."""
+    return list(drawn.subplots(1, len(figure.panels), squeeze=False, sharey=True)[0])
+
+
 def _entries(figure: LineFigure) -> dict[str, Line2D]:
     """What the legend shows, each label once."""
     lines = [line for panel in figure.panels for line in panel.lines]
-    return {line.label: Line2D([], [], **_look(line, marked=True)) for line in lines}
+    return {line.label: Line2D([], [], **_look(line)) for line in lines}
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
@@ -131,7 +138,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 def _draw_line(axes: Axes, line: Line) -> None:
     """The means, and a band of those intervals that are finite."""
-    axes.plot(line.x, [y.mean for y in line.y], **_look(line, marked=len(line.x) <= MARKED_POINTS))
+    axes.plot(line.x, [y.mean for y in line.y], markevery=-(-len(line.x) // MOST_MARKERS), **_look(line))
     if line.band:
         low, high = np.array([y.low for y in line.y]), np.array([y.high for y in line.y])
         axes.fill_between(
@@ -139,9 +146,8 @@ def _draw_line(axes: Axes, line: Line) -> None:
         )
 
 
-def _look(line: Line, *, marked: bool) -> dict[str, Any]:
-    marker = MARKERS[line.colour % len(MARKERS)] if marked else None
-    return {"color": _colour(line), "linestyle": line.dash, "marker": marker}
+def _look(line: Line) -> dict[str, Any]:
+    return {"color": _colour(line), "linestyle": line.dash, "marker": MARKERS[line.colour % len(MARKERS)]}
 
 
 def _colour(line: Line) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -29,23 +30,26 @@ def analyze() -> None:
     """
 
 
-class PositiveNumbers(click.ParamType):
-    """Positive numbers with commas between them."""
+def _budgets(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """The budgets of a text such as ``1024,2048``."""
+    return tuple(map(int, _parts(text, r"0*[1-9]\d*", "1024,2048")))
 
-    name = "numbers"
 
-    def __init__(self, kind: type[int] | type[float]) -> None:
-        self.kind = kind
+def _accuracies(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, ...]:
+    """The accuracies of a text such as ``0.3,0.4``."""
+    return tuple(map(float, _parts(text, r"0?\.\d*[1-9]\d*|1(\.0*)?", "0.3,0.4")))
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        """The numbers of a text such as ``1024,2048``; anything else is a wrong use of the command."""
-        try:
-            found = tuple(self.kind(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 1024,2048", param, ctx)
-        if min(found) <= 0:
-            self.fail(f"{value!r} has a number that is not positive", param, ctx)
-        return found
+
+def _parts(text: str | None, form: str, example: str) -> list[str]:
+    """The parts of a text with commas between them; none where the option was not given.
+
+    Raises:
+        BadParameter: a part has another form.
+    """
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(form, part) for part in parts):
+        raise click.BadParameter(f"{text!r} is not of the form {example}")
+    return parts
 
 
 WHAT = click.argument("what", nargs=-1, required=True, metavar="WHAT...")
@@ -61,7 +65,7 @@ BENCHMARK = click.option("--benchmark", help="The benchmark; needed where a run 
 @WHAT
 @OUT
 @BENCHMARK
-@click.option("--budgets", metavar="TOKENS,...", type=PositiveNumbers(int), help="Default: up to the longest trace.")
+@click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
 @click.option(
     "--tokens",
     type=click.Choice(["sampled", "all"]),
@@ -73,7 +77,7 @@ def regret(
     what: tuple[str, ...],
     out: Path | None,
     benchmark: str | None,
-    budgets: tuple[int, ...] | None,
+    budgets: tuple[int, ...],
     tokens: Literal["sampled", "all"],
 ) -> None:
     """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
@@ -85,7 +89,66 @@ def regret(
     """
     from mrt_hpc.analysis.regret_by_budget import analyse_regret
 
-    _write("regret", what, out, benchmark, lambda models: analyse_regret(models, budgets or (), tokens))
+    _write("regret", what, out, benchmark, lambda models: analyse_regret(models, budgets, tokens))
+
+
+@analyze.command(short_help="Votes at each episode against complete samples of equal tokens.")
+@WHAT
+@OUT
+@BENCHMARK
+def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> None:
+    """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
+
+    \b
+    Examples:
+      mrt-hpc analyze scaling runs/mrt-online
+      mrt-hpc analyze scaling runs/mrt-online runs/without-thinking
+    """
+    from mrt_hpc.analysis.scaling import analyse_scaling
+
+    _write("scaling", what, out, benchmark, analyse_scaling)
+
+
+@analyze.command(short_help="Mean progress by episode, of right and wrong traces, hard and easy problems.")
+@WHAT
+@OUT
+@BENCHMARK
+def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> None:
+    """Mean progress V(j+1) - V(j) by episode, split by outcome and by how hard the problem is.
+
+    \b
+    Examples:
+      mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
+    """
+    from mrt_hpc.analysis.episode_progress import analyse_progress
+
+    _write("progress", what, out, benchmark, analyse_progress)
+
+
+@analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.")
+@WHAT
+@OUT
+@BENCHMARK
+@click.option(
+    "--accuracy",
+    "accuracies",
+    metavar="SHARE,...",
+    callback=_accuracies,
+    help="Default: shares of the best accuracy that all models reach.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
+def efficiency(
+    what: tuple[str, ...], out: Path | None, benchmark: str | None, accuracies: tuple[float, ...], seed: int
+) -> None:
+    """Tokens to a given accuracy; ratios are to the first model.
+
+    \b
+    Examples:
+      mrt-hpc analyze efficiency runs/grpo runs/mrt-online --accuracy 0.3,0.4
+    """
+    from mrt_hpc.analysis.efficiency import analyse_efficiency
+
+    _write("efficiency", what, out, benchmark, lambda models: analyse_efficiency(models, accuracies, seed))
 
 
 def _write(
