@@ -241,8 +241,8 @@ def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples]) -> 
     ]
     for model in voting:
         if left := [voters for voters in VOTERS if voters not in votes_of(model)]:
-            fewest = fewest_forced(model)
+            names = ", ".join(f"maj@{voters}" for voters in left)
             remarks.append(
-                f"{model.name}: {fewest} answers a prefix, so maj@{', maj@'.join(map(str, left))} is left out"
+                f"{model.name}: only {fewest_forced(model)} answers were forced at a prefix, so {names} is left out"
             )
     return tuple(remarks)
