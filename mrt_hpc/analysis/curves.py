@@ -8,6 +8,7 @@ import numpy as np
 
 from mrt_hpc.analysis.model_samples import evaluated_problems
 from mrt_hpc.mrt.regret import TraceCurve, tokens_to_answer
+from mrt_hpc.run.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,6 +60,6 @@ def valued_traces(parts: Iterable[Sampled], counted: Counted = "sampled") -> dic
     """
     found = {
         problem: [curve_of(trace, counted) for trace in traces if any(b.value is not None for b in trace.boundaries)]
-        for problem, traces in evaluated_problems(parts).items()
+        for problem, traces in evaluated_problems(map(Outcomes.of, parts)).items()
     }
     return {problem: curves for problem, curves in found.items() if curves}

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.outcomes import read_outcomes
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Rollout
+    from mrt_hpc.run.outcomes import Outcomes, RolloutOutcome
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
@@ -126,7 +125,7 @@ def _mean(numbers: Iterable[float]) -> float:
 # -- from the records of an evaluation
 
 
-def evaluated_problems(parts: Iterable[Sampled]) -> EvaluatedProblems:
+def evaluated_problems(parts: Iterable[Outcomes]) -> EvaluatedProblems:
     """The traces of each problem, in the order of their numbers, from the records of an evaluation."""
     found: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
     for part in parts:
@@ -144,24 +143,22 @@ class _BoundaryRecords:
     forced: Mapping[tuple[str, int, int], list[ForcedAnswer]]
 
     @classmethod
-    def of(cls, part: Sampled) -> _BoundaryRecords:
+    def of(cls, part: Outcomes) -> _BoundaryRecords:
         """The records of one shard; all records of a trace are in the same shard."""
         forced: dict[tuple[str, int, int], list[ForcedAnswer]] = defaultdict(list)
         for branch in sorted(part.branches, key=lambda b: b.branch):
             where = branch.problem_id, branch.sample, branch.boundary
-            forced[where].append(
-                ForcedAnswer(branch.answer, branch.reward, len(branch.token_ids), branch.prompt_tokens)
-            )
+            forced[where].append(ForcedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens))
         values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
         return cls(values, forced)
 
-    def trace(self, rollout: Rollout) -> EvaluatedTrace:
+    def trace(self, rollout: RolloutOutcome) -> EvaluatedTrace:
         """One trace with its boundaries."""
         boundaries = [
             self._boundary((rollout.problem_id, rollout.sample, number), tokens)
             for number, tokens in enumerate(rollout.boundaries)
         ]
-        return EvaluatedTrace(rollout.reward, rollout.answer, len(rollout.token_ids), tuple(boundaries))
+        return EvaluatedTrace(rollout.reward, rollout.answer, rollout.tokens, tuple(boundaries))
 
     def _boundary(self, where: tuple[str, int, int], tokens: int) -> EvaluatedBoundary:
         return EvaluatedBoundary(tokens, self.values.get(where), tuple(self.forced.get(where, ())))
@@ -196,7 +193,7 @@ def samples_of_run(
             advice=f"mrt-hpc eval {source} --suite SUITE, with a suite that has the benchmark {chosen}",
         )
     last = found[-1] if version is None else version
-    parts = (read_group(shard) for shard in list_directory(layout.evaluation(last, chosen), "shard-*"))
+    parts = (read_outcomes(shard) for shard in list_directory(layout.evaluation(last, chosen), "shard-*"))
     samples = ModelSamples(f"{name} v{last}", source, chosen, evaluated_problems(parts))
     _require_all_problems(layout, samples)
     return samples

@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> RunLayout:
     return create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
 
 
-@pytest.mark.parametrize("command", ["plan", "submit", "status", "logs", "cancel", "report", "fields"])
+@pytest.mark.parametrize("command", ["plan", "submit", "status", "logs", "cancel", "report", "fields", "analyze"])
 def test_every_command_has_help_with_examples(command: str) -> None:
     result = invoke(command, "--help")
     assert result.exit_code == 0
