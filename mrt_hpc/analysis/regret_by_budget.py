@@ -11,6 +11,7 @@ import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
 from mrt_hpc.analysis.curves import curves_of
+from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.over_problems import mean_share, ratio_of_sums
 from mrt_hpc.mrt.regret import area_of_episodes, regret_by_problem
@@ -35,12 +36,21 @@ class ModelRegret:
 
     name: str
     budgets: tuple[int, ...]
-    regret: tuple[IntervalEstimate, ...]
-    """[budgets] normalised regret."""
+    by_problem: tuple[dict[str, float], ...]
+    """[budgets] the normalised regret of each problem."""
     areas: tuple[IntervalEstimate, ...]
     """[1 + episodes] the area of the first j episodes, divided by that of whole traces, up to the largest budget; empty
     where all areas are 0.
     """
+
+    @property
+    def regret(self) -> tuple[IntervalEstimate, ...]:
+        """[budgets] normalised regret: the mean over problems."""
+        return tuple(mean_share(regret.values()) for regret in self.by_problem)
+
+    def above(self, other: ModelRegret) -> tuple[IntervalEstimate, ...]:
+        """[budgets] the difference of its regret to another model's, paired by problem; below 0 it is better."""
+        return tuple(paired_difference(*pair) for pair in zip(other.by_problem, self.by_problem, strict=True))
 
 
 def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int], counted: Counted) -> Analysis:
@@ -58,7 +68,9 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int], count
     measured = sorted(set(budgets)) or even_budgets(max(model.longest for model in models))
     found = [regret_of(name, mine, measured) for name, mine in curves.items()]
     figures = (_figure_of_regret(found), _figure_of_areas(found))
-    return Analysis((_table_of_regret(found), _table_of_areas(found)), figures, _summary(found), _remarks(found))
+    differences = (_table_of_differences(found),) if len(found) > 1 else ()
+    tables = (_table_of_regret(found), _table_of_areas(found), *differences)
+    return Analysis(tables, figures, _summary(found), _remarks(found))
 
 
 def even_budgets(longest: int) -> list[int]:
@@ -68,8 +80,8 @@ def even_budgets(longest: int) -> list[int]:
 
 def regret_of(name: str, curves: Curves, budgets: Sequence[int]) -> ModelRegret:
     """The regret of one model at all budgets, with intervals over problems."""
-    regret = tuple(mean_share(regret_by_problem(curves, budget).values()) for budget in budgets)
-    return ModelRegret(name, tuple(budgets), regret, area_ratios(curves, budgets[-1]))
+    by_problem = tuple(regret_by_problem(curves, budget) for budget in budgets)
+    return ModelRegret(name, tuple(budgets), by_problem, area_ratios(curves, budgets[-1]))
 
 
 def area_ratios(curves: Mapping[str, Sequence[TraceCurve]], budget: int) -> tuple[IntervalEstimate, ...]:
@@ -94,6 +106,17 @@ def _table_of_regret(found: Sequence[ModelRegret]) -> DataTable:
         for budget, regret in zip(model.budgets, model.regret, strict=True)
     ]
     return DataTable("regret", ("model", "budget_tokens", "regret", "low", "high"), tuple(rows))
+
+
+def _table_of_differences(found: Sequence[ModelRegret]) -> DataTable:
+    first, *others = found
+    rows = [
+        (model.name, first.name, budget, *interval_cells(difference))
+        for model in others
+        for budget, difference in zip(model.budgets, model.above(first), strict=True)
+    ]
+    columns = ("model", "against", "budget_tokens", "difference", "low", "high")
+    return DataTable("regret_differences", columns, tuple(rows))
 
 
 def _table_of_areas(found: Sequence[ModelRegret]) -> DataTable:
@@ -124,4 +147,19 @@ def _summary(found: Sequence[ModelRegret]) -> DataTable:
 
 
 def _remarks(found: Sequence[ModelRegret]) -> tuple[str, ...]:
-    return tuple(f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in found if not m.areas)
+    """Whether the models can be told apart, and what was left out."""
+    first, *others = found
+    verdicts = [verdict(model, first) for model in others]
+    nothing = [f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in found if not m.areas]
+    return (*verdicts, *nothing)
+
+
+def verdict(model: ModelRegret, first: ModelRegret) -> str:
+    """Whether the regret of two models at the largest budget can be told apart, in words."""
+    difference = model.above(first)[-1]
+    if not difference.excludes_zero:
+        words = "cannot be told apart"
+    else:
+        words = "less regret" if difference.mean < 0 else "more regret"
+    text = interval_text(difference, signed=True)
+    return f"{model.name} against {first.name} at {model.budgets[-1]} tokens, paired by problem: {text}, {words}"

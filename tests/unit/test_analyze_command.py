@@ -66,10 +66,12 @@ def test_regret_of_two_versions(run: RunLayout, tmp_path: Path) -> None:
     """Worked out in test_analyses: 0.239583 at 60 tokens."""
     result = analyze("regret", f"{run.root}@0", f"{run.root}@v2", "--budgets", "30,60", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
+    assert "run v2 against run v0 at 60 tokens, paired by problem: +0.000" in result.output.replace("\n", " ")
     found = rows(tmp_path / "out" / "regret.csv")
     assert [(r["model"], r["budget_tokens"]) for r in found] == [
         ("run v0", "30"), ("run v0", "60"), ("run v2", "30"), ("run v2", "60"),
     ]  # fmt: skip
+    assert [float(r["difference"]) for r in rows(tmp_path / "out" / "regret_differences.csv")] == [0.0, 0.0]
     assert float(found[1]["regret"]) == pytest.approx((1 - (40 / 60 + 22.5 / 60) / 2) / 2)
 
 
