@@ -11,6 +11,7 @@ import click
 
 import mrt_hpc
 from mrt_hpc.cli import options
+from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.data import data
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
@@ -368,6 +369,7 @@ def fields(words: tuple[str, ...]) -> None:
 
 
 main.add_command(data)
+main.add_command(analyze)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -82,6 +82,25 @@ class TraceCurve:
     """[k + 1] V_0 .. V_k."""
 
 
+def area_of_episodes(curve: TraceCurve, episodes: int, budget: float) -> float:
+    """Return the area of a trace that is stopped after its first episodes, with the value held that it has there.
+
+    Divided by the area of the whole trace it tells how much of the success comes from these episodes.
+
+    Args:
+        curve: the values of the trace.
+        episodes: j, the number of episodes that are kept; a trace with fewer is kept whole.
+        budget: C, in tokens.
+
+    Raises:
+        ValueError: the lengths of the curve differ, or the budget is not positive.
+
+    Source: the authors' code (areas by episode budget).
+    """
+    kept = slice(0, episodes + 1)
+    return area_under_values(curve.tokens[kept], curve.values[kept], budget)
+
+
 def regret_by_problem(traces: Mapping[str, Sequence[TraceCurve]], budget: float) -> dict[str, float]:
     """Return 1 less the mean area of each problem's traces; normalised regret is the mean over problems.
 

@@ -16,7 +16,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, is_of_the_filesystem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from io import BytesIO
     from pathlib import Path
 
@@ -73,22 +73,64 @@ def read_records(source: Path | BytesIO, record_type: type[Record], where: Path 
         OSError: it cannot be read just now.
         UserError: its columns are not those of ``record_type``.
     """
+    table = _read_table(source, where)
+    expected = arrow_schema(record_type)
+    if table.schema.names != expected.names:
+        raise _other_columns(where or source, table.schema.names, str(expected.names))
+    return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
+
+
+def read_narrow(path: Path, record_type: type[Record], lengths: Mapping[str, str]) -> list[Record]:
+    """Records of some of a file's columns: those that have the names of the record's fields.
+
+    Args:
+        path: the file.
+        record_type: a dataclass.
+        lengths: fields that hold the length of a column of lists instead, each with the name of its column.
+
+    Raises:
+        DamagedError: the file is none of records.
+        OSError: it cannot be read just now.
+        UserError: it lacks a column.
+    """
+    columns = {name: lengths.get(name, name) for name in _field_names(record_type)}
+    table = _read_table(path, path)
+    if missing := set(columns.values()).difference(table.schema.names):
+        raise _other_columns(path, sorted(table.schema.names), f"also {', '.join(sorted(missing))}")
+    found = [
+        pc.list_value_length(table[column]) if name in lengths else table[column] for name, column in columns.items()
+    ]
+    return [record_type(*row) for row in zip(*(column.to_pylist() for column in found), strict=True)]
+
+
+def _field_names(record_type: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(record_type)]
+
+
+def _read_table(source: Path | BytesIO, where: Path | None) -> pa.Table:
+    """The whole table of a file.
+
+    Raises:
+        DamagedError: the file is none of records.
+        OSError: it cannot be read just now.
+    """
     try:
-        table = pq.read_table(source)
+        return pq.read_table(source)
     except (pa.ArrowException, OSError, ValueError) as error:
         if is_of_the_filesystem(error):
             raise
         raise DamagedError(f"cannot read records: {error}", where=where or source) from error
-    expected = arrow_schema(record_type)
-    if table.schema.names != expected.names:
-        raise UserError(
-            "these records have other columns than this version writes",
-            where=where or source,
-            value=table.schema.names,
-            expected=str(expected.names),
-            advice="continue with the version of mrt-hpc that began the run",
-        )
-    return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
+
+
+def _other_columns(where: object, found: list[str], expected: str) -> UserError:
+    """The error for records of another version of the package."""
+    return UserError(
+        "these records have other columns than this version writes",
+        where=where,
+        value=found,
+        expected=expected,
+        advice="continue with the version of mrt-hpc that began the run",
+    )
 
 
 def read_part(path: Path, record_type: type[Record]) -> list[Record]:

@@ -1,0 +1,88 @@
+"""An analysis: its tables and figures, and their files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.line_figures import draw
+from mrt_hpc.run.atomic import write_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.line_figures import LineFigure
+
+Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """A table with named columns."""
+
+    name: str
+    """The name of its file, without an ending."""
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The result of one analysis."""
+
+    tables: tuple[DataTable, ...]
+    """All numbers, a CSV file each."""
+    figures: tuple[LineFigure, ...]
+    summary: DataTable
+    """The few numbers that the command prints."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on what was left out, or on how to read the numbers."""
+
+
+def write_analysis(analysis: Analysis, directory: Path) -> list[Path]:
+    """Write the tables as CSV and the figures as PNG and SVG, each whole. Returns their paths."""
+    paths = []
+    for table in analysis.tables:
+        path = directory / f"{table.name}.csv"
+        write_text(path, as_csv(table))
+        paths.append(path)
+    for figure in analysis.figures:
+        paths += draw(figure, directory)
+    return paths
+
+
+def name_of_file(*parts: str) -> str:
+    """The name of a file from words that may have spaces and slashes."""
+    return re.sub(r"[^\w.-]+", "_", "_".join(parts))
+
+
+def as_csv(table: DataTable) -> str:
+    """The table as CSV. Numbers have ten digits; one that does not exist is an empty cell."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows([_text(cell) for cell in row] for row in table.rows)
+    return stream.getvalue()
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.10g}" if math.isfinite(cell) else ""
+    return str(cell)
+
+
+def interval_cells(found: IntervalEstimate) -> tuple[float, float, float]:
+    """Mean, lower and upper end, as cells of a table."""
+    return found.mean, found.low, found.high
+
+
+def interval_text(found: IntervalEstimate, digits: int = 3, *, signed: bool = False) -> str:
+    """A mean with its interval, as in ``0.412 (0.35 to 0.47)``."""
+    sign = "+" if signed else ""
+    mean, low, high = (f"{number:{sign}.{digits}f}" for number in interval_cells(found))
+    return f"{mean} ({low} to {high})" if math.isfinite(found.low) else f"{mean} (no interval)"

@@ -1,0 +1,241 @@
+"""``mrt-hpc analyze efficiency``: accuracy against the tokens that are allowed, the tokens to a given accuracy, and the
+ratio of these between models. Intervals are percentiles of a bootstrap over problems, the same draws for all models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells
+from mrt_hpc.analysis.curves import curve_of
+from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate
+from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.over_problems import mean_share
+from mrt_hpc.mrt.token_budget import first_reached, reward_within
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
+
+POINTS = 256
+"""The number of steps in which the allowed tokens grow."""
+DRAWS = 2000
+"""The number of bootstrap draws."""
+TENTHS = (0.5, 0.7, 0.9)
+"""The default accuracies, as shares of the best accuracy that all models reach."""
+NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True)
+class ModelEfficiency:
+    """The accuracy of one model against allowed tokens."""
+
+    name: str
+    allowed: NDArray[np.float64]
+    """[C] tokens, ascending from 0."""
+    accuracy: NDArray[np.float64]
+    """[P, C] of each problem, in the order of the first model's problems."""
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """[C] the mean over problems."""
+        return self.accuracy.mean(axis=0)
+
+
+@dataclass(frozen=True)
+class TokensTo:
+    """The tokens that a model needs for an accuracy; infinite where it does not reach it."""
+
+    model: str
+    level: float
+    tokens: IntervalEstimate
+    ratio: IntervalEstimate
+    """To the tokens of the first model; NaN where neither reaches the accuracy."""
+    undefined: float
+    """The share of the draws in which neither reaches it, which the interval of the ratio leaves out."""
+
+
+def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], seed: int) -> Analysis:
+    """Tokens to given accuracies of several models.
+
+    Args:
+        models: evaluated on the same problems; ratios are to the first one.
+        levels: accuracies; empty takes shares of the best accuracy that all models reach.
+        seed: of the bootstrap.
+    """
+    found = efficiencies(models)
+    asked = sorted(set(levels)) or default_levels(found)
+    results = [result for level in asked for result in tokens_to(found, level, seed)]
+    tables = (_table_of_accuracy(found), _table_of_tokens(results))
+    return Analysis(tables, (_figure(found),), _summary(results), _remarks(models, results))
+
+
+def efficiencies(models: Sequence[ModelSamples]) -> list[ModelEfficiency]:
+    """The accuracy of each model, at the same numbers of allowed tokens up to the longest trace of all."""
+    allowed = np.linspace(0.0, max(model.longest for model in models), POINTS + 1)
+    order = list(models[0].problems)
+    return [
+        ModelEfficiency(m.name, allowed, np.array([accuracy_within(m.problems[p], allowed) for p in order]))
+        for m in models
+    ]
+
+
+def accuracy_within(traces: Sequence[EvaluatedTrace], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[C] the mean over traces of the expected reward within the allowed tokens."""
+    rewards = [
+        reward_within(allowed, trace.tokens, trace.reward, curve_of(trace) if trace.is_valued else None)
+        for trace in traces
+    ]
+    return np.asarray(np.mean(rewards, axis=0))
+
+
+def default_levels(found: Sequence[ModelEfficiency]) -> list[float]:
+    """Shares of the best accuracy that all models reach, in whole percent; none where it is 0."""
+    best = min(float(model.mean.max()) for model in found)
+    return sorted({round(best * share, 2) for share in TENTHS} - {0.0})
+
+
+def tokens_to(found: Sequence[ModelEfficiency], level: float, seed: int) -> list[TokensTo]:
+    """The tokens of each model to an accuracy, with intervals.
+
+    Args:
+        found: the models, with the same problems in the same order.
+        level: the accuracy.
+        seed: of the bootstrap.
+    """
+    weights = bootstrap_weights(len(found[0].accuracy), seed)
+    exact = [float(first_reached(model.allowed, model.mean[None], level)[0]) for model in found]
+    drawn = [first_reached(model.allowed, weights @ model.accuracy, level) for model in found]
+    return [
+        TokensTo(
+            model.name,
+            level,
+            percentiles(tokens, draws),
+            percentiles(*_ratios(tokens, draws, exact[0], drawn[0])),
+            float(np.mean(np.isinf(draws) & np.isinf(drawn[0]))),
+        )
+        for model, tokens, draws in zip(found, exact, drawn, strict=True)
+    ]
+
+
+def bootstrap_weights(problems: int, seed: int) -> NDArray[np.float64]:
+    """[draws, P] the share of each problem in each draw of P problems with replacement."""
+    shares = np.full(problems, 1.0 / problems)
+    return np.random.default_rng(seed).multinomial(problems, shares, size=DRAWS) / problems
+
+
+def _ratios(
+    tokens: float, draws: NDArray[np.float64], first: float, first_draws: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64]]:
+    """The ratio to the first model, and that of each draw."""
+    both = ratio_of_tokens(np.append(draws, tokens), np.append(first_draws, first))
+    return float(both[-1]), both[:-1]
+
+
+def ratio_of_tokens(tokens: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[N] tokens / first. Two accuracies that are reached at once need equally much; where neither is reached, the
+    ratio is NaN.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((tokens == 0) & (first == 0), 1.0, tokens / first)
+
+
+def percentiles(estimate: float, draws: NDArray[np.float64]) -> IntervalEstimate:
+    """An estimate with the percentile interval of its draws. Ends are draws, not between draws, since some may be
+    infinite; draws that do not exist are left out.
+    """
+    defined = draws[~np.isnan(draws)]
+    if not len(defined):
+        return IntervalEstimate(estimate, float("nan"), float("nan"))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(defined, [tail, 1 - tail], method="inverted_cdf")
+    return IntervalEstimate(estimate, float(low), float(high))
+
+
+# -- what is shown
+
+
+def _table_of_accuracy(found: Sequence[ModelEfficiency]) -> DataTable:
+    rows = [
+        (model.name, float(tokens), *interval_cells(mean_share(by_problem)))
+        for model in found
+        for tokens, by_problem in zip(model.allowed, model.accuracy.T, strict=True)
+    ]
+    return DataTable("accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), tuple(rows))
+
+
+def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
+    rows = [
+        (r.model, r.level, *map(_cell, interval_cells(r.tokens)), *map(_cell, interval_cells(r.ratio)), r.undefined)
+        for r in results
+    ]
+    columns = (
+        "model", "accuracy", "tokens", "tokens_low", "tokens_high",
+        "ratio_to_first", "ratio_low", "ratio_high", "share_of_draws_without_ratio",
+    )  # fmt: skip
+    return DataTable("tokens_to_accuracy", columns, tuple(rows))
+
+
+def _cell(number: float) -> float | str:
+    return NOT_REACHED if np.isinf(number) else number
+
+
+def _figure(found: Sequence[ModelEfficiency]) -> LineFigure:
+    lines = tuple(
+        Line(
+            model.name,
+            tuple(map(float, model.allowed)),
+            tuple(mean_share(by_problem) for by_problem in model.accuracy.T),
+            number,
+        )
+        for number, model in enumerate(found)
+    )
+    title = "Accuracy within a number of tokens"
+    y_label = "accuracy (mean, 95 % interval)"
+    return LineFigure("efficiency", (Panel(title, "tokens allowed", y_label, lines, percent=True),))
+
+
+def _summary(results: Sequence[TokensTo]) -> DataTable:
+    first = results[0].model if results else ""
+    rows = [
+        (r.model, f"{r.level:.1%}", tokens_text(r.tokens), "" if r.model == first else ratio_text(r.ratio))
+        for r in results
+    ]
+    return DataTable("tokens to an accuracy", ("model", "accuracy", "tokens", f"ratio to {first}"), tuple(rows))
+
+
+def tokens_text(found: IntervalEstimate) -> str:
+    """Tokens with their interval, in words where an accuracy is not reached."""
+    mean, low, high = (NOT_REACHED if np.isinf(n) else f"{n:.0f}" for n in interval_cells(found))
+    return f"{mean} ({low} to {high})" if low != NOT_REACHED else mean
+
+
+def ratio_text(found: IntervalEstimate) -> str:
+    """A ratio with its interval, in words where an accuracy is not reached."""
+    if np.isnan(found.mean):
+        return "neither reaches it"
+    mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in interval_cells(found))
+    return f"{mean} ({low} to {high})"
+
+
+def _remarks(models: Sequence[ModelSamples], results: Sequence[TokensTo]) -> tuple[str, ...]:
+    remarks = [
+        f"{model.name}: its prefixes were not valued, so a trace that is stopped before its end counts as wrong"
+        for model in models
+        if not model.is_valued
+    ]
+    remarks += [
+        f"{result.model} at {result.level:.1%}: in {result.undefined:.1%} of the draws neither model reaches it; the "
+        "interval of the ratio leaves these out"
+        for result in results
+        if result.undefined > 0 and result.model != results[0].model
+    ]
+    if not results:
+        remarks.append("no model has an accuracy above 0, so there is none to reach")
+    return tuple(remarks)

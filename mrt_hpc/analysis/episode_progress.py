@@ -1,0 +1,191 @@
+"""``mrt-hpc analyze progress``: the mean progress of each episode, of right and wrong traces and of hard and easy
+problems. Intervals are clustered by problem.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
+from mrt_hpc.analysis.curves import curve_of
+from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.over_problems import clustered_mean
+from mrt_hpc.mrt.progress import progress
+from mrt_hpc.mrt.subset_votes import RIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
+
+FEW_PROBLEMS = 5
+"""Means over fewer problems than this are in the table, and not in the figure: their intervals would fill it."""
+
+
+class Difficulty(StrEnum):
+    """How hard a problem is beside the others."""
+
+    HARD = "hard"
+    MEDIUM = "medium"
+    EASY = "easy"
+
+
+COLOURS = {"right": 2, "wrong": 1, Difficulty.HARD: 3, Difficulty.MEDIUM: 4, Difficulty.EASY: 5}
+"""The colour of each part, as an index."""
+Y_LABEL = "mean progress V(j+1) − V(j), 95 % interval"
+
+
+@dataclass(frozen=True)
+class EpisodeProgress:
+    """The mean progress of one episode over some traces."""
+
+    episode: int
+    """j, from 0."""
+    mean: IntervalEstimate
+    traces: int
+    problems: int
+
+
+@dataclass(frozen=True)
+class ProgressCurve:
+    """The progress by episode of some traces of a model."""
+
+    model: str
+    split: str
+    """What the traces are split by: none, outcome or difficulty."""
+    part: str
+    """The part of the split, as ``wrong`` or ``hard``."""
+    episodes: tuple[EpisodeProgress, ...]
+
+
+def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
+    """Progress by episode of several models.
+
+    Raises:
+        UserError: the prefixes of a model were not valued.
+    """
+    for model in models:
+        model.require_values()
+    difficulty = difficulties(mean_accuracy(models))
+    curves = [curve for model in models for curve in progress_curves(model, difficulty)]
+    shown = min(FEW_PROBLEMS, len(difficulty))
+    figures = _figures(curves, [model.name for model in models], shown)
+    return Analysis((_table(curves),), figures, _summary(curves), _remarks(curves, difficulty, shown))
+
+
+def mean_accuracy(models: Sequence[ModelSamples]) -> dict[str, float]:
+    """pass@1 of each problem, as a mean over models, so that a problem is as hard for all of them."""
+    accuracies = [model.accuracy for model in models]
+    return {problem: float(np.mean([mine[problem] for mine in accuracies])) for problem in accuracies[0]}
+
+
+def difficulties(accuracy: Mapping[str, float]) -> dict[str, Difficulty]:
+    """The third of the problems in which each problem is, by its pass@1.
+
+    Problems of the same pass@1 are in the same third, so the thirds may differ in size, and one may be empty.
+
+    Args:
+        accuracy: pass@1 of each problem.
+    """
+    low, high = np.quantile(list(accuracy.values()), [1 / 3, 2 / 3])
+    return {problem: _difficulty(share, float(low), float(high)) for problem, share in accuracy.items()}
+
+
+def _difficulty(share: float, low: float, high: float) -> Difficulty:
+    if share <= low:
+        return Difficulty.HARD
+    return Difficulty.MEDIUM if share <= high else Difficulty.EASY
+
+
+def progress_curves(model: ModelSamples, difficulty: Mapping[str, Difficulty]) -> Iterator[ProgressCurve]:
+    """The curves of a model: of all traces, by outcome and by difficulty; parts without a trace are left out."""
+    yield ProgressCurve(model.name, "none", "all", progress_by_episode(model.problems))
+    for outcome, is_right in (("right", True), ("wrong", False)):
+        those = {p: [t for t in traces if (t.reward >= RIGHT) == is_right] for p, traces in model.problems.items()}
+        if episodes := progress_by_episode(those):
+            yield ProgressCurve(model.name, "outcome", outcome, episodes)
+    for level in Difficulty:
+        hard = {p: traces for p, traces in model.problems.items() if difficulty[p] is level}
+        if episodes := progress_by_episode(hard):
+            yield ProgressCurve(model.name, "difficulty", level, episodes)
+
+
+def progress_by_episode(problems: Mapping[str, Sequence[EvaluatedTrace]]) -> tuple[EpisodeProgress, ...]:
+    """The mean progress of each episode over the traces that have it."""
+    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for problem, traces in problems.items():
+        for trace in traces:
+            for episode, gain in enumerate(progress(curve_of(trace).values)):
+                found[episode][problem].append(float(gain))
+    return tuple(
+        EpisodeProgress(episode, clustered_mean(gains), sum(map(len, gains.values())), len(gains))
+        for episode, gains in sorted(found.items())
+    )
+
+
+# -- what is shown
+
+
+def _table(curves: Sequence[ProgressCurve]) -> DataTable:
+    rows = [
+        (curve.model, curve.split, curve.part, e.episode, *interval_cells(e.mean), e.traces, e.problems)
+        for curve in curves
+        for e in curve.episodes
+    ]
+    columns = ("model", "split", "part", "episode", "progress", "low", "high", "traces", "problems")
+    return DataTable("progress", columns, tuple(rows))
+
+
+def _figures(curves: Sequence[ProgressCurve], models: Sequence[str], fewest: int) -> tuple[LineFigure, ...]:
+    """All traces with a line a model; and for each model those of each outcome and difficulty."""
+    return (_figure_of_all(curves, fewest), *(_figure_of_parts(curves, m, len(models) > 1, fewest) for m in models))
+
+
+def _figure_of_all(curves: Sequence[ProgressCurve], fewest: int) -> LineFigure:
+    whole = [curve for curve in curves if curve.split == "none"]
+    lines = tuple(_line(curve, curve.model, number, fewest) for number, curve in enumerate(whole))
+    title = "Progress by episode" if len(lines) > 1 else f"Progress by episode of {lines[0].label}"
+    return LineFigure("progress", (Panel(title, "episode j", Y_LABEL, lines, whole_numbers=True, level=0.0),))
+
+
+def _figure_of_parts(curves: Sequence[ProgressCurve], model: str, several: bool, fewest: int) -> LineFigure:
+    mine = [curve for curve in curves if curve.model == model]
+    titles = {"outcome": f"Right and wrong traces of {model}", "difficulty": "Hard and easy problems"}
+    panels = tuple(_panel(mine, split, title, fewest) for split, title in titles.items())
+    return LineFigure(name_of_file("progress_of_parts", model) if several else "progress_of_parts", panels)
+
+
+def _panel(curves: Sequence[ProgressCurve], split: str, title: str, fewest: int) -> Panel:
+    lines = tuple(_line(c, c.part, COLOURS[c.part], fewest) for c in curves if c.split == split)
+    y_label = Y_LABEL if split == "outcome" else ""  # the panels share it
+    return Panel(title, "episode j", y_label, lines, whole_numbers=True, level=0.0)
+
+
+def _line(curve: ProgressCurve, label: str, colour: int, fewest: int) -> Line:
+    shown = [episode for episode in curve.episodes if episode.problems >= fewest]
+    return Line(label, tuple(float(e.episode) for e in shown), tuple(e.mean for e in shown), colour)
+
+
+def _summary(curves: Sequence[ProgressCurve]) -> DataTable:
+    """Progress by episode of all traces and of each part."""
+    most = max((len(curve.episodes) for curve in curves), default=0)
+    rows = [(curve.model, curve.part, *(_cell(curve, episode) for episode in range(most))) for curve in curves]
+    return DataTable("mean progress", ("model", "traces", *(f"episode {j}" for j in range(most))), tuple(rows))
+
+
+def _cell(curve: ProgressCurve, episode: int) -> str:
+    return interval_text(curve.episodes[episode].mean, 2, signed=True) if episode < len(curve.episodes) else ""
+
+
+def _remarks(curves: Sequence[ProgressCurve], difficulty: Mapping[str, Difficulty], fewest: int) -> tuple[str, ...]:
+    counts = ", ".join(f"{list(difficulty.values()).count(level)} {level}" for level in Difficulty)
+    remarks = [f"problems by their pass@1, mean over the models: {counts}"]
+    if any(episode.problems < fewest for curve in curves for episode in curve.episodes):
+        remarks.append(f"means over fewer than {fewest} problems are in the table only, not in the figure")
+    return tuple(remarks)

@@ -1,0 +1,165 @@
+"""``mrt-hpc analyze regret``: normalised regret against the budget, and the areas of the first episodes against those
+of whole traces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
+from mrt_hpc.analysis.curves import curves_of
+from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.over_problems import mean_share, ratio_of_sums
+from mrt_hpc.mrt.regret import area_of_episodes, regret_by_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mrt_hpc.analysis.curves import Counted
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.model_samples import ModelSamples
+    from mrt_hpc.mrt.regret import TraceCurve
+
+BUDGETS = 32
+"""The number of budgets that are measured where none are named."""
+
+Curves = dict[str, "list[TraceCurve]"]
+
+
+@dataclass(frozen=True)
+class ModelRegret:
+    """The regret of one model."""
+
+    name: str
+    budgets: tuple[int, ...]
+    by_problem: tuple[dict[str, float], ...]
+    """[budgets] the normalised regret of each problem."""
+    areas: tuple[IntervalEstimate, ...]
+    """[1 + episodes] the area of the first j episodes, divided by that of whole traces, up to the largest budget; empty
+    where all areas are 0.
+    """
+
+    @property
+    def regret(self) -> tuple[IntervalEstimate, ...]:
+        """[budgets] normalised regret: the mean over problems."""
+        return tuple(mean_share(regret.values()) for regret in self.by_problem)
+
+    def above(self, other: ModelRegret) -> tuple[IntervalEstimate, ...]:
+        """[budgets] the difference of its regret to another model's, paired by problem; below 0 it is better."""
+        return tuple(paired_difference(*pair) for pair in zip(other.by_problem, self.by_problem, strict=True))
+
+
+def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int], counted: Counted) -> Analysis:
+    """Normalised regret of several models.
+
+    Args:
+        models: on the same benchmark.
+        budgets: in tokens; empty takes 32 up to the longest trace.
+        counted: the tokens of a boundary.
+
+    Raises:
+        UserError: the prefixes of a model were not valued.
+    """
+    curves = {model.name: curves_of(model, counted) for model in models}
+    measured = sorted(set(budgets)) or even_budgets(max(model.longest for model in models))
+    found = [regret_of(name, mine, measured) for name, mine in curves.items()]
+    figures = (_figure_of_regret(found), _figure_of_areas(found))
+    differences = (_table_of_differences(found),) if len(found) > 1 else ()
+    tables = (_table_of_regret(found), _table_of_areas(found), *differences)
+    return Analysis(tables, figures, _summary(found), _remarks(found))
+
+
+def even_budgets(longest: int) -> list[int]:
+    """Budgets at even distances up to the longest trace."""
+    return sorted({max(1, round(longest * part / BUDGETS)) for part in range(1, BUDGETS + 1)})
+
+
+def regret_of(name: str, curves: Curves, budgets: Sequence[int]) -> ModelRegret:
+    """The regret of one model at all budgets, with intervals over problems."""
+    by_problem = tuple(regret_by_problem(curves, budget) for budget in budgets)
+    return ModelRegret(name, tuple(budgets), by_problem, area_ratios(curves, budgets[-1]))
+
+
+def area_ratios(curves: Mapping[str, Sequence[TraceCurve]], budget: int) -> tuple[IntervalEstimate, ...]:
+    """[1 + episodes] for j = 0 .. the most episodes of a trace, the mean area of traces that are stopped after their
+    first j episodes, divided by the mean area of whole traces; both are means over problems.
+    """
+    most = max(len(curve.values) for traces in curves.values() for curve in traces) - 1
+    areas = np.array([_mean_areas(traces, most, budget) for traces in curves.values()])
+    whole = areas[:, most]
+    return tuple(ratio_of_sums(areas[:, j], whole) for j in range(most + 1)) if whole.any() else ()
+
+
+def _mean_areas(traces: Sequence[TraceCurve], most: int, budget: int) -> list[float]:
+    """[1 + most] the mean area of a problem's traces when they are stopped after j episodes."""
+    return [float(np.mean([area_of_episodes(curve, j, budget) for curve in traces])) for j in range(most + 1)]
+
+
+def _table_of_regret(found: Sequence[ModelRegret]) -> DataTable:
+    rows = [
+        (model.name, budget, *interval_cells(regret))
+        for model in found
+        for budget, regret in zip(model.budgets, model.regret, strict=True)
+    ]
+    return DataTable("regret", ("model", "budget_tokens", "regret", "low", "high"), tuple(rows))
+
+
+def _table_of_differences(found: Sequence[ModelRegret]) -> DataTable:
+    first, *others = found
+    rows = [
+        (model.name, first.name, budget, *interval_cells(difference))
+        for model in others
+        for budget, difference in zip(model.budgets, model.above(first), strict=True)
+    ]
+    columns = ("model", "against", "budget_tokens", "difference", "low", "high")
+    return DataTable("regret_differences", columns, tuple(rows))
+
+
+def _table_of_areas(found: Sequence[ModelRegret]) -> DataTable:
+    rows = [(model.name, j, *interval_cells(area)) for model in found for j, area in enumerate(model.areas)]
+    return DataTable("areas_by_episode", ("model", "episodes", "area_ratio", "low", "high"), tuple(rows))
+
+
+def _figure_of_regret(found: Sequence[ModelRegret]) -> LineFigure:
+    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.regret, n) for n, m in enumerate(found))
+    title = "Normalised regret" if len(found) > 1 else f"Normalised regret of {found[0].name}"
+    return LineFigure("regret", (Panel(title, "budget (tokens)", "normalised regret (mean, 95 % interval)", lines),))
+
+
+def _figure_of_areas(found: Sequence[ModelRegret]) -> LineFigure:
+    lines = tuple(Line(m.name, tuple(map(float, range(len(m.areas)))), m.areas, n) for n, m in enumerate(found))
+    title = "Area of the first episodes" if len(found) > 1 else f"Area of the first episodes of {found[0].name}"
+    y_label = f"area / area of whole traces, {found[0].budgets[-1]} tokens"
+    panel = Panel(title, "episodes kept", y_label, lines, percent=True, whole_numbers=True, level=1.0)
+    return LineFigure("areas_by_episode", (panel,))
+
+
+def _summary(found: Sequence[ModelRegret]) -> DataTable:
+    """The regret at four of the budgets."""
+    budgets = found[0].budgets
+    shown = sorted({round((len(budgets) - 1) * part / 4) for part in range(1, 5)})
+    rows = [(model.name, *(interval_text(model.regret[index]) for index in shown)) for model in found]
+    return DataTable("normalised regret", ("model", *(f"{budgets[i]} tokens" for i in shown)), tuple(rows))
+
+
+def _remarks(found: Sequence[ModelRegret]) -> tuple[str, ...]:
+    """Whether the models can be told apart, and what was left out."""
+    first, *others = found
+    verdicts = [verdict(model, first) for model in others]
+    nothing = [f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in found if not m.areas]
+    return (*verdicts, *nothing)
+
+
+def verdict(model: ModelRegret, first: ModelRegret) -> str:
+    """Whether the regret of two models at the largest budget can be told apart, in words."""
+    difference = model.above(first)[-1]
+    if not difference.excludes_zero:
+        words = "cannot be told apart"
+    else:
+        words = "less regret" if difference.mean < 0 else "more regret"
+    text = interval_text(difference, signed=True)
+    return f"{model.name} against {first.name} at {model.budgets[-1]} tokens, paired by problem: {text}, {words}"

@@ -1,0 +1,248 @@
+"""``mrt-hpc analyze scaling``: does the model make progress while it thinks, or would a vote at an earlier episode have
+done as well?
+
+For every prefix j and several p, the success of a vote of p answers that are forced there, [maj@p]_j, against the
+tokens that this takes: the prefix and p answers (paper, Section 5). A trace with fewer than j episodes takes part with
+its whole thought, so that every point is over the same traces. Beside it stand complete samples that vote (maj@k), or
+of which one has to be right (pass@k), at k times the mean tokens of a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
+from mrt_hpc.analysis.intervals import paired_difference, pass_at_k
+from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.over_problems import mean_share
+from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.subset_votes import RIGHT, ballot_of, expected_majority
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.line_figures import Dash
+    from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ModelSamples
+
+VOTE = "maj@k"
+"""The name of the vote of complete samples."""
+VOTERS = (1, 2, 4, 8)
+"""p: the sizes of the votes at a prefix (paper, Section 5)."""
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """One point of a scaling curve."""
+
+    index: int
+    """j, the number of episodes; or k, the number of complete samples."""
+    tokens: float
+    by_problem: dict[str, float]
+    """The expected accuracy of each problem."""
+
+    @property
+    def accuracy(self) -> IntervalEstimate:
+        """The mean over problems with its interval."""
+        return mean_share(self.by_problem.values())
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """One line: a vote of p at the prefixes, or complete samples."""
+
+    model: str
+    way: str
+    """As ``maj@4 at prefix`` or ``pass@k``."""
+    points: tuple[ScalingPoint, ...]
+    voters: int | None = None
+    """p of a vote at the prefixes."""
+
+
+def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
+    """The scaling curves of several models; those without forced answers take part with their complete samples.
+
+    Raises:
+        UserError: no model has forced answers at all prefixes.
+    """
+    voting = [model for model in models if fewest_forced(model) > 0]
+    if not voting:
+        raise UserError(
+            f"{models[0].name}: the samples have no answers that were forced at all prefixes",
+            where=models[0].source,
+            expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
+            advice=f"mrt-hpc eval {models[0].source} --suite SUITE, with a suite that names such a prover",
+        )
+    prefixes = {model.name: [prefix_curve(model, p) for p in votes_of(model)] for model in voting}
+    direct = {model.name: direct_curves(model) for model in models}
+    others = [curve for model in models if model not in voting for curve in direct[model.name]]
+    figures = tuple(_figure(m.name, [*prefixes[m.name], *direct[m.name], *others], len(voting) > 1) for m in voting)
+    table = _table([curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])])
+    rows = [_summary_row(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
+    return Analysis((table,), figures, _summary(rows), _remarks(models, voting))
+
+
+# -- votes at prefixes
+
+
+def fewest_forced(model: ModelSamples) -> int:
+    """G: the least number of answers that were forced at a boundary."""
+    return min(len(b.forced) for traces in model.problems.values() for trace in traces for b in trace.boundaries)
+
+
+def votes_of(model: ModelSamples) -> list[int]:
+    """p for which every boundary has enough answers."""
+    fewest = fewest_forced(model)
+    return [voters for voters in VOTERS if voters <= fewest]
+
+
+def prefix_curve(model: ModelSamples, voters: int) -> ScalingCurve:
+    """[maj@p]_j for j = 0 .. the most episodes of a trace, each over all traces."""
+    most = max(len(trace.boundaries) for traces in model.problems.values() for trace in traces)
+    points = [_prefix_point(model, voters, j) for j in range(most)]
+    return ScalingCurve(model.name, f"maj@{voters} at prefix", tuple(points), voters)
+
+
+def _prefix_point(model: ModelSamples, voters: int, j: int) -> ScalingPoint:
+    accuracy = _means(model, lambda trace: forced_majority(_boundary(trace, j), voters))
+    tokens = _means(model, lambda trace: forced_tokens(_boundary(trace, j), voters))
+    return ScalingPoint(j, float(np.mean(list(tokens.values()))), accuracy)
+
+
+def _boundary(trace: EvaluatedTrace, j: int) -> EvaluatedBoundary:
+    """Boundary j, or the last one of a trace with fewer episodes."""
+    return trace.boundaries[min(j, len(trace.boundaries) - 1)]
+
+
+def _means(model: ModelSamples, of: Callable[[EvaluatedTrace], float]) -> dict[str, float]:
+    """The mean over the traces of each problem."""
+    return {problem: float(np.mean([of(trace) for trace in traces])) for problem, traces in model.problems.items()}
+
+
+def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
+    """The expected reward of a vote of p of the answers that were forced at a boundary."""
+    return expected_majority(ballot_of((f.answer, f.reward) for f in boundary.forced), voters)
+
+
+def forced_tokens(boundary: EvaluatedBoundary, voters: int) -> float:
+    """The tokens of a vote of p answers at a boundary: those of the prefix, and p times the mean of an answer."""
+    return boundary.tokens + voters * float(np.mean([f.tokens for f in boundary.forced]))
+
+
+# -- complete samples
+
+
+def direct_curves(model: ModelSamples) -> tuple[ScalingCurve, ScalingCurve]:
+    """maj@k and pass@k of complete samples, for k = 1, 2, 4 .. up to the fewest samples of a problem."""
+    sizes = [1 << exponent for exponent in range(model.fewest.bit_length())]
+    votes = [_direct_point(model, k, direct_majority) for k in sizes]
+    passes = [_direct_point(model, k, direct_pass) for k in sizes]
+    return ScalingCurve(model.name, VOTE, tuple(votes)), ScalingCurve(model.name, "pass@k", tuple(passes))
+
+
+def _direct_point(model: ModelSamples, k: int, of: Callable[[Sequence[EvaluatedTrace], int], float]) -> ScalingPoint:
+    accuracy = {problem: of(traces, k) for problem, traces in model.problems.items()}
+    return ScalingPoint(k, k * model.mean_tokens, accuracy)
+
+
+def direct_majority(traces: Sequence[EvaluatedTrace], k: int) -> float:
+    """The expected reward of a vote of k complete samples."""
+    return expected_majority(ballot_of((trace.answer, trace.reward) for trace in traces), k)
+
+
+def direct_pass(traces: Sequence[EvaluatedTrace], k: int) -> float:
+    """The unbiased chance that one of k complete samples is right."""
+    return pass_at_k(len(traces), sum(trace.reward >= RIGHT for trace in traces), k)
+
+
+# -- what is shown
+
+
+def accuracy_at(curve: ScalingCurve, tokens: float) -> float:
+    """The accuracy of a curve at a number of tokens, linear between its points; NaN outside of them."""
+    return float(
+        np.interp(
+            tokens,
+            [point.tokens for point in curve.points],
+            [point.accuracy.mean for point in curve.points],
+            left=np.nan,
+            right=np.nan,
+        )
+    )
+
+
+def _table(curves: Sequence[ScalingCurve]) -> DataTable:
+    rows = [
+        (curve.model, curve.way, point.index, point.tokens, *interval_cells(point.accuracy))
+        for curve in curves
+        for point in curve.points
+    ]
+    columns = ("model", "way", "episodes_or_samples", "tokens", "accuracy", "low", "high")
+    return DataTable("scaling", columns, tuple(rows))
+
+
+def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
+    """The votes at the prefixes of one model, and complete samples of this model and of those without prefixes."""
+    most = max(curve.voters for curve in curves if curve.voters is not None)
+    lines = tuple(_line(curve, number, model, most) for number, curve in enumerate(curves))
+    title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
+    panel = Panel(title, x_label, y_label, lines, percent=True, logarithmic=True)
+    return LineFigure(name_of_file("scaling", model) if several else "scaling", (panel,))
+
+
+def _line(curve: ScalingCurve, number: int, model: str, most: int) -> Line:
+    """Votes at prefixes are solid, complete samples broken. Only the largest vote at prefixes and the vote of complete
+    samples have a band: more of them would hide each other.
+    """
+    name = curve.way if curve.voters is not None else f"{curve.way}, complete samples"
+    label = name if curve.model == model else f"{name} of {curve.model}"
+    x, y = tuple(point.tokens for point in curve.points), tuple(point.accuracy for point in curve.points)
+    return Line(label, x, y, number, _dash(curve), band=curve.voters == most or curve.way == VOTE)
+
+
+def _dash(curve: ScalingCurve) -> Dash:
+    if curve.voters is not None:
+        return "solid"
+    return "dashed" if curve.way == VOTE else "dotted"
+
+
+def _summary_row(curve: ScalingCurve, votes: ScalingCurve) -> tuple[str, ...]:
+    first, last = curve.points[0], curve.points[-1]
+    best = max(curve.points, key=lambda point: point.accuracy.mean)
+    equal = accuracy_at(votes, last.tokens)
+    return (
+        curve.model,
+        curve.way,
+        interval_text(first.accuracy),
+        interval_text(last.accuracy),
+        f"{last.tokens:.0f}",
+        interval_text(paired_difference(first.by_problem, last.by_problem), signed=True),
+        f"{best.accuracy.mean:.3f} at j = {best.index}",
+        "none" if np.isnan(equal) else f"{equal:.3f}",
+    )
+
+
+def _summary(rows: Sequence[tuple[str, ...]]) -> DataTable:
+    columns = (
+        "model", "vote", "before thinking", "after thinking", "tokens", "gain", "best", "maj@k of equal tokens",
+    )  # fmt: skip
+    return DataTable("votes at prefixes", columns, tuple(rows))
+
+
+def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples]) -> tuple[str, ...]:
+    """What was left out."""
+    remarks = [
+        f"{model.name}: no answers were forced at its prefixes, so only its complete samples are shown"
+        for model in models
+        if model not in voting
+    ]
+    for model in voting:
+        if left := [voters for voters in VOTERS if voters not in votes_of(model)]:
+            names = ", ".join(f"maj@{voters}" for voters in left)
+            remarks.append(
+                f"{model.name}: only {fewest_forced(model)} answers were forced at a prefix, so {names} is left out"
+            )
+    return tuple(remarks)

@@ -1,0 +1,185 @@
+"""``mrt-hpc analyze``: analyses of evaluated samples, each as CSV, PNG and SVG."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.analysis.analysis_files import Analysis, DataTable
+    from mrt_hpc.analysis.model_samples import ModelSamples
+
+
+@click.group(short_help="Analyse regret, scaling, efficiency or progress of models.")
+def analyze() -> None:
+    """Analyse the evaluated samples of models: tables as CSV, figures as PNG and SVG.
+
+    WHAT is a run directory, or RUN@VERSION for one of its weights versions (default: the last that was evaluated).
+    Several of them give a line each.
+
+    \b
+    Examples:
+      mrt-hpc analyze regret   runs/mrt-online runs/grpo
+      mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
+    """
+
+
+def _budgets(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """The budgets of a text such as ``1024,2048``."""
+    return tuple(map(int, _parts(text, r"0*[1-9]\d*", "1024,2048")))
+
+
+def _accuracies(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, ...]:
+    """The accuracies of a text such as ``0.3,0.4``."""
+    return tuple(map(float, _parts(text, r"0?\.\d*[1-9]\d*|1(\.0*)?", "0.3,0.4")))
+
+
+def _parts(text: str | None, form: str, example: str) -> list[str]:
+    """The parts of a text with commas between them; none where the option was not given.
+
+    Raises:
+        BadParameter: a part has another form.
+    """
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(form, part) for part in parts):
+        raise click.BadParameter(f"{text!r} is not of the form {example}")
+    return parts
+
+
+WHAT = click.argument("what", nargs=-1, required=True, metavar="WHAT...")
+OUT = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The directory of the results. Default: analysis/NAME in the first run directory.",
+)
+BENCHMARK = click.option("--benchmark", help="The benchmark; needed where a run has several.")
+
+
+@analyze.command(short_help="Normalised regret against the budget of tokens.")
+@WHAT
+@OUT
+@BENCHMARK
+@click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
+@click.option(
+    "--tokens",
+    type=click.Choice(["sampled", "all"]),
+    default="sampled",
+    show_default=True,
+    help="The tokens that count before a boundary, as `evaluation.regret_tokens`.",
+)
+def regret(
+    what: tuple[str, ...],
+    out: Path | None,
+    benchmark: str | None,
+    budgets: tuple[int, ...],
+    tokens: Literal["sampled", "all"],
+) -> None:
+    """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
+
+    \b
+    Examples:
+      mrt-hpc analyze regret runs/mrt-online@0 runs/mrt-online
+      mrt-hpc analyze regret runs/mrt-online --budgets 4096,8192,12288,16384
+    """
+    from mrt_hpc.analysis.regret_by_budget import analyse_regret
+
+    _write("regret", what, out, benchmark, lambda models: analyse_regret(models, budgets, tokens))
+
+
+@analyze.command(short_help="Votes at each episode against complete samples of equal tokens.")
+@WHAT
+@OUT
+@BENCHMARK
+def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> None:
+    """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
+
+    \b
+    Examples:
+      mrt-hpc analyze scaling runs/mrt-online
+      mrt-hpc analyze scaling runs/mrt-online runs/without-thinking
+    """
+    from mrt_hpc.analysis.scaling import analyse_scaling
+
+    _write("scaling", what, out, benchmark, analyse_scaling)
+
+
+@analyze.command(short_help="Mean progress by episode, of right and wrong traces, hard and easy problems.")
+@WHAT
+@OUT
+@BENCHMARK
+def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> None:
+    """Mean progress V(j+1) - V(j) by episode, split by outcome and by how hard the problem is.
+
+    \b
+    Examples:
+      mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
+    """
+    from mrt_hpc.analysis.episode_progress import analyse_progress
+
+    _write("progress", what, out, benchmark, analyse_progress)
+
+
+@analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.")
+@WHAT
+@OUT
+@BENCHMARK
+@click.option(
+    "--accuracy",
+    "accuracies",
+    metavar="SHARE,...",
+    callback=_accuracies,
+    help="Default: shares of the best accuracy that all models reach.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
+def efficiency(
+    what: tuple[str, ...], out: Path | None, benchmark: str | None, accuracies: tuple[float, ...], seed: int
+) -> None:
+    """Tokens to a given accuracy; ratios are to the first model.
+
+    \b
+    Examples:
+      mrt-hpc analyze efficiency runs/grpo runs/mrt-online --accuracy 0.3,0.4
+    """
+    from mrt_hpc.analysis.efficiency import analyse_efficiency
+
+    _write("efficiency", what, out, benchmark, lambda models: analyse_efficiency(models, accuracies, seed))
+
+
+def _write(
+    name: str,
+    what: tuple[str, ...],
+    out: Path | None,
+    benchmark: str | None,
+    analyse: Callable[[list[ModelSamples]], Analysis],
+) -> None:
+    """Read the models, write the analysis, and print its summary and paths."""
+    from mrt_hpc.analysis.analysis_files import write_analysis
+    from mrt_hpc.analysis.named_models import read_models, root_of
+
+    models = read_models(what, benchmark)
+    analysis = analyse(models)
+    paths = write_analysis(analysis, root_of(what[0]) / "analysis" / name if out is None else out)
+    _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
+    for remark in analysis.remarks:
+        click.echo(remark)
+    for path in paths:
+        click.echo(path)
+
+
+def _print_table(title: str, table: DataTable) -> None:
+    from rich.table import Table
+
+    from mrt_hpc.cli.console import console_of
+
+    shown = Table(title=title, title_justify="left")
+    for column in table.columns:
+        shown.add_column(column, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*map(str, row))
+    console_of(sys.stdout).print(shown)

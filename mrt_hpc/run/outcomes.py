@@ -1,0 +1,105 @@
+"""The part of an evaluation's shard that analyses need. Tokens and their probabilities are nearly all of a shard, and
+making Python objects of them takes nearly all of the time of reading it: here their numbers alone are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.manifest import verify
+from mrt_hpc.run.parquet import read_narrow, read_records
+from mrt_hpc.run.records import PrefixValue
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.run.groups import Sampled
+    from mrt_hpc.run.records import Branch, Rollout
+
+TOKENS = {"tokens": "token_ids"}
+"""The field that holds the length of a column of lists."""
+
+
+@dataclass(frozen=True)
+class RolloutOutcome:
+    """A rollout without its tokens; the fields are those of :class:`Rollout`."""
+
+    problem_id: str
+    sample: int
+    answer: str | None
+    reward: float
+    boundaries: list[int]
+    tokens: int
+    """The number of sampled tokens."""
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> RolloutOutcome:
+        """The outcome of a rollout."""
+        return cls(
+            rollout.problem_id,
+            rollout.sample,
+            rollout.answer,
+            rollout.reward,
+            rollout.boundaries,
+            len(rollout.token_ids),
+        )
+
+
+@dataclass(frozen=True)
+class BranchOutcome:
+    """A branch without its tokens; the fields are those of :class:`Branch`."""
+
+    problem_id: str
+    sample: int
+    boundary: int
+    branch: int
+    answer: str | None
+    reward: float
+    prompt_tokens: int
+    tokens: int
+    """The number of tokens that mu sampled."""
+
+    @classmethod
+    def of(cls, branch: Branch) -> BranchOutcome:
+        """The outcome of a branch."""
+        return cls(
+            branch.problem_id,
+            branch.sample,
+            branch.boundary,
+            branch.branch,
+            branch.answer,
+            branch.reward,
+            branch.prompt_tokens,
+            len(branch.token_ids),
+        )
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """The outcomes of one shard, or of several."""
+
+    rollouts: list[RolloutOutcome]
+    branches: list[BranchOutcome]
+    values: list[PrefixValue]
+
+    @classmethod
+    def of(cls, sampled: Sampled) -> Outcomes:
+        """The outcomes of records that have been read."""
+        rollouts = [RolloutOutcome.of(rollout) for rollout in sampled.rollouts]
+        return cls(rollouts, [BranchOutcome.of(branch) for branch in sampled.branches], sampled.values)
+
+
+def read_outcomes(shard: Path) -> Outcomes:
+    """The outcomes of one complete shard or group.
+
+    Raises:
+        DamagedError: a part of it is not what was written.
+        UserError: it was written by another version of this package.
+    """
+    verify(shard)
+    return Outcomes(
+        read_narrow(shard / "rollouts.parquet", RolloutOutcome, TOKENS),
+        read_narrow(shard / "branches.parquet", BranchOutcome, TOKENS),
+        read_records(shard / "values.parquet", PrefixValue),
+    )

@@ -1,0 +1,59 @@
+"""The narrow reading of a shard gives what the whole one gives, and sees the same damage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from evaluated import PROBLEMS, evaluated_run
+
+from mrt_hpc.analysis.model_samples import evaluated_problems, samples_of_run
+from mrt_hpc.errors import UserError
+from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.outcomes import Outcomes, RolloutOutcome, read_outcomes
+from mrt_hpc.run.parquet import read_narrow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    return evaluated_run(tmp_path / "run", 0).evaluation_shard(0, "held-out", 0)
+
+
+def test_outcomes_are_those_of_the_whole_records(shard: Path) -> None:
+    found = read_outcomes(shard)
+    assert found == Outcomes.of(read_group(shard))
+    assert [rollout.tokens for rollout in found.rollouts] == [50, 70]
+    assert len(found.branches) == 20
+
+
+def test_the_order_of_records_does_not_matter(shard: Path) -> None:
+    found = read_outcomes(shard)
+    turned = replace(found, rollouts=found.rollouts[::-1], branches=found.branches[::-1], values=found.values[::-1])
+    assert evaluated_problems([turned]) == evaluated_problems([found])
+
+
+def test_a_model_has_the_samples_that_were_written(tmp_path: Path) -> None:
+    samples = samples_of_run(evaluated_run(tmp_path / "other", 0, 2), "model", "other")
+    assert samples.name == "model v2"
+    assert tuple(samples.problems.values()) == tuple(PROBLEMS.values())
+    assert list(samples.accuracy.values()) == [0.5, 1.0]
+    assert (samples.mean_tokens, samples.longest, samples.fewest) == (40.0, 70, 2)
+
+
+def test_damage_and_missing_columns_are_seen(shard: Path) -> None:
+    path = shard / "rollouts.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["reward"]), path)
+    with pytest.raises(DamagedError):
+        read_outcomes(shard)
+    with pytest.raises(UserError, match="also reward"):
+        read_narrow(path, RolloutOutcome, {"tokens": "token_ids"})
+    path.write_bytes(b"nothing")
+    with pytest.raises(DamagedError, match="cannot read records"):
+        read_narrow(path, RolloutOutcome, {"tokens": "token_ids"})
