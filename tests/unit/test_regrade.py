@@ -1,0 +1,113 @@
+"""Recorded samples are judged again with the grader of today; nothing is generated."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from samples import rollout, sampled
+
+from mrt_hpc.analysis.collect import read_summary
+from mrt_hpc.cli.main import main
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.regrade import regrade_run
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Grading, Prompt, SmallWorldProblems
+from mrt_hpc.roles.benchmarks.regrading import Regrader
+from mrt_hpc.roles.benchmarks.stored_parts import grader_of
+from mrt_hpc.roles.benchmarks.summary import summary_of
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.evaluation_settings import settings_of
+from mrt_hpc.run.groups import commit_group, read_group
+from mrt_hpc.run.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.layout import RunLayout
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+BENCHMARK = (
+    "evaluation.benchmarks=[{name: held-out, samples: 2, problems: {type: small_world, split: held_out, problems: 3}}]"
+)
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path) -> tuple[RunLayout, Recipe]:
+    """A run with one evaluation, of which an earlier grader judged everything as wrong."""
+    return judged_by(None, tmp_path)
+
+
+def judged_by(grader: str | None, tmp_path: Path) -> tuple[RunLayout, Recipe]:
+    """A run with one evaluation whose verdicts are all wrong; None names an earlier grader than today's."""
+    recipe = load_recipe(QUICKSTART, (BENCHMARK,))
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    (benchmark,) = recipe.evaluation.benchmarks
+    problems = read_problems(layout.benchmark_data("held-out"))
+    right, wrong = "<text></think>\n\n\\boxed{%s}", "</think>\n\n\\boxed{no number}"
+    shard = sampled(
+        *(rollout(p.id, n, right % p.answer if n == 0 else wrong, reward=0.0) for p in problems for n in range(2))
+    )
+    settings = settings_of(layout, recipe, benchmark).now.sampled
+    path = layout.evaluation_shard(0, "held-out", 0)
+    commit_group(path, shard, weights="w", settings=settings, grader=grader or "earlier")
+    summary_of(layout, recipe, benchmark, 0, [shard]).write(layout.evaluation_summary(0, "held-out"))
+    return layout, recipe
+
+
+def test_verdicts_that_change_are_told_and_written(evaluated: tuple[RunLayout, Recipe]) -> None:
+    layout, recipe = evaluated
+    assert read_summary(layout, 0, "held-out").accuracy == 0.0
+    (found,) = regrade_run(layout, print)
+    assert (found.samples, len(found.changed), found.accuracy) == (6, 3, (0.0, 0.5))
+    assert {(c.sample, c.rewards) for c in found.changed} == {(0, (0.0, 1.0))}
+    assert read_summary(layout, 0, "held-out").accuracy == 0.5
+    shard = layout.evaluation_shard(0, "held-out", 0)
+    about = read_manifest(shard).about
+    assert about["grader"] == grader_of(recipe, recipe.evaluation.benchmarks[0])
+    assert (about["weights"], about["settings"]) == (
+        "w",
+        settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).now.sampled,
+    )
+    assert sorted(r.reward for r in read_group(shard).rollouts) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    assert any(layout.set_aside.rglob("REASON")), "the earlier verdicts are kept"
+
+
+def test_what_this_grader_has_judged_is_left_as_it_is(tmp_path: Path) -> None:
+    recipe = load_recipe(QUICKSTART, (BENCHMARK,))
+    layout, _ = judged_by(grader_of(recipe, recipe.evaluation.benchmarks[0]), tmp_path)
+    told: list[str] = []
+    assert regrade_run(layout, told.append) == []
+    assert told == ["version 0 on held-out: this grader has judged it already"]
+
+
+def test_the_command_prints_a_table(evaluated: tuple[RunLayout, Recipe]) -> None:
+    layout, _ = evaluated
+    result = CliRunner().invoke(main, ["regrade", str(layout.root)])
+    assert result.exit_code == 0, result.output
+    assert "version 0 on held-out: 3 of 6 verdicts changed, pass@1 0.0 % -> 50.0 %" in result.output
+    assert f"mrt-hpc report {layout.root}" in result.output
+
+
+def test_answers_are_found_again_where_the_rule_for_their_place_says(tmp_path: Path) -> None:
+    """A box in the thought is no answer; a record that took it for one is mended."""
+    thought_only = rollout("p", 0, "so \\boxed{7}", reward=1.0)
+    regrader = Regrader(SmallWorldProblems(), Grading(), Prompt(), None, tmp_path)
+    (again,) = asyncio.run(regrader.all([sampled(thought_only)], {"p": "7"}))
+    assert (again.rollouts[0].answer, again.rollouts[0].reward) == (None, 0.0)
+    assert again.rollouts[0].token_ids == thought_only.token_ids
+
+
+def test_the_digest_of_a_grader_names_its_fields_and_limits() -> None:
+    recipe = load_recipe(QUICKSTART, (BENCHMARK,))
+    changed = [
+        load_recipe(QUICKSTART, (BENCHMARK, change)) for change in ("grading.strict=false", "grading.time_limit_s=9")
+    ]
+    digests = {grader_of(one, one.evaluation.benchmarks[0]) for one in (recipe, *changed)}
+    assert len(digests) == 3
+    other = load_recipe(QUICKSTART, (BENCHMARK, "grading.processes=2", "seed=7"))
+    assert grader_of(other, other.evaluation.benchmarks[0]) in digests
