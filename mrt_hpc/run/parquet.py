@@ -9,13 +9,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, is_of_the_filesystem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from io import BytesIO
     from pathlib import Path
 
@@ -54,13 +55,19 @@ def write_records(path: Path, records: Sequence[Any], record_type: type) -> None
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, compression="zstd")
 
 
-def read_records(source: Path | BytesIO, record_type: type[Record], where: Path | None = None) -> list[Record]:
+def read_records(
+    source: Path | BytesIO,
+    record_type: type[Record],
+    where: Path | None = None,
+    problems: Collection[str] | None = None,
+) -> list[Record]:
     """All records of one parquet file.
 
     Args:
         source: the file, or its content.
         record_type: the dataclass of a row.
         where: the content is from, for messages; a file speaks for itself.
+        problems: the ids of those problems whose records are wanted; None reads all.
 
     Raises:
         DamagedError: the file is none of records.
@@ -68,7 +75,7 @@ def read_records(source: Path | BytesIO, record_type: type[Record], where: Path 
         UserError: its columns are not those of ``record_type``.
     """
     try:
-        table = pq.read_table(source)
+        table = pq.read_table(source, filters=None if problems is None else pc.field("problem_id").isin(list(problems)))
     except (pa.ArrowException, OSError, ValueError) as error:
         if is_of_the_filesystem(error):
             raise
