@@ -231,7 +231,9 @@ def _figure(path: Target, title: str, x_label: str, y_label: str) -> Iterator[Ax
     with matplotlib.rc_context({**STYLE, **SVG_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, layout="constrained")
         axes = FigureCanvasAgg(figure).figure.add_subplot()
-        axes.set(title=title, xlabel=x_label, ylabel=y_label)
+        axes.set(
+            title="" if isinstance(path, BytesIO) else title, xlabel=x_label, ylabel=y_label
+        )  # the page writes it as a heading
         yield axes
         if isinstance(path, BytesIO):
             figure.savefig(path, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis import plots
-from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.intervals import mean_paired_difference
 from mrt_hpc.analysis.measures import Phase
 from mrt_hpc.analysis.page.content import Column, Plot, Table
 from mrt_hpc.analysis.plots import PhaseTimes, Series
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
     from mrt_hpc.analysis.page.content import RunRecord
     from mrt_hpc.analysis.plots import Target
-
-SMOOTHED = "Of more than 40 iterations, the strong line is the mean over a twentieth, the light one has each value."
 
 
 def result_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
@@ -55,30 +53,41 @@ def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
 
 
 def _regret(records: Sequence[RunRecord]) -> Plot | None:
-    """The first and the last version that have it."""
     lines = []
-    for record, benchmark, versions in _evaluated(records):
-        valued = [one for one in versions if one.regret]
-        for one in _ends(valued):
-            means = [mean_of(one.regret[budget]) for budget in sorted(one.regret)]
-            label = labelled(records, record, f"{benchmark}, version {one.version}")
-            lines.append(_estimates(label, sorted(one.regret), means))
+    for label, group in _compared_versions(records):
+        budgets = sorted(set.intersection(*(set(one.regret) for one in group)))
+        means = [mean_of(*(one.regret[budget] for one in group)) for budget in budgets]
+        lines.append(_estimates(label, budgets, means))
     caption = (
         "Normalised regret at each budget of tokens, first and last version, with 95 % intervals over problems: lower "
         "is better."
     )
-    return _compared("Regret", caption, "budget (tokens)", "normalised regret", lines)
+    return _compared("Regret", caption, "budget (tokens)", "normalised regret", [line for line in lines if line.x])
 
 
 def _scaling(records: Sequence[RunRecord]) -> Plot | None:
     lines = []
-    for record, benchmark, versions in _evaluated(records):
-        for one in _ends([one for one in versions if len(one.pass_at_k) > 1]):
-            ks = sorted(one.pass_at_k)
-            label = labelled(records, record, f"{benchmark}, version {one.version}")
-            lines.append(Series(label, tuple(map(float, ks)), tuple(one.pass_at_k[k] for k in ks)))
+    for label, group in _compared_versions(records):
+        ks = sorted(set.intersection(*(set(one.pass_at_k) for one in group)))
+        shares = tuple(float(np.mean([one.pass_at_k[k] for one in group])) for k in ks)
+        lines.append(Series(label, tuple(map(float, ks)), shares))
     caption = "pass@k against the number of samples k, unbiased, of the first and the last version."
-    return _compared("Scaling with samples", caption, "samples k", "pass@k", lines)
+    return _compared(
+        "Scaling with samples", caption, "samples k", "pass@k", [line for line in lines if len(line.x) > 1]
+    )
+
+
+def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list[EvaluationSummary]]]:
+    """The first and the last version of each run with a label: one benchmark each, or the mean of more than two."""
+    for record in records:
+        groups = [versions for one, _, versions in _evaluated(records) if one is record]
+        together = [groups] if len(groups) > 2 else [[versions] for versions in groups]
+        for benchmarks in together:
+            shared = set.intersection(*({one.version for one in versions} for versions in benchmarks))
+            name = benchmarks[0][0].benchmark if len(benchmarks) == 1 else f"mean of {len(benchmarks)} benchmarks"
+            for version in sorted({min(shared), max(shared)} if shared else shared):
+                members = [one for versions in benchmarks for one in versions if one.version == version]
+                yield labelled(records, record, f"{name}, version {version}"), members
 
 
 def progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
@@ -122,7 +131,7 @@ def _quality(records: Sequence[RunRecord]) -> Plot | None:
         for name in sorted({name for m in record.summary.iterations for name in m.quality}):
             found = [(m.iteration, m.quality.get(name)) for m in record.summary.iterations]
             lines.append(_line(labelled(records, record, name.replace("_", " ")), found))
-    caption = f"Shares of the traces that the reward alone does not show. {SMOOTHED}"
+    caption = "Shares of the traces that the reward alone does not show."
     return _plot("Quality of the traces", caption, "iteration", lines, plots.quality_by_iteration)
 
 
@@ -138,7 +147,7 @@ def _curve(records: Sequence[RunRecord], curve: _Curve) -> Plot | None:
     def draw(target: Target, drawn: Sequence[Series]) -> None:
         plots.trends(target, curve.title, curve.unit, drawn, percent=curve.percent)
 
-    return _plot(curve.title, f"{curve.caption} {SMOOTHED}", "iteration", lines, draw)
+    return _plot(curve.title, curve.caption, "iteration", lines, draw)
 
 
 def _line(label: str, found: Sequence[tuple[int, float | None]]) -> Series:
@@ -213,19 +222,15 @@ def labelled(records: Sequence[RunRecord], record: RunRecord, text: str, alone: 
     return f"{record.name}: {text}" if text else record.name
 
 
-def mean_of(by_problem: Means) -> IntervalEstimate:
-    """The mean over problems with its interval."""
-    return paired_difference(dict.fromkeys(by_problem, 0.0), by_problem)
+def mean_of(*benchmarks: Means) -> IntervalEstimate:
+    """The mean over the problems of a benchmark, or over several benchmarks, with its interval."""
+    return mean_paired_difference([(dict.fromkeys(one, 0.0), one) for one in benchmarks])
 
 
 def _evaluated(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:
     for record in records:
         for benchmark, versions in groupby(record.summary.evaluations, lambda one: one.benchmark):
             yield record, benchmark, list(versions)
-
-
-def _ends(versions: Sequence[EvaluationSummary]) -> list[EvaluationSummary]:
-    return [*versions[:1], *versions[1:][-1:]]
 
 
 def _estimates(label: str, x: Sequence[float], means: Sequence[IntervalEstimate]) -> Series:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from mrt_hpc.analysis.page.figures import (
     result_plots,
     time_plots,
 )
+from mrt_hpc.analysis.plots import MARKED_POINTS
 from mrt_hpc.analysis.render import (
     DASH,
     MOST_ROWS,
@@ -38,15 +40,20 @@ if TYPE_CHECKING:
 
     from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
     from mrt_hpc.analysis.page.content import RunRecord
-    from mrt_hpc.analysis.render import EvaluationRow
+    from mrt_hpc.analysis.render import EvaluationRow, RegretRow
 
+SMOOTHED = (
+    "In the figures, a light line has the value of each iteration, and the strong line is the mean over a twentieth of "
+    "the run around it."
+)
+RUN = Column("run", numeric=False)
 MOST_HAPPENINGS = 200
 """Of a run's faults and resumes, so many of the newest are listed."""
 
 
 def sections(records: Sequence[RunRecord]) -> tuple[Section, ...]:
     """All sections of the page but the reader of sample traces."""
-    return (
+    every = (
         results(records),
         learning(records),
         Section("progress", "Progress by episode", plots=progress_plots(records)),
@@ -54,6 +61,18 @@ def sections(records: Sequence[RunRecord]) -> tuple[Section, ...]:
         faults(records),
         setup(records),
     )
+    return every if len(records) > 1 else tuple(map(_of_one_run, every))
+
+
+def _of_one_run(section: Section) -> Section:
+    """A section whose tables do not name the run in every row."""
+    return replace(section, tables=tuple(map(_without_run, section.tables)))
+
+
+def _without_run(table: Table) -> Table:
+    kept = [i for i, column in enumerate(table.columns) if column != RUN]
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
 
 
 # -- results
@@ -68,7 +87,7 @@ def results(records: Sequence[RunRecord]) -> Section:
         _evaluations("First and last evaluated version", lasts),
         _means(records),
         _pass_at_k(records),
-        _regrets(records),
+        *_regrets(records),
         *([_evaluations("All evaluated versions", rows, folded=True)] if len(rows) > len(lasts) else []),
     ]
     return Section(
@@ -135,7 +154,7 @@ def _evaluations(caption: str, rows: Sequence[tuple[RunRecord, EvaluationRow]], 
         "pass@1 is the mean over problems of the mean reward of their samples. Its interval varies over problems; that "
         "of the gain is over the gains of the same problems, so it is narrower than the two intervals suggest."
     )
-    columns = (Column("benchmark"), Column("run", numeric=False), *map(Column, names))
+    columns = (Column("benchmark"), RUN, *map(Column, names))
     told = tuple((row.evaluation.benchmark, record.name, *_evaluation_cells(row)) for record, row in rows)
     return Table(caption, columns, told, note, folded)
 
@@ -155,12 +174,15 @@ def _evaluation_cells(row: EvaluationRow) -> tuple[str, ...]:
 
 
 def _means(records: Sequence[RunRecord]) -> Table:
-    rows = tuple(
-        (record.name, str(mean.version), percent(mean.accuracy), interval(mean.difference) if mean.difference else DASH)
-        for record in records
-        for mean in mean_rows(record.summary.evaluations)
-    )
-    return Table("Mean over benchmarks", _columns("run", "version", "pass@1", "gain over the first, points"), rows)
+    """The first and the last version that was evaluated on all benchmarks."""
+    rows = []
+    for record in records:
+        means = mean_rows(record.summary.evaluations)
+        for mean in [*means[:1], *means[1:][-1:]]:
+            gain = interval(mean.difference) if mean.difference else DASH
+            rows.append((str(mean.version), record.name, percent(mean.accuracy), gain))
+    columns = (Column("version"), RUN, Column("pass@1"), Column("gain over the first, points"))
+    return Table("Mean over benchmarks", columns, tuple(rows))
 
 
 def _pass_at_k(records: Sequence[RunRecord]) -> Table:
@@ -170,28 +192,36 @@ def _pass_at_k(records: Sequence[RunRecord]) -> Table:
         (one.benchmark, record.name, str(one.version), *(percent(one.pass_at_k.get(k)) for k in ks))
         for record, one in lasts
     )
-    columns = (Column("benchmark"), Column("run", numeric=False), Column("version"), *(Column(f"pass@{k}") for k in ks))
+    columns = (Column("benchmark"), RUN, Column("version"), *(Column(f"pass@{k}") for k in ks))
     return Table("pass@k of the last evaluated version", columns, rows)
 
 
-def _regrets(records: Sequence[RunRecord]) -> Table:
-    rows = []
-    for record in records:
-        means = {(one.benchmark, one.version): one.regret for one in record.summary.evaluations}
-        for row in regret_rows(record.summary.evaluations):
-            mean = mean_of(means[row.benchmark, row.version][row.budget])
-            change = interval(row.difference) if row.difference else DASH
-            told = f"{number(mean.mean)} ({number(mean.low)} to {number(mean.high)})"
-            rows.append((row.benchmark, record.name, count(row.budget), str(row.version), row.counted, told, change))
-    columns = _columns(
-        "benchmark", "run", "budget, tokens", "version", "tokens counted", "normalised regret (95 % interval)",
-        "change from the first, points",
-    )  # fmt: skip
+def _regrets(records: Sequence[RunRecord]) -> tuple[Table, Table]:
+    """The last version against the first, and all of them."""
+    found = [(record, row) for record in records for row in regret_rows(record.summary.evaluations)]
+    lasts = {(record.name, row.benchmark, row.budget): (record, row) for record, row in found}
+    shown = _regret_table("Normalised regret of the last evaluated version", list(lasts.values()))
+    every = _regret_table("Normalised regret of all evaluated versions", found if len(found) > len(lasts) else [])
+    return shown, replace(every, folded=True)
+
+
+def _regret_table(caption: str, found: Sequence[tuple[RunRecord, RegretRow]]) -> Table:
+    names = ("budget, tokens", "version", "normalised regret (95 % interval)", "change from the first, points")
+    columns = (Column("benchmark"), RUN, *map(Column, names), Column("tokens counted", numeric=False))
     note = (
         "Normalised regret is how far the value of the prefixes stays behind an oracle's, 1 at every token, on average "
         "over the budget: lower is better."
     )
-    return Table("Normalised regret", columns, tuple(rows), note)
+    return Table(caption, columns, tuple(_regret_cells(record, row) for record, row in found), note)
+
+
+def _regret_cells(record: RunRecord, row: RegretRow) -> tuple[str, ...]:
+    summaries = record.summary.evaluations
+    (one,) = [e for e in summaries if (e.benchmark, e.version) == (row.benchmark, row.version)]
+    mean = mean_of(one.regret[row.budget])
+    change = interval(row.difference) if row.difference else DASH
+    told = f"{mean.mean:.3f} ({mean.low:.3f} to {mean.high:.3f})"
+    return (row.benchmark, record.name, count(row.budget), str(row.version), told, change, row.counted)
 
 
 # -- training
@@ -199,7 +229,9 @@ def _regrets(records: Sequence[RunRecord]) -> Table:
 
 def learning(records: Sequence[RunRecord]) -> Section:
     """The curves of the training, and some of its iterations as a table a run."""
-    return Section("training", "Learning curves", (), tuple(map(_iterations, records)), learning_plots(records))
+    most = max(record.summary.iterations_done for record in records)
+    told = (SMOOTHED,) if most > MARKED_POINTS else ()
+    return Section("training", "Learning curves", told, tuple(map(_iterations, records)), learning_plots(records))
 
 
 _MEASURES: Mapping[str, Callable[[IterationMetrics], str]] = {
@@ -262,7 +294,7 @@ def _phases(records: Sequence[RunRecord]) -> Table:
         "The GPU-hours of inference and trainer jobs, shared out by the time of the phases: in every phase, all their "
         "GPUs are allocated."
     )
-    columns = (Column("phase"), Column("run", numeric=False), *map(Column, ("wall time", "share", "GPU-hours")))
+    columns = (Column("phase"), RUN, *map(Column, ("wall time", "share", "GPU-hours")))
     return Table("Training by phase", columns, tuple(rows), note)
 
 
@@ -273,7 +305,7 @@ def _roles(records: Sequence[RunRecord]) -> Table:
         for use in record.roles
     )
     names = ("attempts", "hours of all tasks", "GPU-hours", "CPU core hours")
-    return Table("Jobs by role", (Column("role"), Column("run", numeric=False), *map(Column, names)), rows)
+    return Table("Jobs by role", (Column("role"), RUN, *map(Column, names)), rows)
 
 
 # -- faults
