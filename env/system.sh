@@ -141,3 +141,12 @@ need_machine() {
   [ "$(printf '%s\n' "$OLDEST_GLIBC" "$glibc" | sort -V | head -n 1)" = "$OLDEST_GLIBC" ] ||
     fail "this system's C library is glibc $glibc, and needed packages have no builds for any before $OLDEST_GLIBC; $CONTAINER_INSTEAD"
 }
+
+# The browser of the tests of the report's page. As root on Debian it is installed; without it those tests are skipped.
+want_browser() {
+  command -v chromium >/dev/null && command -v chromedriver >/dev/null && return
+  if [ "$(id -u)" = 0 ] && grep -qx 'ID=debian' "$OS_RELEASE"; then
+    (install_packages apt "chromium chromium-driver") && return
+  fi
+  step "the tests of the report's page will be skipped: they need chromium and chromedriver (Debian: chromium chromium-driver)"
+}

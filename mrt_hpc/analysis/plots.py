@@ -1,5 +1,7 @@
 """The figures of the report: one function each, data in frozen dataclasses, a whole PNG or none out.
 
+A figure for a page is drawn into a buffer as SVG, its texts as texts; the same data give the same bytes.
+
 Their style: Okabe and Ito's colours, which colour-blind readers can distinguish (markers differ as well), 1200 pixels
 wide, units on every axis. Draws without a display and without matplotlib's global figure state.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+
+    Target = Path | BytesIO
+    """A file becomes a PNG, a buffer an SVG."""
 
 BELOW, ROW, BESIDE = 3, 60, 28
 """Entries of a legend that may stand below the axes, letters of a row of them, and letters of a line beside the axes:
@@ -75,6 +81,9 @@ STYLE: Any = {
     "figure.facecolor": "white",
 }
 
+SVG_STYLE: Any = {"svg.fonttype": "none", "path.simplify": False}
+"""Texts that a reader can select and search, and all points as they are."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -98,7 +107,7 @@ class PhaseTimes:
     """[N] for each phase; a phase that is left out took no time."""
 
 
-def accuracy_by_iteration(path: Path, benchmarks: Sequence[Series]) -> None:
+def accuracy_by_iteration(path: Target, benchmarks: Sequence[Series]) -> None:
     """pass@1 with intervals against iterations of training, one line a benchmark."""
     with _figure(path, "Accuracy", "iterations of training", "pass@1 (mean, 95 % interval)") as axes:
         shift = 0.006 * _width(benchmarks)
@@ -115,26 +124,26 @@ def accuracy_by_iteration(path: Path, benchmarks: Sequence[Series]) -> None:
         _legend(axes, len(benchmarks))
 
 
-def reward_by_iteration(path: Path, reward: Series) -> None:
+def reward_by_iteration(path: Target, reward: Series) -> None:
     """Mean reward of the rollouts against iterations."""
     with _figure(path, "Reward of the rollouts", "iteration", "mean reward") as axes:
         _trend(axes, reward, COLOURS[0])
 
 
-def likelihood_by_iteration(path: Path, losses: Series) -> None:
+def likelihood_by_iteration(path: Target, losses: Series) -> None:
     """Mean negative log-likelihood of the learnt tokens against iterations."""
     with _figure(path, "Negative log-likelihood", "iteration", "nats a token") as axes:
         _trend(axes, losses, COLOURS[1])
 
 
-def tokens_per_rollout(path: Path, tokens: Series) -> None:
+def tokens_per_rollout(path: Target, tokens: Series) -> None:
     """Mean length of a trace with its answer against iterations."""
     with _figure(path, "Length of the rollouts", "iteration", "tokens per rollout (mean)") as axes:
         _trend(axes, tokens, COLOURS[2])
         axes.set_ylim(bottom=0)
 
 
-def progress_by_episode(path: Path, stages: Sequence[Series]) -> None:
+def progress_by_episode(path: Target, stages: Sequence[Series]) -> None:
     """Mean progress against the episode's index, one line a stage of training from light (early) to dark (late)."""
     with _figure(path, "Progress by episode", "episode index j", "mean progress V(j+1) − V(j)") as axes:
         axes.axhline(0, color="#4D4D4D", lw=1)
@@ -145,7 +154,7 @@ def progress_by_episode(path: Path, stages: Sequence[Series]) -> None:
         _legend(axes, len(stages))
 
 
-def time_by_phase(path: Path, times: PhaseTimes) -> None:
+def time_by_phase(path: Target, times: PhaseTimes) -> None:
     """Process time of each iteration, stacked by phase."""
     with _figure(path, "Time by phase", "iteration", "wall time (s)") as axes:
         blocks = np.array_split(np.arange(len(times.iterations)), min(MOST_BARS, len(times.iterations)))
@@ -163,17 +172,40 @@ def time_by_phase(path: Path, times: PhaseTimes) -> None:
         axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
-def quality_by_iteration(path: Path, shares: Sequence[Series]) -> None:
+def quality_by_iteration(path: Target, shares: Sequence[Series]) -> None:
     """Shares that describe the traces beyond their reward, against iterations."""
-    with _figure(path, "Quality of the traces", "iteration", "share of the traces") as axes:
-        for series, colour, _ in _styled(shares):
+    trends(path, "Quality of the traces", "share of the traces", shares, percent=True)
+
+
+def trends(path: Target, title: str, y_label: str, lines: Sequence[Series], *, percent: bool = False) -> None:
+    """Measures against iterations, a line each."""
+    with _figure(path, title, "iteration", y_label) as axes:
+        for series, colour, _ in _styled(lines):
             _trend(axes, series, colour, label=series.label)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        _legend(axes, len(shares))
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _legend(axes, len(lines))
+
+
+def time_areas(path: Target, times: PhaseTimes) -> None:
+    """Process time of each iteration, stacked by phase, without averages: for many iterations."""
+    with _figure(path, "Time by phase", "iteration", "wall time (s)") as axes:
+        phases = [phase for phase in Phase if any(times.seconds.get(phase, ()))]
+        axes.stackplot(
+            times.iterations,
+            [times.seconds[phase] for phase in phases],
+            labels=[phase.value for phase in phases],
+            colors=[PHASE_COLOURS[phase] for phase in phases],
+            lw=0,
+        )
+        axes.margins(x=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        handles, labels = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def compared(
-    path: Path, title: str, x_label: str, y_label: str, lines: Sequence[Series], *, logarithmic: bool = False
+    path: Target, title: str, x_label: str, y_label: str, lines: Sequence[Series], *, logarithmic: bool = False
 ) -> None:
     """Several ways of doing the same, a line each with its interval: the figure of a study."""
     with _figure(path, title, x_label, y_label) as axes:
@@ -194,13 +226,18 @@ def _logarithmic(axes: Axes) -> None:
 
 
 @contextmanager
-def _figure(path: Path, title: str, x_label: str, y_label: str) -> Iterator[Axes]:
-    """Axes to draw on; on leaving without an error the PNG appears whole."""
-    with matplotlib.rc_context(STYLE):
+def _figure(path: Target, title: str, x_label: str, y_label: str) -> Iterator[Axes]:
+    """Axes to draw on; on leaving without an error the PNG or SVG appears whole."""
+    with matplotlib.rc_context({**STYLE, **SVG_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, layout="constrained")
         axes = FigureCanvasAgg(figure).figure.add_subplot()
-        axes.set(title=title, xlabel=x_label, ylabel=y_label)
+        axes.set(
+            title="" if isinstance(path, BytesIO) else title, xlabel=x_label, ylabel=y_label
+        )  # the page writes it as a heading
         yield axes
+        if isinstance(path, BytesIO):
+            figure.savefig(path, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+            return
         with replacing(path) as temporary:
             figure.savefig(temporary, format="png", metadata={"Software": None})
 

@@ -265,17 +265,26 @@ def cancel(run: Path) -> None:
 
 
 @main.command(short_help="Write a run's report from its results so far.")
-@click.argument("run", type=RUN)
-def report(run: Path) -> None:
-    """Write report.md and the plots of RUN from the results that exist now.
+@click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--page", type=click.Path(path_type=Path, dir_okay=False), help="The HTML file; for one run RUN/report.html."
+)
+def report(runs: tuple[Path, ...], page: Path | None) -> None:
+    """Write report.md, plots and report.html of RUN from the results that exist now.
+
+    The page needs no network and no server: open it in a browser. Several runs share one page, side by side.
 
     \b
     Examples:
       mrt-hpc report runs/quickstart
+      mrt-hpc report runs/grpo runs/mrt-online --page compared.html
     """
-    from mrt_hpc.cli.status import print_report
+    from mrt_hpc.cli.status import print_comparison, print_report
 
-    print_report(run)
+    if len(runs) == 1:
+        print_report(runs[0], page)
+    else:
+        print_comparison(runs, page)
 
 
 @main.command(short_help="Judge stored samples again with today's grader.")

@@ -23,6 +23,7 @@ from mrt_hpc.run.offline import upload
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mrt_hpc.launch.backend import QueuedTask
@@ -134,12 +135,31 @@ def cancel_run(run: Path) -> None:
     click.echo("finished work is kept; the same submit command continues the run")
 
 
-def print_report(run: Path) -> None:
-    """Write the report from the existing results, and print its path."""
+def print_report(run: Path, page: Path | None) -> None:
+    """Write the report and its page from the existing results, and print their paths."""
     from mrt_hpc.roles.report import write_report  # plots take a second to import
 
     layout, _ = open_run(run)
-    missing = write_report(layout)
-    for part in missing:
+    where = None if page is None else page.absolute()
+    for part in write_report(layout, where):
         click.echo(f"missing: {part}")
     click.echo(f"report: {layout.report}")
+    click.echo(f"page: {where or layout.page}")
+
+
+def print_comparison(runs: Sequence[Path], page: Path | None) -> None:
+    """Write one page with several runs side by side, and print its path.
+
+    Raises:
+        UserError: the page has no place, or one of the runs is none.
+    """
+    from mrt_hpc.roles.report import write_comparison
+
+    if page is None:
+        raise UserError(
+            "several runs share one page, and it has no place of its own",
+            expected="--page FILE.html",
+            advice=f"mrt-hpc report {' '.join(map(str, runs))} --page compared.html",
+        )
+    write_comparison([open_run(run)[0] for run in runs], page.absolute())
+    click.echo(f"page: {page.absolute()}")

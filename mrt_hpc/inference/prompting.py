@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
+from mrt_hpc.inference.token_pieces import SPACE_MARK
+from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

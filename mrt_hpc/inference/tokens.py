@@ -13,20 +13,17 @@ The vLLM server loads a tokenizer of its own and never uses it: it receives ids 
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.token_pieces import from_byte_level, from_sentencepiece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-SPACE_MARK = "\u2581"
-"""The character that SentencePiece writes for a space."""
 BYTE_LEVEL_SPACE = "\u0120"
 """The character for a space in byte-level vocabularies."""
 PROBES = (
@@ -93,10 +90,10 @@ def _rule(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
     decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
     kinds = {part["type"] for part in _parts(decoder)}
     if "ByteLevel" in kinds:
-        return _from_byte_level
+        return from_byte_level
     if "ByteFallback" in kinds:
-        return _from_sentencepiece
-    for rule in (_from_sentencepiece, _from_byte_level):
+        return from_sentencepiece
+    for rule in (from_sentencepiece, from_byte_level):
         if _brings_back(tokenizer, rule):
             return rule
     raise UserError(
@@ -123,26 +120,3 @@ def _parts(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     yield decoder
     for part in decoder.get("decoders", ()):
         yield from _parts(part)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the printable character for each byte in byte-level vocabularies."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(0x100) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
-
-
-def _from_byte_level(token: str) -> bytes:
-    try:
-        return bytes(_BYTE_OF[character] for character in token)
-    except KeyError:  # written in plain text, as some vocabularies do for tokens that no merge makes
-        return token.encode()
-
-
-def _from_sentencepiece(token: str) -> bytes:
-    if match := _BYTE_TOKEN.fullmatch(token):
-        return bytes([int(match[1], 16)])
-    return token.replace(SPACE_MARK, " ").encode()

@@ -1,22 +1,27 @@
-"""The report role: it writes everything that the run has measured as report.md and plots, and says what is missing."""
+"""The report role: it writes all that the run has measured as report.md, plots and a page, and says what is missing."""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.evaluation_report import ModelEvaluations, write_evaluation_report
 from mrt_hpc.analysis.measures import RunCost, RunFile, RunSummary
+from mrt_hpc.analysis.page.content import RoleUse, RunRecord
+from mrt_hpc.analysis.page.render import write_page
 from mrt_hpc.analysis.render import write_report as write_summary
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions, role_resources
 from mrt_hpc.plan.jobs import JobResources, Plan, Role, read_plan
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.recipe.source import read_source
+from mrt_hpc.roles.happenings import happenings
+from mrt_hpc.roles.sample_traces import trace_samples
 from mrt_hpc.roles.tracking import log_evaluations
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
@@ -26,6 +31,7 @@ from mrt_hpc.run.offline import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from mrt_hpc.analysis.collect import Measurements
     from mrt_hpc.analysis.measures import IterationMetrics
@@ -56,21 +62,84 @@ def run(task: Task) -> None:
         )
 
 
-def write_report(layout: RunLayout) -> tuple[str, ...]:
-    """Write report.md and the plots from what is there.
+def write_report(layout: RunLayout, page: Path | None = None) -> tuple[str, ...]:
+    """Write report.md and the plots from what is there, and then the page, so that an error there loses nothing else.
+
+    Args:
+        layout: the run directory.
+        page: where the page goes; None puts it beside the report.
 
     Returns:
         What is missing, a sentence each.
     """
-    recipe = read_lock(layout.recipe_lock)
-    plan = read_plan(layout.plan)
+    recipe, plan = read_lock(layout.recipe_lock), read_plan(layout.plan)
     found = measurements(layout, recipe)
     if isinstance(recipe, EvaluationRecipe):
         write_evaluation_report(evaluation_summary(layout, recipe, found), layout.root)
-    else:
-        write_summary(run_summary(layout, recipe, plan, found), layout.root)
+        log.info("report: %s", layout.report)
+        return found.missing
+    summary = run_summary(layout, recipe, plan, found)
+    write_summary(summary, layout.root)
     log.info("report: %s", layout.report)
+    write_page(page or layout.page, [run_record(layout, recipe, plan, summary, recipe.name)])
     return found.missing
+
+
+def write_comparison(layouts: Sequence[RunLayout], page: Path) -> None:
+    """Write one page with several runs side by side; their own reports stay as they are."""
+    recipes = [read_recipe_lock(layout.recipe_lock) for layout in layouts]
+    records = []
+    for layout, recipe, name in zip(layouts, recipes, run_names(layouts, recipes), strict=True):
+        plan, found = read_plan(layout.plan), measurements(layout, recipe)
+        records.append(run_record(layout, recipe, plan, run_summary(layout, recipe, plan, found), name))
+    write_page(page, records)
+
+
+def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Recipe]) -> list[str]:
+    """The shortest kind of name that tells the runs apart: of the recipe, of the directory, or its path."""
+    kinds = (
+        [recipe.name for recipe in recipes],
+        [layout.root.name for layout in layouts],
+        [str(layout.root) for layout in layouts],
+    )
+    return next((names for names in kinds if len(set(names)) == len(names)), kinds[-1])
+
+
+def run_record(layout: RunLayout, recipe: Recipe, plan: Plan, summary: RunSummary, name: str) -> RunRecord:
+    """What the page shows of a run."""
+    samples = trace_samples(layout, recipe, summary)
+    return RunRecord(
+        name=name,
+        summary=summary,
+        roles=role_uses(layout, plan, recipe),
+        happenings=happenings(layout),
+        recipe=layout.recipe_lock.read_text(),
+        traces=samples.traces,
+        problems=samples.problems,
+        choice=samples.told,
+    )
+
+
+def role_uses(layout: RunLayout, plan: Plan, recipe: Recipe) -> tuple[RoleUse, ...]:
+    """The resources that the attempts of each role have used, by the run's events."""
+    spans: dict[Role, list[tuple[float, JobResources]]] = defaultdict(list)
+    for job, start, end in attempt_spans(layout):
+        spans[role_of(job)].append(((end - start) / 3600, resources_of(job, plan, recipe)))
+    return tuple(
+        RoleUse(
+            role=role,
+            attempts=len(used),
+            hours=sum(hours for hours, _ in used),
+            gpu_hours=sum(hours * resources.gpus for hours, resources in used),
+            cpu_hours=sum(hours * resources.cpus for hours, resources in used),
+        )
+        for role, used in spans.items()
+    )
+
+
+def role_of(job: str) -> Role:
+    """The role of a job, by its name."""
+    return Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
 
 
 def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
@@ -176,7 +245,7 @@ def resources_of(job: str, plan: Plan, recipe: Recipe) -> JobResources:
     named = {planned.name: planned.resources for planned in plan.jobs}
     if job in named:
         return named[job]
-    return role_resources(recipe, Role(re.sub(r"-\d+$", "", job.rpartition(".")[2])))
+    return role_resources(recipe, role_of(job))
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:

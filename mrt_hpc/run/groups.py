@@ -16,7 +16,7 @@ from mrt_hpc.run.records import AnswerProbability, Branch, GroupStatistics, Pref
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from io import BytesIO
     from pathlib import Path
 
@@ -67,23 +67,33 @@ def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
     return commit_whole(path, write, statistics=dataclasses.asdict(sampled.statistics), **about)
 
 
-def read_group(path: Path) -> Group:
+def read_group(path: Path, problems: Collection[str] | None = None) -> Group:
     """One complete group.
+
+    Args:
+        path: of the group.
+        problems: the ids of those problems whose records are wanted; None reads all.
 
     Raises:
         DamagedError: a part of it is not what was written.
         UserError: it was written by another version of this package.
     """
-    return group_of(verify(path), lambda name: path / name, path)
+    return group_of(verify(path), lambda name: path / name, path, problems)
 
 
-def group_of(manifest: Manifest, file: Callable[[str], Path | BytesIO], where: Path) -> Group:
+def group_of(
+    manifest: Manifest,
+    file: Callable[[str], Path | BytesIO],
+    where: Path,
+    problems: Collection[str] | None = None,
+) -> Group:
     """A group from its verified files.
 
     Args:
         manifest: of the group.
         file: gives one of its files by name.
         where: the files are, for messages.
+        problems: as in :func:`read_group`.
 
     Raises:
         DamagedError: a part of it is not what was written.
@@ -96,7 +106,7 @@ def group_of(manifest: Manifest, file: Callable[[str], Path | BytesIO], where: P
             advice="continue with the version of mrt-hpc that began the run",
         )
     parts: dict[str, Any] = {
-        name: read_records(file(_file_name(name)), record, where) for name, record in PARTS.items()
+        name: read_records(file(_file_name(name)), record, where, problems) for name, record in PARTS.items()
     }
     return Group(**parts, statistics=_statistics(manifest.about, where), digest=manifest.digest)
 

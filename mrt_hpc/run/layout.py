@@ -224,6 +224,11 @@ class RunLayout:
         return self.root / "report.md"
 
     @property
+    def page(self) -> Path:
+        """The report as one page for a browser, with sample traces."""
+        return self.root / "report.html"
+
+    @property
     def plots(self) -> Path:
         """The report's figures."""
         return self.root / "plots"

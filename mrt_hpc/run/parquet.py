@@ -16,7 +16,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, is_of_the_filesystem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from io import BytesIO
     from pathlib import Path
 
@@ -60,20 +60,27 @@ def write_records(path: Path, records: Sequence[Any], record_type: type) -> None
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, compression="zstd")
 
 
-def read_records(source: Path | BytesIO, record_type: type[Record], where: Path | None = None) -> list[Record]:
+def read_records(
+    source: Path | BytesIO,
+    record_type: type[Record],
+    where: Path | None = None,
+    problems: Collection[str] | None = None,
+) -> list[Record]:
     """All records of one parquet file.
 
     Args:
         source: the file, or its content.
         record_type: the dataclass of a row.
         where: the content is from, for messages; a file speaks for itself.
+        problems: the ids of those problems whose records are wanted; None reads all.
 
     Raises:
         DamagedError: the file is none of records.
         OSError: it cannot be read just now.
         UserError: its columns are not those of ``record_type``.
     """
-    table = _read_table(source, where)
+    wanted = None if problems is None else pc.field("problem_id").isin(list(problems))
+    table = _read_table(source, where, wanted)
     expected = arrow_schema(record_type)
     if table.schema.names != expected.names:
         raise _other_columns(where or source, table.schema.names, str(expected.names))
@@ -107,15 +114,15 @@ def _field_names(record_type: type) -> list[str]:
     return [field.name for field in dataclasses.fields(record_type)]
 
 
-def _read_table(source: Path | BytesIO, where: Path | None) -> pa.Table:
-    """The whole table of a file.
+def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expression | None = None) -> pa.Table:
+    """The table of a file, or those of its rows that a filter lets through.
 
     Raises:
         DamagedError: the file is none of records.
         OSError: it cannot be read just now.
     """
     try:
-        return pq.read_table(source)
+        return pq.read_table(source, filters=filters)
     except (pa.ArrowException, OSError, ValueError) as error:
         if is_of_the_filesystem(error):
             raise

@@ -156,6 +156,7 @@ def test_a_run_from_its_submission_to_its_report(node: LoginNode) -> None:
     assert "the last word" in node.gives("logs", node.run.root, "trainer")
     assert "report.md" in node.gives("report", node.run.root)
     assert (node.run.plots / "accuracy.png").exists()
+    assert "Not shown, as they cannot be read: evaluation of version 3 on held-out" in node.run.page.read_text()
     node.gives("cancel", node.run.root)
     node.gives("status", node.run.root)
 

@@ -217,3 +217,20 @@ def test_an_environment_of_another_python_is_not_taken_for_one_of_ours(system: S
     python.parent.mkdir(parents=True)
     python.symlink_to(system.system_python)
     assert "old has Python 3.9" in system.setup(f"VENV={system.root}/old; ensure_venv").stderr
+
+
+@pytest.mark.parametrize(
+    ("release", "user", "installs"), [(DEBIAN, 0, True), (DEBIAN, 1000, False), (UBUNTU, 0, False)]
+)
+def test_the_browser_of_the_tests_is_installed_on_debian_or_its_absence_told(
+    system: System, release: str, user: int, installs: bool
+) -> None:
+    """Ubuntu's package of that name is none, but a snap."""
+    (system.root / "os-release").write_text(release)
+    system.user(user)
+    system.program("apt-get", f'echo "$@" >> {system.calls}')
+    done = system.setup("want_browser")
+    assert done.returncode == 0, done.stderr
+    called = system.calls.read_text() if system.calls.exists() else ""
+    assert ("install -y --no-install-recommends chromium chromium-driver" in called) == installs
+    assert ("will be skipped" in done.stderr) != installs

@@ -172,6 +172,8 @@ def test_report_of_a_run_without_results_says_what_is_missing(run: RunLayout) ->
     assert result.exit_code == 0
     assert "missing: metrics of iterations" in result.output
     assert run.report.is_file()
+    assert f"page: {run.page}" in result.output
+    assert "There are no traces to show." in run.page.read_text()
 
 
 @pytest.fixture

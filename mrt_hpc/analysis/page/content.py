@@ -1,0 +1,115 @@
+"""What the page shows: of each run, and as sections of tables and figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mrt_hpc.analysis.measures import RunSummary
+    from mrt_hpc.analysis.page.traces import SampleProblem, SampleTrace
+
+
+@dataclass(frozen=True)
+class RoleUse:
+    """The resources that the attempts of one role have used."""
+
+    role: str
+    attempts: int
+    hours: float
+    """Wall time of all its attempts together."""
+    gpu_hours: float
+    cpu_hours: float
+    """Core hours."""
+
+
+@dataclass(frozen=True)
+class Happening:
+    """A fault of a run, a resume, or a change of its recipe."""
+
+    time: float
+    """Seconds since the epoch."""
+    kind: str
+    """In words, as ``resumed``."""
+    task: str
+    """The job and the index of its task."""
+    detail: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run on the page."""
+
+    name: str
+    """No two runs of a page have the same."""
+    summary: RunSummary
+    roles: tuple[RoleUse, ...] = ()
+    happenings: tuple[Happening, ...] = ()
+    """By time."""
+    recipe: str = ""
+    """The resolved recipe as YAML."""
+    traces: tuple[SampleTrace, ...] = ()
+    """In the order in which they are taken until the page is full."""
+    problems: Mapping[str, SampleProblem] = field(default_factory=dict)
+    """By the names that the traces give."""
+    choice: tuple[str, ...] = ()
+    """How the traces were chosen, and what could not be read, a sentence each."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    name: str
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names its rows."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """A text for each column."""
+    note: str = ""
+    """What the reader has to know about its numbers."""
+    folded: bool = False
+    """Whether the page shows it only when the reader opens it."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with its numbers."""
+
+    title: str
+    caption: str
+    description: str
+    """What a reader who does not see the figure is told."""
+    view_box: str
+    """Of the SVG."""
+    drawing: str
+    """The content of the SVG."""
+    table: Table
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A long text that the page shows when the reader opens it."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page under a heading."""
+
+    anchor: str
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    listings: tuple[Listing, ...] = ()

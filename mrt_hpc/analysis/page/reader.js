@@ -1,0 +1,173 @@
+"use strict";
+// The reader of sample traces. Texts of models become text nodes, never markup.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const traces = data.runs.flatMap((run) => run.traces.map((trace) => ({ ...trace, run: run.name, problems: run.problems })));
+const at = (id) => document.getElementById(id);
+const filters = { run: at("run"), source: at("source"), problem: at("problem") };
+let shown = [];
+let current = null;
+
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+function whole(text) {
+  return Array.isArray(text) ? text[0] + " […] " + text[2] : text;
+}
+
+function nodes(text) {
+  if (!Array.isArray(text)) return [text];
+  const left = element("span", { className: "omitted" }, `[${text[1].toLocaleString("en")} characters left out]`);
+  return [text[0], left, text[2]];
+}
+
+function problemName(trace) {
+  const problem = trace.problems[trace.problem];
+  return problem ? whole(problem.id) : trace.problem;
+}
+
+function points(share) {
+  if (share === null) return "not valued";
+  return (share < 0 ? "−" : "+") + Math.abs(100 * share).toFixed(0);
+}
+
+function colour(share) {
+  if (share === null) return "unknown";
+  const size = Math.abs(share) >= 0.5 ? 3 : Math.abs(share) >= 0.2 ? 2 : Math.abs(share) >= 0.005 ? 1 : 0;
+  return size === 0 ? "zero" : (share > 0 ? "g" : "l") + size;
+}
+
+function known(trace) {
+  return trace.progress.filter((share) => share !== null);
+}
+
+function extreme(trace, order) {
+  const shares = known(trace);
+  if (shares.length === 0) return Infinity;
+  return order === "gain" ? -Math.max(...shares) : Math.min(...shares);
+}
+
+function chosen() {
+  const { run, source, problem } = filters;
+  const verdict = at("verdict").value;
+  const order = at("order").value;
+  const found = traces.filter((trace) =>
+    (!run.value || trace.run === run.value) && (!source.value || trace.source === source.value) &&
+    (!problem.value || problemName(trace) === problem.value) && (!verdict || trace.right === (verdict === "right")));
+  return order ? found.sort((a, b) => extreme(a, order) - extreme(b, order)) : found;
+}
+
+function summary(trace) {
+  const shares = known(trace);
+  const told = shares.length ? `best episode ${points(Math.max(...shares))}, worst ${points(Math.min(...shares))}` : "not valued";
+  return `${trace.right ? "✓ right" : "✗ wrong"} · ${trace.tokens.toLocaleString("en")} tokens · ${told}`;
+}
+
+function strip(trace) {
+  const cells = trace.progress.map((share) => element("span", { className: colour(share) }));
+  const made = element("span", { className: "strip" }, ...cells);
+  made.setAttribute("aria-hidden", "true"); // the numbers stand beside it
+  return made;
+}
+
+function item(trace) {
+  const where = (data.runs.length > 1 ? `${trace.run} · ` : "") + trace.source;
+  const button = element("button", { type: "button" },
+    element("strong", {}, problemName(trace)), ` sample ${trace.sample}`, element("br"), where, element("br"),
+    summary(trace), strip(trace));
+  button.addEventListener("click", () => { show(trace); at("trace").focus(); });
+  button.setAttribute("aria-current", String(trace === current));
+  return element("li", {}, button);
+}
+
+function list() {
+  shown = chosen();
+  at("count").textContent = `${shown.length} of ${traces.length} traces`;
+  if (!shown.includes(current)) current = shown[0] || null;
+  at("list").replaceChildren(...shown.map(item));
+  show(current);
+}
+
+function answers(found) {
+  const items = found.map(([answer, right, count, probability]) => {
+    const often = probability === null ? (count > 1 ? ` × ${count}` : "") : `, probability ${(100 * probability).toFixed(1)} %`;
+    return element("li", {}, `${right ? "✓ right" : "✗ wrong"}: ${answer === null ? "no answer" : answer}${often}`);
+  });
+  return element("ul", { className: "answers" }, ...items);
+}
+
+function boundary(trace, index, words) {
+  const value = trace.values[index];
+  if (value === undefined || value === null) return [];
+  const told = element("p", { className: "note" }, `${words}: value ${(100 * value).toFixed(0)} %; forced answers:`);
+  const found = trace.answers[index];
+  return found.length ? [told, answers(found)] : [element("p", { className: "note" }, `${words}: value ${(100 * value).toFixed(0)} %`)];
+}
+
+function episode(trace, index) {
+  const share = trace.progress[index];
+  const chip = element("div", { className: `chip ${colour(share)}` }, share === null ? "not valued" : `${points(share)} points`);
+  const parts = trace.marked ? [element("pre", {}, ...nodes(trace.episodes[index]))] : [];
+  return element("section", { className: "episode" }, chip,
+    element("div", {}, element("h4", {}, `Episode ${index}`), ...parts, ...boundary(trace, index + 1, "At its end")));
+}
+
+function folded(title, text) {
+  return element("details", {}, element("summary", {}, title), element("pre", {}, ...nodes(text)));
+}
+
+function step(words, by) {
+  const next = shown[shown.indexOf(current) + by];
+  const button = element("button", { type: "button", disabled: !next }, words);
+  button.addEventListener("click", () => { show(next); at("trace").focus(); });
+  return button;
+}
+
+function facts(trace) {
+  const problem = trace.problems[trace.problem];
+  const found = trace.answer === null ? "no answer found" : `answer ${trace.answer}`;
+  const gold = problem ? `, right answer ${whole(problem.gold)}` : "";
+  const end = trace.cut ? "; cut off by the token limit" : "";
+  const told = element("p", {}, element("strong", {}, trace.right ? "✓ right" : "✗ wrong"), `: ${found}${gold}${end}`);
+  const parts = [element("p", { className: "note" }, `${trace.run} · ${trace.source} · ${summary(trace)}`), told];
+  if (problem) parts.push(folded("Problem", problem.text));
+  if (trace.before) parts.push(folded("Text that the model was given to go on from", trace.before));
+  return parts;
+}
+
+function show(trace) {
+  current = trace;
+  [...at("list").querySelectorAll("button")].forEach((b, i) => b.setAttribute("aria-current", String(shown[i] === trace)));
+  if (trace === null) {
+    at("trace").replaceChildren(element("h3", { id: "trace-title" }, "No trace has all of these"));
+    return;
+  }
+  const title = element("h3", { id: "trace-title" }, `${problemName(trace)}, sample ${trace.sample}`);
+  const pages = element("div", { className: "pages" }, step("Previous trace", -1), step("Next trace", 1));
+  const episodes = trace.progress.map((_, index) => episode(trace, index));
+  const heading = trace.marked ? "After the last episode" : "Text (its episodes could not be marked)";
+  const rest = whole(trace.rest) ? [element("h4", {}, heading), element("pre", {}, ...nodes(trace.rest))] : [];
+  at("trace").replaceChildren(title, pages, ...facts(trace), ...boundary(trace, 0, "Before the first episode"), ...episodes, ...rest);
+}
+
+function options(select, all, values) {
+  const before = select.value;
+  select.replaceChildren(element("option", { value: "" }, all), ...values.map((v) => element("option", { value: v }, v)));
+  if (values.includes(before)) select.value = before;
+}
+
+function distinct(values) {
+  return [...new Set(values)];
+}
+
+options(filters.run, "all runs", data.runs.map((run) => run.name));
+options(filters.source, "all sources", distinct(traces.map((trace) => trace.source)));
+options(filters.problem, "all problems", distinct(traces.map(problemName)).sort());
+filters.run.parentElement.hidden = data.runs.length < 2;
+at("filters").addEventListener("change", list);
+at("filters").addEventListener("submit", (event) => event.preventDefault());
+at("reader").hidden = false;
+list();

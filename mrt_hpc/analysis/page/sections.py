@@ -1,0 +1,371 @@
+"""The sections of the page and their tables; several runs stand side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.page.content import Column, Listing, Section, Table
+from mrt_hpc.analysis.page.figures import (
+    labelled,
+    learning_plots,
+    mean_of,
+    progress_plots,
+    result_plots,
+    time_plots,
+)
+from mrt_hpc.analysis.plots import MARKED_POINTS
+from mrt_hpc.analysis.render import (
+    DASH,
+    MOST_ROWS,
+    count,
+    duration,
+    evaluation_rows,
+    interval,
+    last_few_answers,
+    mean_rows,
+    number,
+    outcomes,
+    percent,
+    phase_totals,
+    points,
+    regret_rows,
+    sample,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+    from mrt_hpc.analysis.page.content import RunRecord
+    from mrt_hpc.analysis.render import EvaluationRow, RegretRow
+
+SMOOTHED = (
+    "In the figures, a light line has the value of each iteration, and the strong line is the mean over a twentieth of "
+    "the run around it."
+)
+RUN = Column("run", numeric=False)
+MOST_HAPPENINGS = 200
+"""Of a run's faults and resumes, so many of the newest are listed."""
+
+
+def sections(records: Sequence[RunRecord]) -> tuple[Section, ...]:
+    """All sections of the page but the reader of sample traces."""
+    every = (
+        results(records),
+        learning(records),
+        Section("progress", "Progress by episode", plots=progress_plots(records)),
+        costs(records),
+        faults(records),
+        setup(records),
+    )
+    return every if len(records) > 1 else tuple(map(_of_one_run, every))
+
+
+def _of_one_run(section: Section) -> Section:
+    """A section whose tables do not name the run in every row."""
+    return replace(section, tables=tuple(map(_without_run, section.tables)))
+
+
+def _without_run(table: Table) -> Table:
+    kept = [i for i, column in enumerate(table.columns) if column != RUN]
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
+
+
+# -- results
+
+
+def results(records: Sequence[RunRecord]) -> Section:
+    """What came out, with intervals."""
+    rows = [(record, row) for record in records for row in evaluation_rows(record.summary.evaluations)]
+    lasts = [(record, row) for record, row in rows if row.evaluation.version in _ends_of(record, row)]
+    tables = [
+        *([_side_by_side(records)] if len(records) > 1 else []),
+        _evaluations("First and last evaluated version", lasts),
+        _means(records),
+        _pass_at_k(records),
+        *_regrets(records),
+        *([_evaluations("All evaluated versions", rows, folded=True)] if len(rows) > len(lasts) else []),
+    ]
+    return Section(
+        "results", "Results", tuple(_sentences(records)), tuple(t for t in tables if t.rows), result_plots(records)
+    )
+
+
+def _sentences(records: Sequence[RunRecord]) -> list[str]:
+    """The outcome of each run in words, and what is wrong with it or missing."""
+    told = []
+    for record in records:
+        prefix = "" if len(records) == 1 else f"{record.name}: "
+        rows = outcomes(evaluation_rows(record.summary.evaluations))
+        told += [f"{prefix}{_outcome(row)}" for row in rows]
+        if not rows:
+            told.append(f"{prefix}No two weights versions have been evaluated on the same problems.")
+        if warning := last_few_answers(record.summary):
+            told.append(f"{prefix}Few answers: {warning}.")
+        told += [f"{prefix}Missing: {gap}." for gap in record.summary.missing]
+    return told
+
+
+def _outcome(row: EvaluationRow) -> str:
+    gain = row.difference
+    assert gain is not None  # outcomes() gives comparable versions only
+    return (
+        f"{row.evaluation.benchmark}: {percent(row.evaluation.accuracy)} after {row.evaluation.version} iterations, "
+        f"{interval(gain)} points against version {row.baseline}; the 95 % interval "
+        f"{'excludes' if gain.excludes_zero else 'includes'} zero."
+    )
+
+
+def _ends_of(record: RunRecord, row: EvaluationRow) -> tuple[int, int]:
+    versions = [one.version for one in record.summary.evaluations if one.benchmark == row.evaluation.benchmark]
+    return min(versions), max(versions)
+
+
+def _side_by_side(records: Sequence[RunRecord]) -> Table:
+    """The last version of each run, a row each benchmark."""
+    lasts = [_last_by_benchmark(record) for record in records]
+    benchmarks = list(dict.fromkeys(name for found in lasts for name in found))
+    rows = tuple((name, *(_accuracy(found.get(name)) for found in lasts)) for name in benchmarks)
+    columns = (Column("benchmark"), *(Column(record.name) for record in records))
+    return Table("pass@1 of the last evaluated version, with 95 % intervals", columns, rows)
+
+
+def _last_by_benchmark(record: RunRecord) -> dict[str, EvaluationSummary]:
+    """Evaluations are ascending in version, so the last of a name stays."""
+    return {one.benchmark: one for one in record.summary.evaluations}
+
+
+def _accuracy(one: EvaluationSummary | None) -> str:
+    if one is None:
+        return DASH
+    return f"{percent(one.accuracy)} ({percent(one.low)} to {percent(one.high)}), version {one.version}"
+
+
+def _evaluations(caption: str, rows: Sequence[tuple[RunRecord, EvaluationRow]], *, folded: bool = False) -> Table:
+    names = (
+        "version", "problems × samples", "pass@1", "95 % interval", "gain over the first, points", "tokens", "cut off",
+        "answered",
+    )  # fmt: skip
+    note = (
+        "pass@1 is the mean over problems of the mean reward of their samples. Its interval varies over problems; that "
+        "of the gain is over the gains of the same problems, so it is narrower than the two intervals suggest."
+    )
+    columns = (Column("benchmark"), RUN, *map(Column, names))
+    told = tuple((row.evaluation.benchmark, record.name, *_evaluation_cells(row)) for record, row in rows)
+    return Table(caption, columns, told, note, folded)
+
+
+def _evaluation_cells(row: EvaluationRow) -> tuple[str, ...]:
+    one = row.evaluation
+    return (
+        str(one.version),
+        f"{one.problems} × {one.samples}",
+        percent(one.accuracy),
+        f"{percent(one.low)} to {percent(one.high)}",
+        interval(row.difference) if row.difference else DASH,
+        number(one.tokens_per_rollout),
+        percent(one.truncated_share),
+        percent(one.answered_share),
+    )
+
+
+def _means(records: Sequence[RunRecord]) -> Table:
+    """The first and the last version that was evaluated on all benchmarks."""
+    rows = []
+    for record in records:
+        means = mean_rows(record.summary.evaluations)
+        for mean in [*means[:1], *means[1:][-1:]]:
+            gain = interval(mean.difference) if mean.difference else DASH
+            rows.append((str(mean.version), record.name, percent(mean.accuracy), gain))
+    columns = (Column("version"), RUN, Column("pass@1"), Column("gain over the first, points"))
+    return Table("Mean over benchmarks", columns, tuple(rows))
+
+
+def _pass_at_k(records: Sequence[RunRecord]) -> Table:
+    lasts = [(record, one) for record in records for one in _last_by_benchmark(record).values() if one.pass_at_k]
+    ks = sorted({k for _, one in lasts for k in one.pass_at_k})
+    rows = tuple(
+        (one.benchmark, record.name, str(one.version), *(percent(one.pass_at_k.get(k)) for k in ks))
+        for record, one in lasts
+    )
+    columns = (Column("benchmark"), RUN, Column("version"), *(Column(f"pass@{k}") for k in ks))
+    return Table("pass@k of the last evaluated version", columns, rows)
+
+
+def _regrets(records: Sequence[RunRecord]) -> tuple[Table, Table]:
+    """The last version against the first, and all of them."""
+    found = [(record, row) for record in records for row in regret_rows(record.summary.evaluations)]
+    lasts = {(record.name, row.benchmark, row.budget): (record, row) for record, row in found}
+    shown = _regret_table("Normalised regret of the last evaluated version", list(lasts.values()))
+    every = _regret_table("Normalised regret of all evaluated versions", found if len(found) > len(lasts) else [])
+    return shown, replace(every, folded=True)
+
+
+def _regret_table(caption: str, found: Sequence[tuple[RunRecord, RegretRow]]) -> Table:
+    names = ("budget, tokens", "version", "normalised regret (95 % interval)", "change from the first, points")
+    columns = (Column("benchmark"), RUN, *map(Column, names), Column("tokens counted", numeric=False))
+    note = (
+        "Normalised regret is how far the value of the prefixes stays behind an oracle's, 1 at every token, on average "
+        "over the budget: lower is better."
+    )
+    return Table(caption, columns, tuple(_regret_cells(record, row) for record, row in found), note)
+
+
+def _regret_cells(record: RunRecord, row: RegretRow) -> tuple[str, ...]:
+    summaries = record.summary.evaluations
+    (one,) = [e for e in summaries if (e.benchmark, e.version) == (row.benchmark, row.version)]
+    mean = mean_of(one.regret[row.budget])
+    change = interval(row.difference) if row.difference else DASH
+    told = f"{mean.mean:.3f} ({mean.low:.3f} to {mean.high:.3f})"
+    return (row.benchmark, record.name, count(row.budget), str(row.version), told, change, row.counted)
+
+
+# -- training
+
+
+def learning(records: Sequence[RunRecord]) -> Section:
+    """The curves of the training, and some of its iterations as a table a run."""
+    most = max(record.summary.iterations_done for record in records)
+    told = (SMOOTHED,) if most > MARKED_POINTS else ()
+    return Section("training", "Learning curves", told, tuple(map(_iterations, records)), learning_plots(records))
+
+
+_MEASURES: Mapping[str, Callable[[IterationMetrics], str]] = {
+    "reward": lambda m: number(m.reward_mean),
+    "tokens per rollout": lambda m: number(m.tokens_per_rollout),
+    "cut off": lambda m: percent(m.truncated_share),
+    "answered": lambda m: percent(m.answered_share),
+    "loss": lambda m: number(m.loss),
+    "gradient norm": lambda m: number(m.grad_norm),
+    "learning rate": lambda m: number(m.learning_rate),
+    "KL to reference": lambda m: number(m.kl_reference),
+    "mismatch": lambda m: number(m.mismatch_mean),
+    "error of progress": lambda m: percent(m.progress_error),
+    "progress by episode, points": lambda m: ", ".join(map(points, m.progress_by_episode)) or DASH,
+}
+
+
+def _iterations(record: RunRecord) -> Table:
+    done = record.summary.iterations
+    shown = sample(done, MOST_ROWS)
+    rows = tuple((str(m.iteration), *(told(m) for told in _MEASURES.values())) for m in shown)
+    note = (
+        f"{len(shown)} of {len(done)} iterations; the tables of the figures have all. Mismatch is the mean ratio of "
+        "the sampled tokens' probabilities, the trainer's over the server's: 1 when they agree."
+    )
+    return Table(f"Iterations of {record.name}", _columns("iteration", *_MEASURES), rows, note)
+
+
+# -- time
+
+
+def costs(records: Sequence[RunRecord]) -> Section:
+    """Time and resources by phase and by role."""
+    tables = (_totals(records), _phases(records), _roles(records))
+    return Section("cost", "Time and cost", (), tuple(t for t in tables if t.rows), time_plots(records))
+
+
+def _totals(records: Sequence[RunRecord]) -> Table:
+    every = [record.summary.cost for record in records]
+    rows = {
+        "wall time": [duration(one.wall_seconds) for one in every],
+        "tokens generated": [count(one.generated_tokens) for one in every],
+        "GPU-hours": [number(one.gpu_hours) for one in every],
+        "CPU core hours": [number(one.cpu_hours) for one in every],
+        "tokens sampled per second and inference process": [number(one.sampled_tokens_per_second) for one in every],
+        "tokens trained per second and rank": [number(one.trained_tokens_per_second) for one in every],
+    }
+    return _by_run("Cost", records, rows)
+
+
+def _phases(records: Sequence[RunRecord]) -> Table:
+    """GPU-hours of training are shared out by the time of its phases."""
+    rows = []
+    for record in records:
+        gpu_hours = sum(use.gpu_hours for use in record.roles if use.role in ("inference", "trainer"))
+        for phase, seconds, share in phase_totals(record.summary.iterations):
+            used = number(share * gpu_hours) if record.roles else DASH
+            rows.append((str(phase), record.name, duration(seconds), percent(share), used))
+    note = (
+        "The GPU-hours of inference and trainer jobs, shared out by the time of the phases: in every phase, all their "
+        "GPUs are allocated."
+    )
+    columns = (Column("phase"), RUN, *map(Column, ("wall time", "share", "GPU-hours")))
+    return Table("Training by phase", columns, tuple(rows), note)
+
+
+def _roles(records: Sequence[RunRecord]) -> Table:
+    rows = tuple(
+        (use.role, record.name, count(use.attempts), number(use.hours), number(use.gpu_hours), number(use.cpu_hours))
+        for record in records
+        for use in record.roles
+    )
+    names = ("attempts", "hours of all tasks", "GPU-hours", "CPU core hours")
+    return Table("Jobs by role", (Column("role"), RUN, *map(Column, names)), rows)
+
+
+# -- faults
+
+
+def faults(records: Sequence[RunRecord]) -> Section:
+    """What went wrong, and how the run went on."""
+    kinds = list(dict.fromkeys(h.kind for record in records for h in record.happenings))
+    counts = [Counter(h.kind for h in record.happenings) for record in records]
+    rows = {kind: [count(found[kind]) for found in counts] for kind in kinds}
+    tables = [_by_run("Faults and resumes", records, rows), *(_happenings(record) for record in records)]
+    told = () if kinds else ("The event logs have no fault, no resume and no change of the recipe.",)
+    return Section("faults", "Faults and resumes", told, tuple(t for t in tables if t.rows))
+
+
+def _happenings(record: RunRecord) -> Table:
+    newest = record.happenings[-MOST_HAPPENINGS:]
+    rows = tuple((when(h.time), h.kind, h.task, h.detail) for h in newest)
+    note = f"The newest {len(newest)} of {len(record.happenings)}." if len(newest) < len(record.happenings) else ""
+    columns = tuple(Column(name, numeric=False) for name in ("time (UTC)", "what", "task", "detail"))
+    return Table(f"Events of {record.name}", columns, rows, note, folded=True)
+
+
+def when(time: float) -> str:
+    """A time of day in UTC."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# -- set-up
+
+
+def setup(records: Sequence[RunRecord]) -> Section:
+    """Recipe, versions and files."""
+    summaries = [record.summary for record in records]
+    facts = [
+        {"recipe": s.recipe, "algorithm": s.algorithm, "model": s.model, "prover": s.prover or DASH, **s.settings}
+        for s in summaries
+    ]
+    files = [{file.what: file.path for file in s.files} for s in summaries]
+    tables = (
+        _by_run("Settings", records, _joined(facts)),
+        _by_run("Versions", records, _joined([s.versions for s in summaries])),
+        _by_run("Files in the run directory", records, _joined(files)),
+    )
+    listings = tuple(
+        Listing(labelled(records, record, "Resolved recipe"), record.recipe) for record in records if record.recipe
+    )
+    return Section("setup", "Recipe and versions", (), tuple(t for t in tables if t.rows), listings=listings)
+
+
+def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    names = dict.fromkeys(name for one in facts for name in one)
+    return {name: [one.get(name, DASH) for one in facts] for name in names}
+
+
+def _by_run(caption: str, records: Sequence[RunRecord], rows: Mapping[str, Sequence[str]]) -> Table:
+    """A column each run."""
+    columns = (Column("", numeric=False), *(Column(record.name, numeric=False) for record in records))
+    return Table(caption, columns, tuple((name, *values) for name, values in rows.items()))
+
+
+def _columns(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name) for name in names)

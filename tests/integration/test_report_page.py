@@ -1,0 +1,307 @@
+"""The page of a run of 248 iterations in a real headless browser."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from browser import ELEMENT, Browser, browser, missing_programs
+from synthetic_run import HOSTILE, Shape, SyntheticRun
+
+from mrt_hpc.analysis.page.text import visible
+from mrt_hpc.roles.report import write_comparison, write_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mrt_hpc.run.layout import RunLayout
+
+pytestmark = pytest.mark.skipif(
+    bool(missing_programs()),
+    reason=f"not installed: {', '.join(missing_programs())} (Debian: chromium chromium-driver)",
+)
+WIDE, PHONE = 1280, 390
+MOST_BYTES = 3_000_000
+LEAST_CONTRAST = 4.5
+TAB, ENTER, DOWN = "\ue004", "\ue007", "\ue015"
+
+CONTRAST = """
+const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+function rgba(colour) {
+  canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+  const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+  return [r, g, b, a / 255];
+}
+const light = (part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+const luminance = (c) => 0.2126 * light(c[0] / 255) + 0.7152 * light(c[1] / 255) + 0.0722 * light(c[2] / 255);
+function ground(node) {
+  for (let at = node; at; at = at.parentElement) {
+    const found = rgba(getComputedStyle(at).backgroundColor);
+    if (found[3] === 1) return found;
+    if (found[3] > 0) throw new Error("a ground that shines through");
+  }
+  throw new Error("no ground");
+}
+for (const one of document.querySelectorAll("details")) one.open = true;
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+const found = new Map();
+while (walker.nextNode()) {
+  const node = walker.currentNode.parentElement;
+  if (!walker.currentNode.textContent.trim() || !node.checkVisibility()) continue;
+  const style = getComputedStyle(node);
+  const ink = node.closest("svg") ? style.fill : style.color;
+  const behind = ground(node);
+  const key = ink + " on " + behind;
+  if (found.has(key)) continue;
+  const [a, b] = [luminance(rgba(ink)), luminance(behind)].sort((x, y) => y - x);
+  found.set(key, [(a + 0.05) / (b + 0.05), node.tagName + "." + node.className]);
+}
+return [...found].map(([key, [ratio, where]]) => [ratio, key + " at " + where]);
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    layout = SyntheticRun(tmp_path_factory.mktemp("long") / "run", Shape()).write()
+    write_report(layout)
+    return layout
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def page(run: RunLayout, window: Browser) -> Iterator[Browser]:
+    """The page at its full width; a test fails if the console said anything."""
+    window.console()
+    window.open(run.page, WIDE)
+    yield window
+    assert window.console() == []
+
+
+def choose(window: Browser, select: str, value: str) -> None:
+    window.script(
+        "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+        "s.dispatchEvent(new Event('change', { bubbles: true }))",
+        select,
+        value,
+    )
+
+
+def count(window: Browser) -> tuple[int, int]:
+    """The traces that are listed, and all."""
+    said = window.script("return document.getElementById('count').textContent").split()
+    listed = window.script("return document.querySelectorAll('#list button').length")
+    assert listed == int(said[0])
+    return int(said[0]), int(said[2])
+
+
+def listed(window: Browser) -> list[str]:
+    return window.script("return [...document.querySelectorAll('#list button')].map((b) => b.innerText)")
+
+
+def test_it_is_small_and_quickly_written(run: RunLayout) -> None:
+    began = time.monotonic()
+    write_report(run)
+    assert time.monotonic() - began < 60
+    assert run.page.stat().st_size < MOST_BYTES
+
+
+def test_every_figure_is_there_with_its_words_and_its_numbers(page: Browser) -> None:
+    figures = page.script(
+        "return [...document.querySelectorAll('figure')].map((f) => { const s = f.querySelector('svg');"
+        "const box = s.getBoundingClientRect(); return [f.querySelector('h3').textContent, box.width, box.height,"
+        "s.getAttribute('role'), s.getAttribute('aria-label'), f.querySelectorAll('tbody tr').length,"
+        "[...s.querySelectorAll('path')].filter((p) => p.getBoundingClientRect().width > 100).length] })"
+    )
+    rows = {title: found for title, _, _, _, _, found, _ in figures}
+    assert [*rows][:4] == ["Accuracy", "Regret", "Scaling with samples", "Reward"]
+    assert rows["Reward"] == rows["Time by phase"] == 248
+    assert rows["Progress by episode"] == 6
+    for title, width, height, role, label, _, lines in figures:
+        assert width > 400, title
+        assert height > 200, title
+        assert role == "img"
+        assert label.startswith(title.partition(":")[0])
+        assert lines > 1, f"{title} shows no line"
+
+
+def test_the_filters_change_what_is_listed(page: Browser) -> None:
+    every, total = count(page)
+    assert every == total > 60
+    choose(page, "verdict", "right")
+    right, _ = count(page)
+    assert all("✓ right" in text for text in listed(page))
+    choose(page, "verdict", "wrong")
+    wrong, _ = count(page)
+    assert all("✗ wrong" in text for text in listed(page))
+    assert right + wrong == every
+    assert min(right, wrong) > 0
+    choose(page, "verdict", "")
+    problem = page.script("return document.getElementById('problem').options[1].value")
+    choose(page, "problem", problem)
+    assert 0 < count(page)[0] < every
+    assert all(problem in text for text in listed(page))
+    choose(page, "problem", "")
+    choose(page, "source", "rollouts of iteration 247")
+    assert all("rollouts of iteration 247" in text for text in listed(page))
+    choose(page, "verdict", "right")
+    choose(page, "problem", problem)
+    assert count(page)[0] == 0
+    assert page.script("return document.getElementById('trace').innerText") == "No trace has all of these"
+
+
+def test_traces_are_ordered_by_their_greatest_gain_or_loss(page: Browser) -> None:
+    def numbers(word: str) -> list[int]:
+        told = [text.replace("−", "-").replace(",", " ").split() for text in listed(page)]
+        return [int(words[words.index(word) + (2 if word == "best" else 1)]) for words in told]
+
+    choose(page, "order", "gain")
+    gains = numbers("best")
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > gains[-1]
+    choose(page, "order", "loss")
+    losses = numbers("worst")
+    assert losses == sorted(losses)
+    assert losses[0] < 0 <= losses[-1]
+
+
+def test_a_trace_shows_its_episodes_with_progress_and_forced_answers(page: Browser) -> None:
+    shown: dict[str, Any] = page.script(
+        "const e = [...document.querySelectorAll('#trace .episode')];"
+        "const at = (q) => e.map((x) => x.querySelector(q));"
+        "return {titles: at('h4').map((x) => x.innerText), chips: at('.chip').map((x) => [x.innerText, x.className]),"
+        "texts: at('pre').map((x) => x.textContent), answers: at('.answers').map((x) => x.innerText),"
+        "left: document.querySelectorAll('#trace .omitted').length}"
+    )
+    assert shown["titles"] == [f"Episode {n}" for n in range(6)]
+    for text, kind in shown["chips"]:
+        sign = {"+": "g", "−": "l"}[text[0]]
+        size = abs(int(text[1:].split()[0]))
+        expected = "zero" if size == 0 else f"{sign}{3 if size >= 50 else 2 if size >= 20 else 1}"
+        assert kind == f"chip {expected}"
+    assert shown["texts"][1].startswith(f"Wait, x=1: {visible(HOSTILE)[:40]}")
+    assert all("right:" in text or "wrong:" in text for text in shown["answers"])
+    assert shown["left"] == 0, "these traces are short enough to be whole"
+
+
+def test_what_a_model_wrote_has_no_effect(page: Browser) -> None:
+    assert page.script("return window.broken === undefined")
+    assert page.script("return document.querySelectorAll('img, iframe, object, b').length") == 0
+    assert page.script("return document.scripts.length") == 2
+
+
+def test_the_policy_stops_a_script_that_would_get_in(run: RunLayout, window: Browser, tmp_path: Path) -> None:
+    """Another page than ours, so that the check of the console is known to see something."""
+    spoilt = tmp_path / "spoilt.html"
+    spoilt.write_text(run.page.read_text().replace("</body>", "<script>window.broken = 3</script></body>"))
+    window.console()
+    window.open(spoilt, WIDE)
+    assert window.script("return window.broken === undefined")
+    assert "Content Security Policy" in " ".join(window.console())
+
+
+def test_the_keyboard_reaches_everything(page: Browser) -> None:
+    page.press(TAB)
+    assert page.script("return document.activeElement.className") == "skip"
+    assert page.script("return document.activeElement.getBoundingClientRect().left") >= 0
+    page.press(ENTER, TAB)
+    assert page.script("return document.getElementById('main').contains(document.activeElement)")
+    page.script("document.getElementById('source').focus()")
+    page.press(DOWN)
+    assert count(page)[0] < count(page)[1]
+    page.script("document.getElementById('order').focus()")
+    page.press(TAB, TAB)
+    assert page.script("return document.activeElement === document.querySelectorAll('#list button')[1]")
+    outline = page.script("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.press(ENTER)
+    assert page.script("return document.activeElement.id") == "trace"
+    first = page.script("return document.getElementById('trace-title').textContent")
+    page.press(TAB, TAB, ENTER)
+    assert page.script("return document.getElementById('trace-title').textContent") != first
+
+
+def test_headings_labels_and_names_are_for_screen_readers(page: Browser) -> None:
+    levels = page.script("return [...document.querySelectorAll('h1,h2,h3,h4')].map((h) => Number(h.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
+    named = {(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"]}
+    by_role = [role for role, _ in named]
+    for role in ("combobox", "button", "image", "region", "table", "navigation", "main"):
+        assert role in by_role
+    unnamed = {role for role, name in named if not name}
+    assert not unnamed & {"combobox", "button", "image", "region", "navigation", "link", "table"}
+    assert page.script("return document.documentElement.lang") == "en"
+
+
+@pytest.mark.parametrize("width", [WIDE, PHONE])
+def test_only_boxes_scroll_sideways(run: RunLayout, page: Browser, width: int) -> None:
+    page.open(run.page, width)
+    page.script("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert page.script("return document.documentElement.scrollWidth") <= width
+    beyond = page.script(
+        "return [...document.querySelectorAll('main *, header *')]"
+        ".filter((e) => !e.closest('.box, svg, .skip, select') && e.checkVisibility())"
+        ".filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"
+    )
+    assert beyond == []
+    small = page.script(
+        "return [...document.querySelectorAll('p, li, td, th, pre, button, summary, label')].filter((e) =>"
+        "parseFloat(getComputedStyle(e).fontSize) < 12).length"
+    )
+    assert small == 0
+    words = page.script(
+        "const s = document.querySelector('svg'); const t = s.querySelector('text');"
+        "return parseFloat(getComputedStyle(t).fontSize) * s.getBoundingClientRect().width / s.viewBox.baseVal.width"
+    )
+    assert words > 9, "the words of figures can be read"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_text_has_contrast(run: RunLayout, page: Browser, dark: bool) -> None:
+    page.open(run.page, WIDE, dark=dark)
+    found = page.script(CONTRAST)
+    assert len(found) >= 6
+    assert [(round(ratio, 2), where) for ratio, where in found if ratio < LEAST_CONTRAST] == []
+
+
+def test_without_scripts_all_tables_and_figures_are_there(run: RunLayout, page: Browser) -> None:
+    tables = page.script("return document.querySelectorAll('table').length")
+    page.open(run.page, WIDE, scripts=False)
+    try:
+        html = page.devtools("DOM.getOuterHTML", nodeId=page.devtools("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
+        assert html.count("<table>") == tables > 15
+        assert html.count("<svg ") > 10
+        reader = page.call("POST", "element", using="css selector", value="#reader")
+        assert page.call("GET", f"element/{reader[ELEMENT]}/displayed") is False
+        told = page.call("POST", "element", using="css selector", value=".warning")
+        assert "needs JavaScript" in page.call("GET", f"element/{told[ELEMENT]}/text")
+        row = page.call("POST", "element", using="css selector", value="#results ~ .box tbody th")
+        assert page.call("GET", f"element/{row[ELEMENT]}/text") == "aime24"
+    finally:
+        page.open(run.page, WIDE)
+
+
+def test_runs_stand_side_by_side(run: RunLayout, page: Browser, tmp_path: Path) -> None:
+    other = SyntheticRun(tmp_path / "other", Shape(iterations=62, name="other-run", seed=1)).write()
+    write_comparison([run, other], tmp_path / "both.html")
+    assert (tmp_path / "both.html").stat().st_size < MOST_BYTES
+    page.open(tmp_path / "both.html", PHONE)
+    assert page.script("return document.documentElement.scrollWidth") <= PHONE
+    choose(page, "run", "other-run")
+    assert all("other-run" in text for text in listed(page))
+    assert 0 < count(page)[0] < count(page)[1]
+    legend = page.script(
+        "return [...document.querySelectorAll('svg')].map((s) => s.textContent).find((t) => t.includes('mean reward'))"
+    )
+    assert "long-run" in legend
+    assert "other-run" in legend

@@ -1,0 +1,120 @@
+"""A headless Chromium, driven through chromedriver's WebDriver interface, for tests of pages."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PROGRAMS = ("chromium", "chromedriver")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+START_S, CALL_S = 60, 120
+"""The seconds that a busy machine has for chromedriver to answer, and for one command."""
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+"""The key under which WebDriver names an element."""
+
+
+def missing_programs() -> list[str]:
+    """The programs that a test of a page needs and that the machine lacks."""
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+@dataclass(frozen=True)
+class Browser:
+    """One window of a browser."""
+
+    client: httpx.Client
+    session: str
+
+    def call(self, method: str, path: str, **body: Any) -> Any:
+        """The answer to one WebDriver command.
+
+        Raises:
+            RuntimeError: the browser refuses it.
+        """
+        content = None if method == "GET" else json.dumps(body)
+        answer = self.client.request(method, f"/session/{self.session}/{path}", content=content).json()["value"]
+        if isinstance(answer, dict) and "error" in answer:
+            raise RuntimeError(f"{answer['error']}: {answer['message']}")
+        return answer
+
+    def devtools(self, command: str, **parameters: Any) -> Any:
+        """The answer to one command of the DevTools protocol."""
+        return self.call("POST", "goog/cdp/execute", cmd=command, params=parameters)
+
+    def open(self, page: Path, width: int, *, dark: bool = False, scripts: bool = True) -> None:
+        """Open a file in a window of this width, CSS pixels."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.devtools("Emulation.setEmulatedMedia", features=[scheme])
+        self.devtools("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self.call("POST", "url", url=page.as_uri())
+
+    def script(self, source: str, *arguments: Any) -> Any:
+        """What a function body returns that runs in the page."""
+        return self.call("POST", "execute/sync", script=source, args=list(arguments))
+
+    def console(self) -> list[str]:
+        """What the console has said since it was last asked, refusals of the security policy included."""
+        return [f"{entry['level']}: {entry['message']}" for entry in self.call("POST", "se/log", type="browser")]
+
+    def press(self, *keys: str) -> None:
+        """Press and release keys, one after the other."""
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.call("POST", "actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page as a PNG."""
+        size = self.devtools("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        shot = self.devtools("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """A browser with a profile of its own below a folder; it ends with the block."""
+    said = folder / "chromedriver.log"
+    with said.open("w") as log, subprocess.Popen(["chromedriver", "--port=0"], stdout=log, stderr=log) as driver:
+        try:
+            address = f"http://127.0.0.1:{_port(said, driver)}"
+            with httpx.Client(base_url=address, timeout=CALL_S, trust_env=False) as client:
+                session = _session(client, folder / "profile")
+                yield Browser(client, session)
+                client.delete(f"/session/{session}")
+        finally:
+            driver.terminate()
+
+
+def _port(said: Path, driver: subprocess.Popen[bytes]) -> int:
+    """The port that chromedriver chose, by its first lines."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and driver.poll() is None:
+        for line in said.read_text().splitlines():
+            if "started successfully on port" in line:
+                return int(line.rstrip(".").rpartition(" ")[2])
+        time.sleep(0.05)
+    raise RuntimeError(f"chromedriver does not answer: {said.read_text()}")
+
+
+def _session(client: httpx.Client, profile: Path) -> str:
+    options = {"args": [*FLAGS, f"--user-data-dir={profile}"]}
+    wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+    answer = client.post("/session", content=json.dumps({"capabilities": {"alwaysMatch": wanted}})).json()["value"]
+    if "sessionId" not in answer:
+        raise RuntimeError(f"no browser: {answer}")
+    return str(answer["sessionId"])

@@ -1,0 +1,222 @@
+"""A finished run of any length without its computation: the writers of the run directory write made-up measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.archive import archive_groups
+from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.data import draw_problems, read_problems
+from mrt_hpc.run.evaluation_settings import evaluation_settings
+from mrt_hpc.run.events import EventKind, event_file
+from mrt_hpc.run.groups import Sampled, commit_group
+from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.records import Problem
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+SAMPLES, BRANCHES, EPISODES, BUDGETS = 4, 4, 6, (4096, 8192, 12288, 16384)
+BEGIN = 1_750_000_000
+"""When the run began, seconds since the epoch."""
+HOSTILE = (
+    "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'> <!-- & \u2028 \u2029 "
+    "\x00 \x1b[31m \u202e {{ 7 * 7 }} é 数学 🙂\n\n"
+)
+"""What no text of a model may do to a page."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a run is."""
+
+    iterations: int = 248
+    evaluated_every: int = 62
+    benchmarks: tuple[str, ...] = ("aime24", "math500")
+    problems: int = 30
+    """Of a benchmark."""
+    paragraphs: int = 30
+    """Of an episode, about 20 tokens each."""
+    name: str = "long-run"
+    seed: int = 0
+
+
+class SyntheticRun:
+    """Writes a run directory of a shape."""
+
+    def __init__(self, root: Path, shape: Shape) -> None:
+        self.shape, self.random = shape, np.random.default_rng(shape.seed)
+        self.recipe = load_recipe(QUICKSTART, _overrides(shape))
+        self.layout = create_or_open(root, self.recipe, compile_plan(self.recipe, LocalSite()))
+        self.tokenizer = build_tokenizer()
+        self.tokens = TokenBytes(self.tokenizer)
+        self.paragraphs = {text: self._ids(text) for text in ("First, x=3: 2*x+4 = 10 vs 12, low.\n\n", HOSTILE)}
+
+    def write(self) -> RunLayout:
+        """Write everything that a report reads."""
+        self.tokenizer.save_pretrained(self.layout.weights_version(0))
+        for iteration in range(self.shape.iterations):
+            self._metrics(iteration).write(self.layout.metrics(iteration))
+        for iteration in (0, round((self.shape.iterations - 1) / 2), self.shape.iterations - 1):
+            self._groups(iteration)
+        for version in range(0, self.shape.iterations + 1, self.shape.evaluated_every):
+            for benchmark in self.shape.benchmarks:
+                self._evaluation(version, benchmark)
+        self._events()
+        return self.layout
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _metrics(self, iteration: int) -> IterationMetrics:
+        done, noise = iteration / self.shape.iterations, float(self.random.normal(0, 0.03))
+        return IterationMetrics(
+            iteration=iteration,
+            reward_mean=0.4 + 0.2 * done + noise,
+            tokens_per_rollout=6000 - 1500 * done + 9000 * noise,
+            seconds={phase: 20.0 * (1 + n) + 100 * abs(noise) for n, phase in enumerate(Phase)},
+            wall_seconds=500.0,
+            sampling_seconds=200.0,
+            problems=8,
+            rollouts=32,
+            generated_tokens=190_000,
+            progress_by_episode=tuple((0.2 + noise) / (1 + j) + 0.05 * done * j for j in range(EPISODES)),
+            progress_error=0.3 - 0.1 * done + noise / 4,
+            signal_share=0.6 + noise,
+            truncated_share=0.2 - 0.1 * done,
+            answered_share=0.8 + 0.1 * done,
+            quality={"well_formed": 0.9 + noise / 3, "right_checks": 0.8 + noise},
+            loss=0.01 + noise,
+            grad_norm=0.2 + abs(noise),
+            learning_rate=1e-6 * (1 - done),
+            entropy=0.5 - 0.1 * done + noise / 3,
+            kl_reference=0.002 * done,
+            mismatch_mean=1.0 + noise / 100,
+        )
+
+    def _groups(self, iteration: int) -> None:
+        problems = read_problems(self.layout.train_data)
+        drawn = draw_problems(problems, self.recipe.seed, iteration, self.recipe.sampling.problems_per_iteration)
+        for position, problem in enumerate(drawn):
+            commit_group(self.layout.group(iteration, position), self._sampled(iteration, [problem]))
+        archive_groups(self.layout, iteration, len(drawn))
+
+    def _evaluation(self, version: int, benchmark: str) -> None:
+        problems = read_problems(self.layout.benchmark_data(benchmark))
+        settings = evaluation_settings(self.layout, self.recipe)[benchmark].now
+        sampled = self._sampled(version, problems)
+        if version in (0, self.shape.iterations):
+            shard = self.layout.evaluation_shard(version, benchmark, 0)
+            commit_group(shard, sampled, weights="digest", settings=settings.sampled)
+        rewards: dict[str, list[float]] = {}
+        for rollout in sampled.rollouts:
+            rewards.setdefault(rollout.problem_id, []).append(rollout.reward)
+        regret = {
+            budget: {p: 1 - float(np.mean(r)) * budget / (budget + 4096) for p, r in rewards.items()}
+            for budget in BUDGETS
+        }
+        summary = summarise_evaluation(version, benchmark, rewards)
+        told = {"regret": regret, "settings": settings.summarised, "tokens_per_rollout": 5000.0, "answered_share": 0.9}
+        summary.model_copy(update=told).write(self.layout.evaluation_summary(version, benchmark))
+
+    def _sampled(self, iteration: int, problems: Sequence[Problem]) -> Sampled:
+        rollouts, branches, values = [], [], []
+        for problem in problems:
+            for sample in range(SAMPLES):
+                rollout, reached = self._rollout(iteration, problem, sample)
+                rollouts.append(rollout)
+                for boundary, right in enumerate(reached):
+                    branches += [_branch(rollout, boundary, n, n < right) for n in range(BRANCHES)]
+                    values.append(_value(rollout, boundary, right / BRANCHES))
+        statistics = GroupStatistics(len(rollouts), len(branches), 0, 0, 0, 0, 0, {"generation": 1.0})
+        return Sampled(rollouts=rollouts, branches=branches, values=values, statistics=statistics)
+
+    def _rollout(self, iteration: int, problem: Problem, sample: int) -> tuple[Rollout, list[int]]:
+        """A trace, and how many branches are right at each of its boundaries."""
+        steps = self.random.integers(-2, 4, EPISODES).cumsum() + int(self.random.integers(0, 3))
+        reached = [1, *(int(min(BRANCHES, max(0, step))) for step in steps)]
+        right = reached[-1] > BRANCHES // 2
+        plain, hostile = self.paragraphs.values()
+        episodes = [
+            [*self._ids(f"Wait, x={n}: "), *(hostile if n == 1 else []), *(plain * self.shape.paragraphs)]
+            for n in range(EPISODES)
+        ]
+        answer = problem.answer if right else "0"
+        rest = self._ids(f"\n</think>\n\n\\boxed{{{answer}}}")
+        ids = [token for episode in episodes for token in episode] + rest
+        ends = np.cumsum([0, *map(len, episodes)])
+        rollout = Rollout(
+            iteration=iteration, problem_id=problem.id, sample=sample, seed=sample, weights_version=iteration,
+            prompt_ids=[1], forced=0, token_ids=[*ids, self.tokenizer.eos_token_id], logprobs=[-0.5] * (len(ids) + 1),
+            finish_reason=FinishReason.STOP, text=self.tokens.text(ids), answer=answer, reward=float(right),
+            boundaries=[int(end) for end in ends], started=0.0, seconds=1.0,
+        )  # fmt: skip
+        return rollout, reached
+
+    def _events(self) -> None:
+        """Six hours with an inference task that was stopped and one that was lost, and a trainer that resumed."""
+        attempts = (("inference", "aaaa", "stopped"), ("inference", "bbbb", None), ("trainer", "cccc", "done"))
+        for number, (role, attempt, ended) in enumerate(attempts):
+            self._attempt(f"segment-000.{role}", attempt, number, ended)
+
+    def _attempt(self, job: str, attempt: str, number: int, ended: str | None) -> None:
+        begin, where = BEGIN + 7200 * number, {"job": job, "task": 0, "rank": 0}
+        told = [
+            {"time": begin, "kind": EventKind.TASK_STARTED, **where, "attempt": attempt, "world_size": 1},
+            {"time": begin + 60, "kind": EventKind.RESUMED, "iteration": 12, "checkpoint": "step000012", "rank": 0},
+            {"time": begin + 90, "kind": EventKind.SET_ASIDE, "path": "metrics.json", "reason": "newer than that"},
+            {"time": begin + 7200, "kind": EventKind.TASK_ENDED, **where, "outcome": ended},
+        ]
+        lines = [{**event, "host": "node1", "pid": 100 + number} for event in told]
+        wanted = [line for line in lines if job.endswith("trainer") or line["kind"].startswith("task_")]
+        text = "".join(f"{json.dumps(line)}\n" for line in (wanted if ended else wanted[:-1]))
+        write_text(event_file(self.layout.events, job, 0, 0, attempt), text)
+
+
+def _overrides(shape: Shape) -> tuple[str, ...]:
+    source = f"{{type: small_world, split: held_out, problems: {shape.problems}}}"
+    benchmarks = ", ".join(f"{{name: {n}, samples: {SAMPLES}, problems: {source}}}" for n in shape.benchmarks)
+    return (
+        f"name={shape.name}",
+        f"schedule.iterations={shape.iterations}",
+        f"schedule.iterations_per_job={shape.iterations}",
+        "sampling.problems_per_iteration=8",
+        f"sampling.rollouts_per_problem={SAMPLES}",
+        f"evaluation.every={shape.evaluated_every}",
+        f"evaluation.benchmarks=[{benchmarks}]",
+        f"evaluation.regret_budgets={list(BUDGETS)}",
+    )
+
+
+def _branch(rollout: Rollout, boundary: int, number: int, right: bool) -> Branch:
+    answer = rollout.answer if right else None if number == BRANCHES - 1 else f"{number}<b>"
+    return Branch(
+        iteration=rollout.iteration, problem_id=rollout.problem_id, sample=rollout.sample, boundary=boundary,
+        branch=number, seed=0, weights_version=rollout.weights_version, token_ids=[1], logprobs=[-0.5],
+        finish_reason=FinishReason.STOP, text="", answer=answer, reward=float(right), known=False, look_ahead=0.0,
+        prompt_tokens=1, cached_tokens=None,
+    )  # fmt: skip
+
+
+def _value(rollout: Rollout, boundary: int, value: float) -> PrefixValue:
+    return PrefixValue(
+        iteration=rollout.iteration, problem_id=rollout.problem_id, sample=rollout.sample, boundary=boundary,
+        value=value, variance=0.05, progress_variance=math.nan, branches=BRANCHES, baseline=0.0,
+    )  # fmt: skip

@@ -1,0 +1,310 @@
+"""The page: what a model wrote stays text, its size is bounded, and the same run gives the same bytes."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from synthetic_run import BEGIN, HOSTILE, Shape, SyntheticRun
+
+from mrt_hpc.analysis.measures import IterationMetrics, Phase, RunCost, RunSummary
+from mrt_hpc.analysis.page.content import Happening, RoleUse, RunRecord
+from mrt_hpc.analysis.page.figures import inlined
+from mrt_hpc.analysis.page.render import render_page, script_hash
+from mrt_hpc.analysis.page.sections import MOST_HAPPENINGS, sections
+from mrt_hpc.analysis.page.text import script_json, visible
+from mrt_hpc.analysis.page.traces import (
+    LEAST,
+    Boundary,
+    ForcedAnswer,
+    SampleProblem,
+    SampleTrace,
+    choose,
+    excerpt,
+    excerpts,
+    fair_share,
+    progress_of,
+)
+from mrt_hpc.cli.main import main
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.inference.token_pieces import StoredTokens
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.roles.report import run_names, write_report
+from mrt_hpc.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.analysis.page.content import Section, Table
+
+SUMMARY = RunSummary(recipe="r", algorithm="mrt_online", model="m", iterations_planned=3)
+TINY = Shape(iterations=3, evaluated_every=3, benchmarks=("aime24",), problems=3, paragraphs=1)
+
+
+def trace(problem: str = "p", sample: int = 0, text: str = "First.", right: bool = True) -> SampleTrace:
+    return SampleTrace(
+        source="rollouts of iteration 0", problem=problem, sample=sample, right=right, answer="7", tokens=9, cut=False,
+        before="", episodes=(text, "Wait."), rest="7",
+        boundaries=(Boundary(0.25), Boundary(0.75, (ForcedAnswer("7", True, 3),)), Boundary(0.5)),
+    )  # fmt: skip
+
+
+def record(*traces: SampleTrace, name: str = "r") -> RunRecord:
+    return RunRecord(name, SUMMARY, traces=traces, problems={"p": SampleProblem("p", "What is it?", "7")})
+
+
+def data_of(page: str) -> dict[str, list[dict[str, object]]]:
+    """What the script of the page reads."""
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page)
+    return json.loads(text)["runs"][0]
+
+
+def table_of(found: Section, caption: str) -> Table:
+    (table,) = [table for table in found.tables if table.caption == caption]
+    return table
+
+
+# -- texts
+
+
+def test_what_cannot_be_seen_is_shown() -> None:
+    assert visible("a\x00b\x1bc\x7f\td\n") == "a␀b␛c␡\td\n"
+    assert visible("a\ud800b\u202ec\u200bd") == "a\ufffdb⟨U+202E⟩c⟨U+200B⟩d"
+    assert visible("a\r\nb\rc") == "a\nb␍c"
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    text = script_json({"a": "</script><!-- <img onerror=x> & \u2028\u2029 é"})
+    assert not re.search("[<>&\u2028\u2029]", text)
+    assert json.loads(text) == {"a": "</script><!-- <img onerror=x> & \u2028\u2029 é"}
+
+
+@pytest.mark.parametrize(
+    "hostile", [HOSTILE, "</script>", "<img src=x onerror=alert(1)>", "\ud800", "]]>", "{{ 1 + 1 }}"]
+)
+def test_hostile_texts_stay_texts(hostile: str) -> None:
+    evil = replace(
+        record(trace(text=hostile), name=hostile),
+        summary=SUMMARY.model_copy(update={"recipe": visible(hostile), "missing": (visible(hostile),)}),
+        recipe=hostile,
+        happenings=(Happening(0.0, hostile, hostile, hostile),),
+        problems={"p": SampleProblem(hostile, hostile, hostile)},
+    )
+    page = render_page([evil])
+    page.encode()  # no lone surrogate is left
+    assert data_of(page)["traces"][0]["episodes"][0] == visible(hostile)  # type: ignore[index]
+    shell = re.sub(r"<script.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
+    assert page.count("<script") == 2
+    assert "<img" not in shell
+    assert "<b>" not in shell
+    assert html.escape(visible(hostile), quote=True).replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in shell
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
+
+
+def test_the_policy_allows_the_script_of_the_page_and_no_other() -> None:
+    page = render_page([record(trace())])
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    assert f"script-src '{script_hash(script)}';" in policy
+    assert policy.startswith("default-src 'none';")
+    assert script_hash("alert(1)") == "sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI="
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', page), "nothing is loaded"
+
+
+# -- how much of the traces
+
+
+def test_short_texts_stay_whole_and_long_ones_share_the_rest() -> None:
+    assert fair_share([10, 400, 1000], 1010) == 600  # 10 and 400 fit, 600 are left for the third
+    assert fair_share([10, 900, 1000], 1010) == 500
+    assert fair_share([10, 20], 1010) == 160
+    assert fair_share([1000] * 100, 1010) == LEAST
+    assert excerpts(["a" * 10, "b" * 900], 510) == ["a" * 10, ["b" * 250, 400, "b" * 250]]
+    assert excerpt("abcdefg", 5) == ["abc", 2, "fg"]
+    assert excerpt("abcde", 5) == "abcde"
+
+
+def test_every_boundary_of_a_long_trace_is_kept() -> None:
+    long = replace(trace(), episodes=("x" * 40_000, "y" * 5, "z" * 40_000), boundaries=(Boundary(0.0),) * 4)
+    (shown,) = json.loads(choose([record(long)]).data)["runs"][0]["traces"]
+    assert [len(episode) if isinstance(episode, str) else episode[1] for episode in shown["episodes"]] == [
+        36_003, 5, 36_003,
+    ]  # fmt: skip
+    assert shown["values"] == [0.0] * 4
+
+
+def test_traces_are_taken_until_the_budget_is_used() -> None:
+    traces = [trace(sample=n, text="x" * 1000) for n in range(50)]
+    all_bytes = len(choose([record(*traces)], 10**6).data.encode())
+    chosen = choose([record(*traces)], all_bytes // 2)
+    assert chosen.shown[0] in (23, 24, 25)
+    assert len(chosen.data.encode()) <= all_bytes // 2 + 100
+    assert [t["sample"] for t in json.loads(chosen.data)["runs"][0]["traces"]] == list(range(chosen.shown[0]))
+    both = choose([record(*traces, name="a"), record(*traces, name="b")], all_bytes)
+    assert both.shown[0] == both.shown[1] == chosen.shown[0]
+    page = render_page([record(*traces)], all_bytes // 2)
+    assert f"The first {chosen.shown[0]} of these 50 traces fit" in page
+
+
+def test_progress_is_known_between_values() -> None:
+    assert progress_of([Boundary(0.25), Boundary(0.75), Boundary(), Boundary(1.0)]) == [0.5, None, None]
+    assert progress_of([Boundary(0.1), Boundary(0.3)]) == [0.2]
+
+
+# -- where episodes are in a text
+
+
+def test_episodes_are_cut_at_their_tokens(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    stored = StoredTokens.read(tmp_path / "tokenizer.json")
+    parts = ["First, x=3: é 数\n\n", "Wait, 🙂 \x00\n\n", "</think>7"]
+    ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+    ends = [0, len(ids[0]), len(ids[0]) + len(ids[1])]
+    found = stored.cut([token for part in ids for token in part], ends, "given" + "".join(parts))
+    assert found is not None
+    assert (found.before, found.episodes, found.rest) == ("given", (parts[0], parts[1]), parts[2])
+    assert stored.cut(ids[0], [0, 1], "another text") is None
+
+
+def test_a_sentencepiece_vocabulary_is_read_too(tmp_path: Path) -> None:
+    """A list of pairs, a mark for the space, and a byte as a token."""
+    stored = {"model": {"vocab": [["▁So", -1.0], ["<0xC3>", -2.0], ["<0xA9>", -2.0]]}, "added_tokens": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    found = StoredTokens.read(tmp_path / "tokenizer.json").cut([0, 1, 2], [0, 1, 3], " Soé")
+    assert found is not None
+    assert found.episodes == (" So", "é")
+
+
+# -- sections
+
+
+def test_gpu_hours_are_shared_out_by_the_time_of_the_phases() -> None:
+    seconds = {Phase.GENERATION: 30.0, Phase.OPTIMISATION: 10.0}
+    done = tuple(IterationMetrics(iteration=n, tokens_per_rollout=1.0, seconds=seconds) for n in range(2))
+    run = replace(
+        record(),
+        summary=SUMMARY.model_copy(update={"iterations": done, "cost": RunCost(gpu_hours=5.0)}),
+        roles=tuple(RoleUse(role, 2, 2.0, 2.0, 8.0) for role in ("inference", "trainer", "evaluation")),
+    )
+    cost = sections([run])[3]
+    assert table_of(cost, "Training by phase").rows == (
+        ("generation", "1 min 0 s", "75.0 %", "3"),
+        ("optimisation", "20.0 s", "25.0 %", "1"),
+    )
+    assert table_of(cost, "Jobs by role").rows[0] == ("inference", "2", "2", "2", "8")
+
+
+def test_runs_stand_side_by_side() -> None:
+    one, other = record(name="one"), record(name="other")
+    settings = table_of(sections([one, other])[5], "Settings")
+    assert [column.name for column in settings.columns] == ["", "one", "other"]
+    assert ("algorithm", "mrt_online", "mrt_online") in settings.rows
+
+
+def test_of_many_events_the_newest_are_listed() -> None:
+    many = tuple(Happening(float(n), "resumed from a checkpoint", "t", str(n)) for n in range(MOST_HAPPENINGS + 5))
+    found = sections([replace(record(), happenings=many)])[4]
+    listed = table_of(found, "Events of r")
+    assert (listed.rows[0][3], listed.rows[-1][3]) == ("5", str(MOST_HAPPENINGS + 4))
+    assert table_of(found, "Faults and resumes").rows == (("resumed from a checkpoint", str(MOST_HAPPENINGS + 5)),)
+
+
+def test_an_inlined_figure_keeps_its_references_and_drops_the_names_of_groups() -> None:
+    drawn = '<g id="figure_1"><path id="m1a2b"/><use xlink:href="#m1a2b"/></g>'
+    svg = f'<?xml?><svg viewBox="0 0 4 3" width="4">{drawn}</svg>'
+    assert inlined(svg) == ("0 0 4 3", drawn.replace(' id="figure_1"', ""))
+
+
+# -- of a run directory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    layout = SyntheticRun(tmp_path_factory.mktemp("page") / "run", TINY).write()
+    write_report(layout)
+    return layout
+
+
+def test_the_page_has_the_traces_of_the_run(run: RunLayout) -> None:
+    found = data_of(run.page.read_text())
+    sources = list(dict.fromkeys(t["source"] for t in found["traces"]))
+    assert sources == [
+        "evaluation of version 0 on aime24", "evaluation of version 3 on aime24", "rollouts of iteration 0",
+        "rollouts of iteration 1", "rollouts of iteration 2",
+    ]  # fmt: skip
+    first = found["traces"][0]
+    assert first["episodes"][0].startswith("Wait, x=0: First, x=3: 2*x+4")
+    assert visible(HOSTILE) in first["episodes"][1]
+    assert first["rest"].startswith("\n</think>\n\n\\boxed{")
+    assert first["values"][0] == 0.25  # one of four branches is right there
+    assert sum(count for _, right, count, _ in first["answers"][0] if right) == 1
+    assert sum(count for _, right, count, _ in first["answers"][0] if not right) == 3
+    per_problem = [(t["source"], t["problem"]) for t in found["traces"]]
+    assert max(map(per_problem.count, per_problem)) == 4
+    assert found["problems"][first["problem"]]["gold"]
+
+
+def test_the_page_tells_faults_and_resumes(run: RunLayout) -> None:
+    page = run.page.read_text()
+    for told in (
+        "attempt ended: stopped", "attempt lost: it recorded no end", "resumed from a checkpoint",
+        "reason: newer than that",
+    ):  # fmt: skip
+        assert told in page
+    assert BEGIN == 1_750_000_000, "15:06:40 on 2025-06-15 in UTC"
+    assert "2025-06-15 17:06:40" in page
+
+
+def test_the_same_run_gives_the_same_bytes(run: RunLayout) -> None:
+    before = run.page.read_bytes()
+    write_report(run)
+    assert run.page.read_bytes() == before
+
+
+def test_damaged_groups_are_told_and_the_others_shown(run: RunLayout, tmp_path: Path) -> None:
+    archive = run.group_archive(1)
+    whole = archive.read_bytes()
+    archive.write_bytes(b"no archive")
+    try:
+        write_report(run, tmp_path / "page.html")
+    finally:
+        archive.write_bytes(whole)
+    page = (tmp_path / "page.html").read_text()
+    assert "Not shown, as they cannot be read: rollouts of iteration 1" in page
+    assert "rollouts of iteration 2" in page
+
+
+def test_a_page_that_cannot_be_written_loses_no_report(run: RunLayout, tmp_path: Path) -> None:
+    run.report.unlink()
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        write_report(run, tmp_path / "taken")
+    assert "3 of 3 iterations done" in run.report.read_text()
+
+
+def test_several_runs_need_a_place_and_share_a_page(run: RunLayout, tmp_path: Path) -> None:
+    other = SyntheticRun(tmp_path / "other", replace(TINY, name="grpo-run", seed=1)).write()
+    refused = CliRunner().invoke(main, ["report", str(run.root), str(other.root)])
+    assert refused.exit_code == 2
+    assert "--page compared.html" in refused.stderr
+    page = tmp_path / "both.html"
+    told = CliRunner().invoke(main, ["report", str(run.root), str(other.root), "--page", str(page)])
+    assert told.output == f"page: {page}\n"
+    text = page.read_text()
+    assert "<title>long-run, grpo-run · mrt-hpc</title>" in text
+    assert "grpo-run: aime24" in text
+    assert not other.report.exists(), "their own reports stay as they are"
+
+
+def test_runs_of_one_recipe_are_told_apart_by_their_directories(run: RunLayout) -> None:
+    recipe = read_recipe_lock(run.recipe_lock)
+    elsewhere = RunLayout(run.root.parent / "b" / "run")
+    assert run_names([run], [recipe]) == ["long-run"]
+    assert run_names([run, RunLayout(run.root.parent / "second")], [recipe] * 2) == ["run", "second"]
+    assert run_names([run, elsewhere], [recipe] * 2) == [str(run.root), str(elsewhere.root)]
