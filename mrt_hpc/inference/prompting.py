@@ -22,6 +22,9 @@ BEFORE = ("\n", "7", ".")
 """Texts that are put before a text to get its tokens without the tokenizer's leading space, if the tokens do not merge.
 """
 
+COMPLETION = "COMPLETION-OF-THE-MODEL"
+"""Stands for a completion in a conversation whose other texts are looked for."""
+
 
 @dataclass(frozen=True)
 class Prompter:
@@ -60,6 +63,31 @@ class Prompter:
         else:
             messages = [{"role": "user", "content": question}]
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self._opened(text)
+
+    def next_turn(self, question: str) -> str:
+        """Return the text between a completion of the model and its next one: the end of its turn, the question, and
+        the opening of the next thought.
+
+        Raises:
+            UserError: the chat template leaves out earlier turns of the model.
+        """
+        if self.tokenizer.chat_template is None:
+            return self._opened(f"\n\n{question}\n\n")
+        turns = [("user", "1"), ("assistant", COMPLETION), ("user", question)]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        _, found, between = text.partition(COMPLETION)
+        if not found:
+            raise UserError(
+                "the chat template leaves out what the model wrote in an earlier turn, so a prompt cannot hold it",
+                where=self.prompt.chat_template or self.tokenizer.name_or_path or None,
+                expected="a template that repeats the messages of the assistant",
+                advice="name another template in prompt.chat_template",
+            )
+        return self._opened(between)
+
+    def _opened(self, text: str) -> str:
         opened = text.endswith(self.prompt.thought_start) or text.endswith(self.prompt.thought_start.rstrip("\n"))
         return text if opened else text + self.prompt.thought_start
 

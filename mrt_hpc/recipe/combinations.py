@@ -62,6 +62,8 @@ def data_fit(recipe: Recipe) -> None:
 def evaluation_fits(recipe: Recipe) -> None:
     """Refuse settings that an evaluation cannot apply."""
     evaluation, prover = recipe.evaluation, recipe.evaluation.prover
+    for mode in (b.mode for b in evaluation.benchmarks if b.mode is not None):
+        mode.check(recipe)
     if prover is None:
         return
     if prover.model is not None:

@@ -25,9 +25,10 @@ from mrt_hpc.recipe.combinations import (
     training_fits,
     verifiers_fit,
 )
+from mrt_hpc.recipe.mode import ModeSettings
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.prover import ProverSettings
-from mrt_hpc.recipe.registry import ALGORITHMS, PROVERS, VERIFIERS
+from mrt_hpc.recipe.registry import ALGORITHMS, MODES, PROVERS, VERIFIERS
 from mrt_hpc.recipe.resources import Resources
 from mrt_hpc.recipe.verifier import VerifierSettings
 
@@ -414,6 +415,10 @@ class Benchmark(Section):
     """The problems of the benchmark."""
     samples: Count = 1
     """The number of completions of a problem; pass@1 is their mean reward."""
+    mode: Annotated[ModeSettings, MODES] | None = None
+    """The way of evaluating: how a completion is sampled, and at which tokens its values are asked for. null is
+    ``{type: direct}``.
+    """
 
 
 class Evaluation(Section):

@@ -23,11 +23,15 @@ from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import RolloutPlan
+from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
+from mrt_hpc.modes.base import Mode
+from mrt_hpc.modes.direct import Direct
+from mrt_hpc.modes.writer import Writer
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.mrt.regret import TraceCurve, regret_by_problem, tokens_to_answer
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
+from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.parts import Parts, merged
@@ -212,7 +216,7 @@ class UnitEvaluation:
         groups = [starts.group(problem) for problem in problems]
         policy = ProverModel.of(prompter)
         maker = self._prover_maker(policy)
-        length = recipe.sampling.max_prompt_tokens + recipe.evaluation.max_tokens
+        length = recipe.sampling.max_prompt_tokens + self._mode.longest(prompter, recipe)
         if maker is not None:
             length += maker.longest_question
         prover = recipe.evaluation.prover
@@ -224,6 +228,11 @@ class UnitEvaluation:
         ):
             finisher = _PartFinisher(parts, self.unit, positions)
             run_until_told(self.task.shutdown, self._sample(groups, server, pool, policy, maker, finisher))
+
+    @property
+    def _mode(self) -> Mode:
+        """The way of evaluating."""
+        return as_kind(self.benchmark.mode or Direct(), Mode)
 
     def _prover_maker(self, policy: ProverModel) -> ProverFactory | None:
         wanted = self.task.recipe.evaluation.prover
@@ -241,7 +250,10 @@ class UnitEvaluation:
         async with client_of(self.task, server) as client:
             prover = None if maker is None else maker.session(client)
             concurrency = self.task.recipe.serving.max_concurrent_sequences
-            session = SamplingSession(client, policy.tokens, pool, self._plan, prover, concurrency)
+            cutter = TraceCutter(policy.tokens, self._plan)
+            writer = Writer(client, policy.prompter, cutter, self._settings(policy.prompter))
+            tracer = self._mode.sampler(writer)
+            session = SamplingSession(client, policy.tokens, pool, self._plan, prover, concurrency, tracer)
             await session.sample(groups, finisher.commit)
 
     @property
@@ -251,7 +263,7 @@ class UnitEvaluation:
         return RolloutPlan(
             run_seed=derive_seed(recipe.seed, "evaluation", self.unit.benchmark),
             iteration=0,
-            group_size=self.benchmark.samples,
+            group_size=self.benchmark.samples * len(self._mode.stages),
             thought_end=recipe.prompt.thought_end.encode(),
             rule=EpisodeRule(**(recipe.evaluation.episodes or recipe.episodes).model_dump()),
         )
@@ -275,7 +287,8 @@ class UnitEvaluation:
         if None in read:
             return
         parts = [part for part in read if part is not None]
-        rollouts = [rollout for part in parts for rollout in part.rollouts]
+        every_stage = [rollout for part in parts for rollout in part.rollouts]
+        rollouts = [rollout for rollout in every_stage if rollout.counts]
         statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(unit.benchmark))}
         traces = [(statements[r.problem_id], r.text) for r in rollouts]
         summary = summarise_evaluation(
@@ -288,6 +301,7 @@ class UnitEvaluation:
             quality=trace_quality(self.benchmark.problems, traces),
             regret=self._regret(parts),
             regret_tokens=self.task.recipe.evaluation.regret_tokens,
+            stages=stage_rewards(every_stage, self._mode.stages),
             settings=self.settings.now.summarised,
         )
         path = layout.evaluation_summary(unit.version, unit.benchmark)
@@ -364,6 +378,14 @@ def _to_answer(rollout: Rollout, branches: Mapping[tuple[str, int, int], list[Br
     drawn = [branches.get(key, []) for key in where]
     asked = [[b.prompt_tokens for b in these] for these in drawn]
     return tokens_to_answer(asked, [[len(b.token_ids) for b in these] for these in drawn])
+
+
+def stage_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, float]:
+    """Return the mean over problems of the mean reward of each stage, by its name; nothing where there is one stage."""
+    if len(names) == 1:
+        return {}
+    by_stage = {name: _rewards([r for r in rollouts if r.stage == stage]) for stage, name in enumerate(names)}
+    return {name: float(np.mean([np.mean(r) for r in rewards.values()])) for name, rewards in by_stage.items()}
 
 
 def _rewards(rollouts: list[Rollout]) -> dict[str, list[float]]:

@@ -83,6 +83,7 @@ def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Record
             "prover": None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
             "episodes": _named(how.episodes or recipe.episodes),
             **_verifier(benchmark.problems),
+            **_mode(benchmark),
         }
     )
     summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
@@ -97,6 +98,14 @@ def _verifier(problems: ProblemSource) -> dict[str, Any]:
         return {}
     named = {"type": problems.verifier.type, **_named(problems.verifier)}
     return {} if named == {"type": "math"} else {"verifier": named}
+
+
+def _mode(benchmark: Benchmark) -> dict[str, Any]:
+    """The way of evaluating. The default adds nothing, as for the verifier."""
+    if benchmark.mode is None:
+        return {}
+    named = {"type": benchmark.mode.type, **_named(benchmark.mode)}
+    return {} if named == {"type": "direct"} else {"mode": named}
 
 
 def _named(section: Section) -> dict[str, Any]:

@@ -16,6 +16,7 @@ LAYERS = [
     {"roles"},
     {"algorithms"},
     {"provers"},
+    {"modes"},
     {"inference", "training", "domains", "analysis"},
     {"plan"},
     {"mrt"},
