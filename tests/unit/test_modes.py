@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.budget_forcing import BudgetForcing
 from mrt_hpc.modes.draft import Draft
 from mrt_hpc.modes.extrapolation import Extrapolation
@@ -40,9 +42,9 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.protocol import Request
     from mrt_hpc.inference.traces import SampledTrace
-    from mrt_hpc.modes.base import Mode
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "my_mode.py"
 TOKENIZER = build_tokenizer()
 TOKENS = TokenBytes(TOKENIZER)
 END = TOKENIZER.eos_token_id
@@ -258,6 +260,24 @@ def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:
     shown = [[n for n in range(4) if f"x={n}" in TOKENS.text(t.start.context_ids[len(PROMPT) :])] for t in found]
     assert shown == [[], [0], [0, 1], [1, 2]]
     assert [t.sample for t in found] == [4, 5, 6, 7]
+
+
+# -- a way of the user's own
+
+
+def test_a_class_beside_the_recipe_is_a_way_of_evaluating(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLE, tmp_path / "look_again.py")
+    (tmp_path / "mine.yaml").write_text(
+        "extends: quickstart\nevaluation:\n  benchmarks:\n"
+        '    - {name: b, problems: {type: small_world}, mode: {type: "look_again:OneMoreLook", word: First}}\n'
+    )
+    mode = load_recipe(tmp_path / "mine.yaml").evaluation.benchmarks[0].mode
+    assert isinstance(mode, Mode)
+    server = Scripted(["x=3</think>3", ", x=7</think>\\boxed{7}"])
+    [trace] = traces(mode, server)
+    assert trace.text == "x=3\n\nFirst, x=7</think>\\boxed{7}"
+    assert inserted(trace) == ["\n\nFirst"]
+    assert (trace.answer_text, trace.counts) == ("\\boxed{7}", True)
 
 
 # -- recipe, records and summary
