@@ -26,7 +26,11 @@ def prover_fits(recipe: Recipe) -> None:
 
 
 def prompt_fits(recipe: Recipe) -> None:
-    """Refuse a thought that is opened and never closed, and choices that need a closing tag if there is none."""
+    """Refuse a thought that is opened and never closed, choices that need a closing tag if there is none, and shots
+    without examples.
+    """
+    if recipe.prompt.shots and recipe.prompt.examples is None:
+        raise misfit("prompt.examples", f"a file of examples where prompt.shots is {recipe.prompt.shots}")
     if recipe.prompt.thought_end:
         return
     if recipe.prompt.thought_start:

@@ -152,6 +152,14 @@ class Prompt(Section):
     """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
     folder.
     """
+    examples: str | None = None
+    """The path of a file of JSON lines with solved problems for few-shot prompts, each with "id", "problem" and
+    "solution". A solution is shown as it stands there. A relative path starts at the recipe's folder.
+    """
+    shots: Annotated[int, Field(ge=0, le=64)] = 0
+    """The number of examples before each problem, as earlier turns: the first ones of the file. An example with the
+    problem that is asked is passed over.
+    """
 
 
 # -- method -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrt_hpc.errors import UserError, nearest
@@ -107,6 +108,31 @@ def text_field(row: dict[str, Any], field: str, where: str, advice: str, *, empt
 def _problem(row: dict[str, Any], where: str) -> Problem:
     values = {field: text_field(row, field, where, _ADVICE) for field in FIELDS}
     return Problem(**values)
+
+
+@dataclass(frozen=True)
+class SolvedProblem:
+    """An example of a few-shot prompt."""
+
+    id: str
+    problem: str
+    solution: str
+
+
+_EXAMPLE = 'each line is one object such as {"id": "e-1", "problem": "What is 1+1?", "solution": "It is \\\\boxed{2}."}'
+
+
+def read_examples(path: Path) -> list[SolvedProblem]:
+    """All examples of a JSONL file.
+
+    Raises:
+        UserError: naming the line and field of the first thing wrong.
+    """
+    return read_lines(path, None, _example, lambda example: example.id, _EXAMPLE)
+
+
+def _example(row: dict[str, Any], where: str) -> SolvedProblem:
+    return SolvedProblem(*(text_field(row, field, where, _EXAMPLE) for field in ("id", "problem", "solution")))
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
