@@ -14,6 +14,8 @@ from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.mode import ModeSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mrt_hpc.inference.prompting import Prompter
     from mrt_hpc.inference.sampler import TraceSampler
     from mrt_hpc.modes.writer import Writer
@@ -40,6 +42,14 @@ def needs_tags(recipe: Recipe, mode: ModeSettings) -> None:
     """Refuse a prompt without a closing tag: no place tells where a thought ends that is to be cut or continued."""
     if not recipe.prompt.thought_end:
         raise misfit("prompt.thought_end", f"a closing tag with mode {mode.type}, which ends or continues thoughts")
+
+
+def needs_words(words: Sequence[str], mode: ModeSettings) -> None:
+    """Refuse an empty word, after which the model would end its thought again at the same place."""
+    if not all(word.strip() for word in words):
+        raise misfit(
+            "evaluation.benchmarks", f"words of mode {mode.type} with letters in them; one of {words} is empty"
+        )
 
 
 def closes_thought(recipe: Recipe, mode: ModeSettings, forced_text: str) -> None:

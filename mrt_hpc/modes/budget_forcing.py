@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from mrt_hpc.modes.base import Mode, closes_thought, needs_tags
+from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.draft import Draft
 from mrt_hpc.recipe.base import Positive, misfit
 from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT
@@ -64,6 +64,7 @@ class BudgetForcing(Mode):
     def check(self, recipe: Recipe) -> None:
         """Refuse budgets in another order, and texts that end no thought."""
         needs_tags(recipe, self)
+        needs_words(self.words, self)
         closes_thought(recipe, self, self.forced_text)
         if sorted(set(self.budgets)) != list(self.budgets):
             raise misfit("evaluation.benchmarks", f"budgets in ascending order, each once; they are {self.budgets}")

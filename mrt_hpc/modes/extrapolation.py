@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from mrt_hpc.modes.base import Mode, closes_thought, needs_tags
+from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.draft import Draft
 from mrt_hpc.recipe.base import Count, Positive, misfit
 from mrt_hpc.recipe.prompts import CONTINUATION_WORDS, DEFAULT_FORCED_TEXT
@@ -74,6 +74,7 @@ class Extrapolation(Mode):
     def check(self, recipe: Recipe) -> None:
         """Refuse texts that end no thought, and extensions after the last value."""
         needs_tags(recipe, self)
+        needs_words(self.words, self)
         closes_thought(recipe, self, self.forced_text)
         if self.extensions % self.value_every:
             raise misfit(

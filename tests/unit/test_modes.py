@@ -294,6 +294,7 @@ def benchmark(mode: str) -> str:
         ("{type: budget_forcing, budgets: []}", "budgets"),
         ("{type: budget_forcing, budgets: [64], forced_text: Stop.}", "forced_text"),
         ("{type: extrapolation, extensions: 3}", "multiple of value_every"),
+        ('{type: extrapolation, words: [Wait, ""]}', "is empty"),
         ("{type: extrapolated}", "extrapolation is the nearest"),
         ("{type: linearised, rounds: 1}", "from 2"),
     ],
