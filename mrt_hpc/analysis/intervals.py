@@ -261,6 +261,7 @@ def summarise_evaluation(
     quality: Mapping[str, float] | None = None,
     regret: Mapping[int, dict[str, float]] | None = None,
     regret_tokens: Literal["sampled", "all"] = "sampled",
+    stages: Mapping[str, float] | None = None,
     seconds: float | None = None,
     settings: str | None = None,
 ) -> EvaluationSummary:
@@ -289,6 +290,7 @@ def summarise_evaluation(
         quality=dict(quality or {}),
         regret=dict(regret or {}),
         regret_tokens=regret_tokens,
+        stages=dict(stages or {}),
         seconds=seconds,
         settings=settings,
     )

@@ -101,6 +101,9 @@ class EvaluationSummary(Record):
     """Normalised regret of each problem, by budget in tokens and problem id; empty where prefixes were not valued."""
     regret_tokens: Literal["sampled", "all"] = "sampled"
     """Which tokens ``regret`` counts: the sampled ones of the trace alone, or prompt, closing text and answer too."""
+    stages: dict[str, float] = {}
+    """Accuracy by stage, where a sample has several: by round of revision, or by budget. The last stage is that of
+    ``accuracy`` and all other numbers; empty where a sample is one completion."""
     seconds: float | None = None
     """Wall time of the evaluation."""
     settings: str | None = None

@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.token_pieces import SPACE_MARK
 from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, load_tokenizer
+from mrt_hpc.run.data import read_examples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from mrt_hpc.recipe.schema import Prompt
+    from mrt_hpc.run.data import SolvedProblem
     from mrt_hpc.run.records import Problem
 
 BEFORE = ("\n", "7", ".")
 """Texts that are put before a text to get its tokens without the tokenizer's leading space, if the tokens do not merge.
 """
+
+ROLES = ("user", "assistant")
+"""The roles of a question and of its answer in a conversation."""
+COMPLETION = "COMPLETION-OF-THE-MODEL"
+"""Stands for a completion in a conversation whose other texts are looked for."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class Prompter:
     prompt: Prompt
     stop_token_ids: tuple[int, ...]
     """The tokens at which the model ends a completion."""
+    examples: tuple[SolvedProblem, ...] = ()
+    """The examples of few-shot prompts, in order; more of them than are shown."""
 
     @staticmethod
     def of(directory: Path, prompt: Prompt) -> Prompter:
@@ -51,16 +60,61 @@ class Prompter:
                 expected="eos_token in its tokenizer_config.json",
                 advice="add eos_token to that file, or fetch all files of the model again",
             )
-        return Prompter(tokenizer, prompt, stops)
+        examples = read_examples(Path(prompt.examples)) if prompt.examples is not None and prompt.shots else []
+        return Prompter(tokenizer, prompt, stops, tuple(examples))
 
     def text(self, problem: str) -> str:
         """Return the prompt of a problem, up to the opening of the thought."""
         question = problem + self.prompt.instruction
+        shots = [(shot.problem + self.prompt.instruction, shot.solution) for shot in self._shots(problem)]
         if self.tokenizer.chat_template is None:
-            text = question + "\n"
+            text = "".join(f"{asked}\n{solution}\n\n" for asked, solution in shots) + question + "\n"
         else:
-            messages = [{"role": "user", "content": question}]
+            turns = [(role, content) for shot in shots for role, content in zip(ROLES, shot, strict=True)]
+            messages = [{"role": role, "content": content} for role, content in [*turns, ("user", question)]]
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self._opened(text)
+
+    def _shots(self, problem: str) -> list[SolvedProblem]:
+        """The examples that are shown before a problem.
+
+        Raises:
+            UserError: there are too few.
+        """
+        others = [example for example in self.examples if example.problem.strip() != problem.strip()]
+        if len(others) < self.prompt.shots:
+            raise UserError(
+                "there are fewer examples than prompt.shots, those with the asked problem left out",
+                value=len(others),
+                where=self.prompt.examples,
+                expected=f"at least {self.prompt.shots}",
+                advice=f"add examples to that file, or submit with --set prompt.shots={len(others)}",
+            )
+        return others[: self.prompt.shots]
+
+    def next_turn(self, question: str) -> str:
+        """Return the text between a completion of the model and its next one: the end of its turn, the question, and
+        the opening of the next thought.
+
+        Raises:
+            UserError: the chat template leaves out earlier turns of the model.
+        """
+        if self.tokenizer.chat_template is None:
+            return self._opened(f"\n\n{question}\n\n")
+        turns = [("user", "1"), ("assistant", COMPLETION), ("user", question)]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        _, found, between = text.partition(COMPLETION)
+        if not found:
+            raise UserError(
+                "the chat template leaves out what the model wrote in an earlier turn, so a prompt cannot hold it",
+                where=self.prompt.chat_template or self.tokenizer.name_or_path or None,
+                expected="a template that repeats the messages of the assistant",
+                advice="name another template in prompt.chat_template",
+            )
+        return self._opened(between)
+
+    def _opened(self, text: str) -> str:
         opened = text.endswith(self.prompt.thought_start) or text.endswith(self.prompt.thought_start.rstrip("\n"))
         return text if opened else text + self.prompt.thought_start
 

@@ -41,6 +41,13 @@ class Valuer(Protocol):
         """Return the data from which the values of its boundaries are estimated."""
 
 
+class TraceSampler(Protocol):
+    """Samples the traces of one sample by several requests, see :mod:`mrt_hpc.modes.base`."""
+
+    def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
+        """Yield the traces of one sample of a group, each as soon as it is finished; the last one is its result."""
+
+
 @dataclass(frozen=True)
 class RolloutPlan:
     """How the rollouts of one iteration are sampled and cut."""
@@ -57,7 +64,11 @@ class RolloutPlan:
 
     def rollout_seed(self, problem_id: str, sample: int) -> int:
         """Return the seed of one trace."""
-        return derive_seed(self.run_seed, "rollout", self.iteration, problem_id, sample)
+        return self.seed("rollout", problem_id, sample)
+
+    def seed(self, what: str, problem_id: str, sample: int, *place: int) -> int:
+        """Return the seed of one request of a trace: what it samples, and its place within the trace."""
+        return derive_seed(self.run_seed, what, self.iteration, problem_id, sample, *place)
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,37 @@ class ValuedTrace:
 
     trace: SampledTrace
     valuation: Valuation
+
+
+@dataclass(frozen=True)
+class TraceCutter:
+    """Cuts what was sampled into a trace: its thought, its answer, and the boundaries of its episodes."""
+
+    tokens: TokenBytes
+    plan: RolloutPlan
+
+    def cut(self, group: PromptedGroup, start: Start, sample: int, completion: Completion) -> SampledTrace:
+        """Find the end of the thought and the boundaries of its episodes."""
+        stopped = completion.finish_reason is FinishReason.STOP
+        pieces = self.tokens.pieces(completion.token_ids[:-1] if stopped else completion.token_ids)
+        whole = start.prefix + b"".join(pieces)
+        _, answer = thought_and_answer(whole, self.plan.thought_end)
+        if start.forced and not self.plan.thought_end:  # a box in the prefix is not the answer
+            answer = start.answer_start.encode() + b"".join(pieces)
+        return SampledTrace(
+            iteration=self.plan.iteration,
+            group=group,
+            start=start,
+            sample=sample,
+            text=whole.decode(errors="replace"),
+            answer_text=(whole if answer is None else answer).decode(errors="replace"),
+            boundaries=[0] if start.forced else self._boundaries(pieces),
+            completion=completion,
+        )
+
+    def _boundaries(self, pieces: Sequence[bytes]) -> list[int]:
+        thought, _ = thought_and_answer(b"".join(pieces), self.plan.thought_end)
+        return cut_episodes(pieces[: tokens_within(pieces, len(thought))], self.plan.rule)
 
 
 @dataclass(frozen=True)
@@ -102,6 +144,8 @@ class RolloutSampler:
     branches find their prefix in its cache. A group may begin with a part of its traces: its remaining traces follow as
     other traces end.
     """
+    tracer: TraceSampler | None = None
+    """Samples each trace by requests of its own; None samples it in one request, together with others of its group."""
 
     async def sample(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[ValuedTrace, None]:
         """Yield every trace of every group, each as soon as its prover requests are finished, in no particular order.
@@ -151,45 +195,48 @@ class RolloutSampler:
         self, part: _Part, room: asyncio.Semaphore, tasks: asyncio.TaskGroup, done: asyncio.Queue[ValuedTrace | None]
     ) -> None:
         """Send one request for each start of the part, and process each of its traces independently."""
+        if self.tracer is not None:
+            for sample in part.samples:
+                traces = self.tracer.traces(part.group, self._number(sample))
+                tasks.create_task(self._trace(traces, room, tasks, done))
+            return
         starts = part.starts
         requests = [self._request(part.group, number, samples) for number, samples in starts]
         async for completion in self.generator.stream(requests):
             room.release()
             number, samples = starts[completion.request]
-            trace = self._cut(part.group, part.group.starts[number], samples[completion.sample], completion)
+            start, sample = part.group.starts[number], self._number(samples[completion.sample])
+            trace = self._cutter.cut(part.group, start, sample, completion)
             tasks.create_task(self._value(trace, done))
+
+    async def _trace(
+        self,
+        traces: AsyncIterator[SampledTrace],
+        room: asyncio.Semaphore,
+        tasks: asyncio.TaskGroup,
+        done: asyncio.Queue[ValuedTrace | None],
+    ) -> None:
+        """Sample the traces of one sample; the prover is asked about each while the next one is sampled."""
+        async for trace in traces:
+            tasks.create_task(self._value(trace, done))
+        room.release()
+
+    @property
+    def _cutter(self) -> TraceCutter:
+        return TraceCutter(self.tokens, self.plan)
+
+    def _number(self, sample: int) -> int:
+        """The number of a trace among all samples of its problem, those of earlier sessions included."""
+        return self.plan.first_sample + sample
 
     def _request(self, group: PromptedGroup, number: int, samples: range) -> Request:
         start = group.starts[number]
-        first = self.plan.first_sample
-        seeds = [self.plan.rollout_seed(group.problem.id, first + sample) for sample in samples]
+        seeds = [self.plan.rollout_seed(group.problem.id, self._number(sample)) for sample in samples]
         return Request(start.context_ids, seeds, start.settings)
 
-    def _cut(self, group: PromptedGroup, start: Start, sample: int, completion: Completion) -> SampledTrace:
-        """Find the end of the thought and the boundaries of its episodes."""
-        stopped = completion.finish_reason is FinishReason.STOP
-        pieces = self.tokens.pieces(completion.token_ids[:-1] if stopped else completion.token_ids)
-        whole = start.prefix + b"".join(pieces)
-        _, answer = thought_and_answer(whole, self.plan.thought_end)
-        if start.forced and not self.plan.thought_end:  # a box in the prefix is not the answer
-            answer = start.answer_start.encode() + b"".join(pieces)
-        return SampledTrace(
-            iteration=self.plan.iteration,
-            group=group,
-            start=start,
-            sample=self.plan.first_sample + sample,
-            text=whole.decode(errors="replace"),
-            answer_text=(whole if answer is None else answer).decode(errors="replace"),
-            boundaries=[0] if start.forced else self._boundaries(pieces),
-            completion=completion,
-        )
-
-    def _boundaries(self, pieces: Sequence[bytes]) -> list[int]:
-        thought, _ = thought_and_answer(b"".join(pieces), self.plan.thought_end)
-        return cut_episodes(pieces[: tokens_within(pieces, len(thought))], self.plan.rule)
-
     async def _value(self, trace: SampledTrace, done: asyncio.Queue[ValuedTrace | None]) -> None:
-        valuation = Valuation() if self.valuer is None else await self.valuer.value(trace)
+        asked = self.valuer if trace.counts else None  # regret is made of the results of samples
+        valuation = Valuation() if asked is None else await asked.value(trace)
         done.put_nowait(ValuedTrace(trace, valuation))
 
 

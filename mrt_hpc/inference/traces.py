@@ -186,6 +186,17 @@ class SampledTrace:
     boundaries: list[int]
     """[k + 1] token offsets within what was sampled."""
     completion: Completion
+    inserted: list[list[int]] = field(default_factory=list)
+    """The stretches of tokens that were not sampled, see :class:`mrt_hpc.run.records.Rollout`."""
+    stage: int = 0
+    """The number of this trace among those of its sample."""
+    stages: int = 1
+    """The number of traces of its sample; the last one is the result of the sample."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether this trace is the result of its sample."""
+        return self.stage == self.stages - 1
 
     def context(self, boundary: int) -> list[int]:
         """Return the token ids up to a boundary, the prompt included."""
@@ -211,6 +222,9 @@ class SampledTrace:
             boundaries=self.boundaries,
             started=c.started,
             seconds=c.seconds,
+            inserted=self.inserted,
+            stage=self.stage,
+            stages=self.stages,
         )
 
     def branch(self, branch: SampledBranch, answer: str | None, reward: float, look_ahead: float = 0.0) -> Branch:

@@ -17,7 +17,8 @@ from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe, benchmark_sampling, longest_completion
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, longest_completion
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import (

@@ -122,6 +122,8 @@ def _unit_seconds(unit: EvaluationUnit, recipe: Recipe, throughput: Throughput) 
     if problems is None:
         return None
     trace = min(evaluation.max_tokens, recipe.expected.trace_tokens or evaluation.max_tokens / 2)
+    if benchmark.mode is not None:
+        trace = benchmark.mode.expected_tokens(trace)
     if evaluation.prover is not None:
         episodes = (evaluation.episodes or recipe.episodes).max_episodes
         trace += (episodes + 1) * tokens_per_value(evaluation.prover, recipe)

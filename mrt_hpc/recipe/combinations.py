@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.base import misfit
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import Experiment
@@ -27,7 +28,11 @@ def prover_fits(recipe: Recipe) -> None:
 
 
 def prompt_fits(recipe: Recipe) -> None:
-    """Refuse a thought that is opened and never closed, and choices that need a closing tag if there is none."""
+    """Refuse a thought that is opened and never closed, choices that need a closing tag if there is none, and shots
+    without examples.
+    """
+    if recipe.prompt.shots and recipe.prompt.examples is None:
+        raise misfit("prompt.examples", f"a file of examples where prompt.shots is {recipe.prompt.shots}")
     if recipe.prompt.thought_end:
         return
     if recipe.prompt.thought_start:
@@ -63,6 +68,9 @@ def data_fit(recipe: Recipe) -> None:
 def evaluation_fits(recipe: Experiment) -> None:
     """Refuse settings that an evaluation cannot apply."""
     evaluation, prover = recipe.evaluation, recipe.evaluation.prover
+    for benchmark in evaluation.benchmarks:
+        if benchmark.mode is not None:
+            benchmark.mode.check(benchmark_sampling(recipe, benchmark))
     if prover is None:
         return
     if prover.model is not None:

@@ -13,7 +13,6 @@ from mrt_hpc.recipe.base import Line, Name, NotNegative, Section, misfit
 from mrt_hpc.recipe.combinations import evaluation_fits
 from mrt_hpc.recipe.resources import Resources
 from mrt_hpc.recipe.schema import (
-    Benchmark,
     Episodes,
     Evaluation,
     Expected,
@@ -85,29 +84,3 @@ class EvaluationRecipe(Section):
 
 Experiment = Recipe | EvaluationRecipe
 """What a run directory is made from."""
-
-
-class BenchmarkSampling(Section):
-    """How the completions of one benchmark are sampled, with all defaults resolved."""
-
-    prompt: Prompt
-    temperature: float
-    top_p: float
-    max_tokens: int
-
-
-def benchmark_sampling(experiment: Experiment, benchmark: Benchmark) -> BenchmarkSampling:
-    """The prompt and the sampling settings of a benchmark: its own, else those of the evaluation section."""
-    how = experiment.evaluation
-    return BenchmarkSampling(
-        prompt=benchmark.prompt or how.prompt or experiment.prompt,
-        temperature=how.temperature if benchmark.temperature is None else benchmark.temperature,
-        top_p=how.top_p if benchmark.top_p is None else benchmark.top_p,
-        max_tokens=how.max_tokens if benchmark.max_tokens is None else benchmark.max_tokens,
-    )
-
-
-def longest_completion(experiment: Experiment) -> int:
-    """The maximum number of tokens of a completion over all benchmarks; 0 without any."""
-    limits = [benchmark_sampling(experiment, b).max_tokens for b in experiment.evaluation.benchmarks]
-    return max(limits, default=0)

@@ -15,6 +15,7 @@ PATHS = (
     ("data", "path"),
     ("model", "path"),
     ("prompt", "chat_template"),
+    ("prompt", "examples"),
     ("prover", "model"),
     ("serving", "attach", "key_file"),
     ("evaluation", "results"),

@@ -42,6 +42,15 @@ DEFAULT_BACKTRACK = (
 """Stands between an attempt and its revision; {step} is the number of steps kept."""
 
 
+DEFAULT_SEND_BACK = (
+    "Part of this may be wrong. Go back to the last step that holds, and go on from there to the answer."
+)
+"""Sends the model back to its own attempt in an evaluation, where no value tells which step holds."""
+
+CONTINUATION_WORDS = ("Wait", "Alternatively", "But wait", "But hold on")
+"""Words that take the place of the closing tag, so that the thought goes on."""
+
+
 def with_open_forced_texts(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe as it was read, whose provers get ``OPEN_FORCED_TEXT`` where the prompt names an empty closing tag and
     they have no text of their own. Wrong values are left for the schema to refuse.

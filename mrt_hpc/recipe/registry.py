@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
     from mrt_hpc.recipe.algorithm import AlgorithmSettings
+    from mrt_hpc.recipe.mode import ModeSettings
     from mrt_hpc.recipe.prover import ProverSettings
     from mrt_hpc.recipe.site import SiteSettings
     from mrt_hpc.recipe.verifier import VerifierSettings
@@ -43,7 +44,7 @@ class Registry(Generic[S]):
     """
 
     kind: str
-    """In words, for messages: algorithm, prover, verifier."""
+    """In words, for messages: algorithm, prover, verifier, way of evaluating."""
     built_in: Mapping[str, str]
     """Name to ``module:Class``."""
 
@@ -162,6 +163,16 @@ VERIFIERS: Registry[VerifierSettings] = Registry(
         "exact": "mrt_hpc.domains.exact:ExactVerifier",
         "choice": "mrt_hpc.domains.choice:ChoiceVerifier",
         "python": "mrt_hpc.domains.python:PythonVerifier",
+    },
+)
+MODES: Registry[ModeSettings] = Registry(
+    "way of evaluating",
+    {
+        "direct": "mrt_hpc.modes.direct:Direct",
+        "history_conditioned": "mrt_hpc.modes.history_conditioned:HistoryConditioned",
+        "linearised": "mrt_hpc.modes.linearised:Linearised",
+        "budget_forcing": "mrt_hpc.modes.budget_forcing:BudgetForcing",
+        "extrapolation": "mrt_hpc.modes.extrapolation:Extrapolation",
     },
 )
 SITES: Registry[SiteSettings] = Registry(

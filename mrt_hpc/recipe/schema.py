@@ -25,9 +25,10 @@ from mrt_hpc.recipe.combinations import (
     training_fits,
     verifiers_fit,
 )
+from mrt_hpc.recipe.mode import ModeSettings
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.prover import ProverSettings
-from mrt_hpc.recipe.registry import ALGORITHMS, PROVERS, VERIFIERS
+from mrt_hpc.recipe.registry import ALGORITHMS, MODES, PROVERS, VERIFIERS
 from mrt_hpc.recipe.resources import Resources
 from mrt_hpc.recipe.verifier import VerifierSettings
 
@@ -150,6 +151,14 @@ class Prompt(Section):
     chat_template: str | None = None
     """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
     folder.
+    """
+    examples: str | None = None
+    """The path of a file of JSON lines with solved problems for few-shot prompts, each with "id", "problem" and
+    "solution". A solution is shown as it stands there. A relative path starts at the recipe's folder.
+    """
+    shots: Annotated[int, Field(ge=0, le=64)] = 0
+    """The number of examples before each problem, as earlier turns: the first ones of the file. An example with the
+    problem that is asked is passed over.
     """
 
 
@@ -427,6 +436,10 @@ class Benchmark(Section):
     """The nucleus of the sampling distribution; null takes evaluation.top_p."""
     max_tokens: Positive | None = None
     """The maximum number of tokens of a completion; null takes evaluation.max_tokens."""
+    mode: Annotated[ModeSettings, MODES] | None = None
+    """The way of evaluating: how a completion is sampled, and at which tokens its values are asked for. null is
+    ``{type: direct}``.
+    """
 
 
 class Evaluation(Section):

@@ -19,11 +19,15 @@ from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import RolloutPlan
+from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
+from mrt_hpc.modes.base import Mode
+from mrt_hpc.modes.direct import Direct
+from mrt_hpc.modes.writer import Writer
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
+from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.server_control import Server
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.plan.jobs import EvaluationUnit
-    from mrt_hpc.recipe.evaluation_recipe import BenchmarkSampling
+    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
     from mrt_hpc.recipe.schema import Benchmark
     from mrt_hpc.roles.sampling.grading import GradedTrace
     from mrt_hpc.roles.task.context import Task
@@ -221,7 +225,7 @@ class UnitEvaluation:
         prompter = Prompter.of(weights.directory, self.sampling.prompt)
         policy = ProverModel.of(prompter)
         maker = self._prover_maker(policy)
-        length = recipe.sampling.max_prompt_tokens + self.sampling.max_tokens
+        length = recipe.sampling.max_prompt_tokens + self._mode.longest(prompter, self.sampling)
         if maker is not None:
             length += maker.longest_question
         prover = recipe.evaluation.prover
@@ -236,7 +240,8 @@ class UnitEvaluation:
                 )
                 groups = [starts.group(mine[position]) for position in positions]
                 finisher = _PartFinisher(parts, self.unit, {mine[p].id: p for p in positions}, samples)
-                plan = replace(self._plan, group_size=len(samples), first_sample=samples.start)
+                traces = len(samples) * len(self._mode.stages)
+                plan = replace(self._plan, group_size=traces, first_sample=samples.start)
                 run_until_told(self.task.shutdown, self._sample(groups, server, pool, policy, maker, plan, finisher))
 
     @property
@@ -247,6 +252,11 @@ class UnitEvaluation:
     @property
     def _grader(self) -> str:
         return grader_of(self.task.experiment, self.benchmark)
+
+    @property
+    def _mode(self) -> Mode:
+        """The way of evaluating."""
+        return as_kind(self.benchmark.mode or Direct(), Mode)
 
     def _prover_maker(self, policy: ProverModel) -> ProverFactory | None:
         wanted = self.task.experiment.evaluation.prover
@@ -265,7 +275,10 @@ class UnitEvaluation:
         async with client_of(self.task, server) as client:
             prover = None if maker is None else maker.session(client)
             concurrency = self.task.experiment.serving.max_concurrent_sequences
-            session = SamplingSession(client, policy.tokens, pool, plan, prover, concurrency)
+            cutter = TraceCutter(policy.tokens, plan)
+            writer = Writer(client, policy.prompter, cutter, self._settings(policy.prompter))
+            tracer = self._mode.sampler(writer)
+            session = SamplingSession(client, policy.tokens, pool, plan, prover, concurrency, tracer)
             await session.sample(groups, finisher.commit)
 
     @property
@@ -275,7 +288,7 @@ class UnitEvaluation:
         return RolloutPlan(
             run_seed=derive_seed(recipe.seed, "evaluation", self.unit.benchmark),
             iteration=0,
-            group_size=self.benchmark.samples,
+            group_size=self.benchmark.samples * len(self._mode.stages),
             thought_end=self.sampling.prompt.thought_end.encode(),
             rule=EpisodeRule(**(recipe.evaluation.episodes or recipe.episodes).model_dump()),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrt_hpc.errors import UserError, nearest
@@ -116,6 +117,31 @@ def problem_of_line(line: bytes, where: str) -> Problem:
         UserError: naming ``where`` and the field of the first thing wrong.
     """
     return _problem(_object(line, where, _ADVICE), where)
+
+
+@dataclass(frozen=True)
+class SolvedProblem:
+    """An example of a few-shot prompt."""
+
+    id: str
+    problem: str
+    solution: str
+
+
+_EXAMPLE = 'each line is one object such as {"id": "e-1", "problem": "What is 1+1?", "solution": "It is \\\\boxed{2}."}'
+
+
+def read_examples(path: Path) -> list[SolvedProblem]:
+    """All examples of a JSONL file.
+
+    Raises:
+        UserError: naming the line and field of the first thing wrong.
+    """
+    return read_lines(path, None, _example, lambda example: example.id, _EXAMPLE)
+
+
+def _example(row: dict[str, Any], where: str) -> SolvedProblem:
+    return SolvedProblem(*(text_field(row, field, where, _EXAMPLE) for field in ("id", "problem", "solution")))
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.weights import published_versions
@@ -87,6 +87,7 @@ def _settings(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> Re
             "prover": None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
             "episodes": _named(how.episodes or recipe.episodes),
             **_verifier(benchmark.problems),
+            **named_mode(benchmark),
         }
     )
     summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
@@ -101,6 +102,14 @@ def _verifier(problems: ProblemSource) -> dict[str, Any]:
         return {}
     named = {"type": problems.verifier.type, **_named(problems.verifier)}
     return {} if named == {"type": "math"} else {"verifier": named}
+
+
+def named_mode(benchmark: Benchmark) -> dict[str, Any]:
+    """The way of evaluating. The default adds nothing, as for the verifier."""
+    if benchmark.mode is None:
+        return {}
+    named = {"type": benchmark.mode.type, **_named(benchmark.mode)}
+    return {} if named == {"type": "direct"} else {"mode": named}
 
 
 def _named(section: Section) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Parquet files of records: a dataclass a row, its fields the columns."""
+"""Parquet files of records: a dataclass a row, its fields the columns.
+
+A field with a default is a column only where a row differs from the default. So a field that is added to a record
+leaves the files of all rows without it as they were, and older files are read as if they had it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,9 @@ def _arrow_type(hint: Any) -> pa.DataType:
 
 def write_records(path: Path, records: Sequence[Any], record_type: type) -> None:
     """Write a parquet file; the caller makes its appearance atomic."""
-    schema = arrow_schema(record_type)
+    whole, defaults = arrow_schema(record_type), _defaults(record_type)
+    usual = {name for name, value in defaults.items() if all(getattr(r, name) == value for r in records)}
+    schema = pa.schema([f for f in whole if f.name not in usual])
     columns = [pa.array([getattr(r, f.name) for r in records], type=f.type) for f in schema]
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), path, compression="zstd")
 
@@ -81,8 +87,9 @@ def read_records(
     """
     wanted = None if problems is None else pc.field("problem_id").isin(list(problems))
     table = _read_table(source, where, wanted)
-    expected = arrow_schema(record_type)
-    if table.schema.names != expected.names:
+    expected, there = arrow_schema(record_type), set(table.schema.names)
+    defaults = _defaults(record_type)
+    if table.schema.names != [name for name in expected.names if name in there or name not in defaults]:
         raise _other_columns(where or source, table.schema.names, str(expected.names))
     return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
 
@@ -181,6 +188,13 @@ def _rows(batch: pa.RecordBatch, sources: dict[str, str], lengths: set[str]) -> 
         for name, source in sources.items()
     }
     return pa.table(columns).to_pylist()
+
+
+def _defaults(record_type: type) -> dict[str, Any]:
+    """The defaults of the fields that have one."""
+    fields = dataclasses.fields(record_type)
+    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+    return made | {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:

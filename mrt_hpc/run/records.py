@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -46,7 +46,7 @@ class Rollout:
     token_ids: list[int]
     """[T], with the stop token last where ``finish_reason`` is STOP."""
     logprobs: list[float]
-    """[T], natural logarithm, of the distribution sampled from (temperature applied)."""
+    """[T], natural logarithm, of the distribution sampled from (temperature applied); 0 for an inserted token."""
     finish_reason: FinishReason
     text: str
     answer: str | None
@@ -59,6 +59,24 @@ class Rollout:
     """Seconds since the epoch, by the clock of the node that sampled."""
     seconds: float
     """From sending the request to its last token."""
+    inserted: list[list[int]] = field(default_factory=list)
+    """The first index and the number of tokens of each stretch of ``token_ids`` that a way of evaluating has inserted,
+    in ascending order. All other tokens were sampled.
+    """
+    stage: int = 0
+    """The number of this rollout among those of its sample: a round of revision, or a budget."""
+    stages: int = 1
+    """The number of rollouts of its sample; ``sample`` counts the stages of all samples of the problem through."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rollout is the result of its sample: the last of its stages."""
+        return self.stage == self.stages - 1
+
+    @property
+    def sampled_tokens(self) -> int:
+        """The number of tokens that the model has sampled."""
+        return len(self.token_ids) - sum(length for _, length in self.inserted)
 
     def prefix(self, boundary: int) -> list[int]:
         """The sampled tokens before boundary j: the first j episodes."""

@@ -43,6 +43,8 @@ class Fingerprint(BaseModel):
     seed: int
     sampling: dict[str, Any]
     """Prompt, temperature, top-p and token limit."""
+    mode: dict[str, Any]
+    """The way of evaluating; empty for the direct one."""
     episodes: dict[str, Any]
     """The rule that cuts thoughts into episodes."""
     prover: dict[str, Any] | None
@@ -151,8 +153,11 @@ class StoredSamples:
 
 
 def samples_of(sampled: Sampled, numbers: Collection[int]) -> Sampled:
-    """The records of some samples. The counts of their cost are those of the records that stay."""
-    wanted = set(numbers)
+    """The records of some samples, each with all of its stages. The counts of their cost are those of the records that
+    stay.
+    """
+    stages = max((r.stages for r in sampled.rollouts), default=1)
+    wanted = {number * stages + stage for number in numbers for stage in range(stages)}
     rollouts = [r for r in sampled.rollouts if r.sample in wanted]
     branches = [b for b in sampled.branches if b.sample in wanted]
     if len(rollouts) == len(sampled.rollouts):

@@ -30,12 +30,14 @@ def blocks(heading: str) -> dict[str, str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where a user writes a recipe; the examples lie beside it under their own names."""
-    for example in ("my_method.py", "my_verifier.py"):
+    for example in ("my_method.py", "my_mode.py", "my_verifier.py"):
         shutil.copy(ROOT / "tests" / "examples" / example, tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("heading", ["Add an algorithm", "Add a prover", "Add a verifier", "Add a benchmark"])
+@pytest.mark.parametrize(
+    "heading", ["Add an algorithm", "Add a prover", "Add a verifier", "Add a benchmark", "Add a way of evaluating"]
+)
 def test_what_is_added_to_a_recipe_makes_a_run(folder: Path, heading: str) -> None:
     found = blocks(heading)
     (folder / "my_recipe.yaml").write_text(found["yaml"])

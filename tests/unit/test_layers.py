@@ -17,6 +17,7 @@ LAYERS = [
     {"algorithms"},
     {"provers"},
     {"datasets"},
+    {"modes"},
     {"inference", "training", "domains", "analysis"},
     {"plan"},
     {"mrt"},

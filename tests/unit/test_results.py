@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +26,7 @@ MINE, OTHER = "a" * 64, "b" * 64
 def fingerprint(**changes: object) -> Fingerprint:
     fields = {
         "weights": "w", "benchmark": "held-out", "problems": "p", "seed": 0, "sampling": {"temperature": 0.6},
-        "episodes": {}, "prover": None, "engine": {"vllm": "0.32.0", "dtype": "bfloat16"},
+        "mode": {}, "episodes": {}, "prover": None, "engine": {"vllm": "0.32.0", "dtype": "bfloat16"},
     }  # fmt: skip
     return Fingerprint.model_validate({**fields, **changes})
 
@@ -43,7 +44,8 @@ def batch(numbers: range) -> Sampled:
     "change",
     [
         {"weights": "x"}, {"benchmark": "x"}, {"problems": "x"}, {"seed": 1}, {"sampling": {"temperature": 0.7}},
-        {"episodes": {"group_size": 2}}, {"prover": {"type": "forced_answer"}}, {"engine": {"vllm": "0.33.0"}},
+        {"episodes": {"group_size": 2}}, {"mode": {"type": "linearised"}},
+        {"prover": {"type": "forced_answer"}}, {"engine": {"vllm": "0.33.0"}},
     ],
 )  # fmt: skip
 def test_each_field_makes_another_fingerprint(change: dict[str, object]) -> None:
@@ -120,3 +122,9 @@ def test_a_lease_ends_with_the_heart_of_its_holder(store: StoredSamples, tmp_pat
     with Heart(first.heart, first.attempt, 60.0):
         assert Leases(store.leases, first, Observer(60.0), lambda _: False).claim(0)
     assert Leases(store.leases, second, Observer(60.0), lambda _: False).claim(0)
+
+
+def test_a_sample_has_all_of_its_stages() -> None:
+    """With three rounds the traces of sample 1 have the numbers 3, 4 and 5."""
+    rounds = [replace(rollout("p", number), stage=number % 3, stages=3) for number in range(6)]
+    assert [r.sample for r in samples_of(sampled(*rounds), [1]).rollouts] == [3, 4, 5]

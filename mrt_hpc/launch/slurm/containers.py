@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe, benchmark_sampling
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.schema import HuggingFaceModel
 
 if TYPE_CHECKING:

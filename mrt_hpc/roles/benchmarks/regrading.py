@@ -9,7 +9,7 @@ from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.roles.sampling.grading import TraceGrader, TraceRecords
 from mrt_hpc.run.groups import Sampled
 

@@ -8,16 +8,18 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.domains.grader_digest import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.lock import versions
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.sampling.parts import merged
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.data import read_problems, share
+from mrt_hpc.run.evaluation_settings import named_mode
 from mrt_hpc.run.leases import Leases
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.results import DIGITS, Batch, Fingerprint, StoredSamples
@@ -25,12 +27,12 @@ from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from mrt_hpc.plan.jobs import EvaluationUnit
     from mrt_hpc.recipe.base import Section
+    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.recipe.schema import Benchmark, Prompt
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.layout import RunLayout
@@ -66,11 +68,28 @@ def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchma
         benchmark=benchmark.name,
         problems=checksum(layout.benchmark_data(benchmark.name)),
         seed=experiment.seed,
-        sampling=benchmark_sampling(experiment, benchmark).model_dump(mode="json", exclude_defaults=True),
+        sampling=_sampling(benchmark_sampling(experiment, benchmark)),
+        mode=named_mode(benchmark),
         episodes=_named(how.episodes or experiment.episodes),
         prover=None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
         engine={"dtype": experiment.serving.dtype, **{k: v for k, v in versions().items() if k in ENGINE}},
     )
+
+
+def _sampling(how: BenchmarkSampling) -> dict[str, Any]:
+    """What decides how a completion is sampled; a limit of prompts decides only which problems there are."""
+    return {
+        "prompt": {**_named(how.prompt), **_contents(how.prompt)},
+        "temperature": how.temperature,
+        "top_p": how.top_p,
+        "max_tokens": how.max_tokens,
+    }
+
+
+def _contents(prompt: Prompt) -> dict[str, str]:
+    """The checksums of the files that a prompt names, in place of their paths."""
+    files = {"chat_template": prompt.chat_template, "examples": prompt.examples}
+    return {field: checksum(Path(path)) for field, path in files.items() if path is not None}
 
 
 def _named(section: Section) -> dict[str, object]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.intervals import summarise_evaluation
 from mrt_hpc.domains.small_world.quality import trace_quality
@@ -37,7 +39,8 @@ def summary_of(
         version: the weights version.
         parts: all shards of its samples.
     """
-    rollouts = [rollout for part in parts for rollout in part.rollouts]
+    every_stage = [rollout for part in parts for rollout in part.rollouts]
+    rollouts = [rollout for rollout in every_stage if rollout.counts]
     statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(benchmark.name))}
     traces = [(statements[r.problem_id], r.text) for r in rollouts]
     return summarise_evaluation(
@@ -50,6 +53,7 @@ def summary_of(
         quality=trace_quality(benchmark.problems, traces),
         regret=_regret(parts, experiment.evaluation),
         regret_tokens=experiment.evaluation.regret_tokens,
+        stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),
         settings=settings_of(layout, experiment, benchmark).now.summarised,
     )
 
@@ -58,6 +62,14 @@ def _regret(parts: Sequence[Sampled], how: Evaluation) -> dict[int, dict[str, fl
     """Regret by budget and problem; empty where no prefix was valued."""
     traces = valued_traces(parts, how.regret_tokens)
     return {budget: regret_by_problem(traces, budget) for budget in how.regret_budgets if traces}
+
+
+def stage_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, float]:
+    """Return the mean over problems of the mean reward of each stage, by its name; nothing where there is one stage."""
+    if len(names) == 1:
+        return {}
+    by_stage = {name: rewards_by_problem([r for r in rollouts if r.stage == stage]) for stage, name in enumerate(names)}
+    return {name: float(np.mean([np.mean(r) for r in rewards.values()])) for name, rewards in by_stage.items()}
 
 
 def rewards_by_problem(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe, benchmark_sampling
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.data import left_out_file, read_problems, write_problems
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
-from mrt_hpc.recipe.evaluation_recipe import benchmark_sampling
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.prompts import BOX
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 
     from mrt_hpc.domains.pool import GraderPool
-    from mrt_hpc.inference.sampler import Generator, RolloutPlan
+    from mrt_hpc.inference.sampler import Generator, RolloutPlan, TraceSampler
     from mrt_hpc.inference.tokens import TokenBytes
     from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
     from mrt_hpc.provers.prover_session import ProverSession
@@ -42,6 +42,8 @@ class SamplingSession:
     """The prover's session; None asks for no values."""
     concurrency: int = 256
     """The maximum number of traces that are sampled at a time."""
+    tracer: TraceSampler | None = None
+    """Samples each trace by requests of its own; None samples it in one request, as training does."""
 
     async def traces(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[tuple[str, asyncio.Task[GradedTrace]]]:
         """Every trace when it is sampled, with the id of its problem; its grading continues in the background.
@@ -53,7 +55,7 @@ class SamplingSession:
             UserError: the server refused a request, or stayed unreachable.
         """
         valuer = None if self.prover is None else self.prover.estimator
-        sampler = RolloutSampler(self.generator, self.tokens, self.plan, valuer, self.concurrency)
+        sampler = RolloutSampler(self.generator, self.tokens, self.plan, valuer, self.concurrency, self.tracer)
         async with aclosing(sampler.sample(groups)) as sampled:
             async for valued in sampled:
                 yield valued.trace.group.problem.id, asyncio.create_task(self._grader.grade(valued))

@@ -1,0 +1,1 @@
+"""Ways of evaluating: how the traces of an evaluation are sampled."""

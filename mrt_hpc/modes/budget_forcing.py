@@ -1,0 +1,118 @@
+"""Thoughts of given lengths: cut at a budget, or continued up to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
+from mrt_hpc.modes.draft import Draft
+from mrt_hpc.recipe.base import Positive, misfit
+from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mrt_hpc.inference.prompting import Prompter
+    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
+    from mrt_hpc.modes.writer import Thought, Writer
+    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
+
+ANSWER_TOKENS = 64
+"""The expected number of tokens of a forced answer."""
+
+
+class BudgetForcing(Mode):
+    """The thought is cut at each of the budgets and an answer is forced there. A thought that ends before a budget
+    answers by itself, unless ``extend`` makes it go on. All budgets of a sample cut one thought; each gives a rollout
+    with a reward, and that of the largest budget is the result. Values are asked for at the start and at the cuts.
+
+    Source: paper, Section 6 (test-time compute by budget).
+    """
+
+    type: Literal["budget_forcing"] = "budget_forcing"
+    budgets: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    """The numbers of tokens at which the thought is cut, in ascending order. They may exceed evaluation.max_tokens."""
+    extend: bool = False
+    """Whether a thought that ends before the largest budget goes on: a word is inserted in place of the closing tag."""
+    words: Annotated[tuple[str, ...], Field(min_length=1)] = ("Wait",)
+    """The words that continue a thought with ``extend``, in rotation."""
+    forced_text: str = DEFAULT_FORCED_TEXT
+    """The text that ends a thought at a budget and starts the answer."""
+    answer_tokens: Positive = 1024
+    """The maximum number of tokens of an answer."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The budgets."""
+        return tuple(f"{budget} tokens" for budget in self.budgets)
+
+    def sampler(self, writer: Writer) -> BudgetSampler:
+        """Return what cuts thoughts."""
+        return BudgetSampler(self, writer)
+
+    def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:  # noqa: ARG002 - the budgets set the limit
+        """Return the tokens of the largest budget, of the text that ends it, and of the answer."""
+        return self.budgets[-1] + len(prompter.ids(self.forced_text)) + self.answer_tokens
+
+    def expected_tokens(self, trace: float) -> float:
+        """Return the expected tokens of the thought and the answers."""
+        return (self.budgets[-1] if self.extend else min(trace, self.budgets[-1])) + ANSWER_TOKENS * len(self.budgets)
+
+    def check(self, sampling: BenchmarkSampling) -> None:
+        """Refuse budgets in another order, and texts that end no thought."""
+        needs_tags(sampling, self)
+        needs_words(self.words, self)
+        closes_thought(sampling, self, self.forced_text)
+        if sorted(set(self.budgets)) != list(self.budgets):
+            raise misfit("evaluation.benchmarks", f"budgets in ascending order, each once; they are {self.budgets}")
+
+
+@dataclass(frozen=True)
+class BudgetSampler:
+    """Samples one thought for each sample, and an answer for each of its budgets."""
+
+    mode: BudgetForcing
+    writer: Writer
+
+    async def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
+        """Yield a trace for each budget. Budgets beyond the end of the thought share one answer."""
+        thought = await self._thought(group, sample)
+        answered: dict[int, Draft] = {}
+        for stage, budget in enumerate(self.mode.budgets):
+            cut = min(budget, len(thought.draft))
+            if cut not in answered:
+                seed = self.writer.plan.seed("budget", group.problem.id, sample, stage)
+                answered[cut] = await self._answered(thought, cut, seed)
+            yield self.writer.trace(
+                group,
+                sample,
+                answered[cut],
+                boundaries=sorted({0, *answered}),
+                stage=stage,
+                stages=len(self.mode.budgets),
+            )
+
+    async def _thought(self, group: PromptedGroup, sample: int) -> Thought:
+        """The thought up to the largest budget; its first request has the seed of a direct evaluation."""
+        writer, most = self.writer, self.mode.budgets[-1]
+        seed = writer.plan.rollout_seed(group.problem.id, sample)
+        thought, count = await writer.think(Draft(group.prompt_ids), seed, most), 0
+        while self.mode.extend and thought.ended:
+            longer = writer.paragraph(thought.draft, self.mode.words[count % len(self.mode.words)])
+            if len(longer) >= most:
+                break
+            count += 1
+            seed = writer.plan.seed("extension", group.problem.id, sample, count)
+            thought = await writer.think(longer, seed, most - len(longer))
+        return thought
+
+    async def _answered(self, thought: Thought, cut: int, seed: int) -> Draft:
+        """The thought up to a cut with its answer: the model's own where the model has ended the thought there."""
+        if cut == len(thought.draft) and thought.closed is not None:
+            closed = thought.closed
+        else:
+            closed = self.writer.insert(thought.draft.kept(cut), self.mode.forced_text)
+        return await self.writer.complete(closed, seed, self.mode.answer_tokens)

@@ -1,0 +1,108 @@
+"""Extrapolation past the budget of the training, by words in place of the closing tag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
+from mrt_hpc.modes.draft import Draft
+from mrt_hpc.recipe.base import Count, Positive, misfit
+from mrt_hpc.recipe.prompts import CONTINUATION_WORDS, DEFAULT_FORCED_TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mrt_hpc.inference.prompting import Prompter
+    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
+    from mrt_hpc.modes.writer import Writer
+    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
+
+
+class Extrapolation(Mode):
+    """A thought of at most evaluation.max_tokens goes on past its end: a word is inserted in place of the closing tag,
+    and up to ``tokens`` more are sampled, ``extensions`` times. A paragraph that a limit has cut is dropped. Values are
+    asked for at the start, where the thought would have ended, and after every ``value_every`` extensions: boundary 1
+    belongs to evaluation.max_tokens, boundary j + 1 to j * value_every * tokens more. The reward is that of the answer
+    after the last extension.
+
+    Source: paper, Section 6 (extrapolation), and the authors' code.
+    """
+
+    type: Literal["extrapolation"] = "extrapolation"
+    words: Annotated[tuple[str, ...], Field(min_length=1)] = CONTINUATION_WORDS
+    """The words that continue the thought, in rotation."""
+    extensions: Count = 8
+    """The number of extensions."""
+    tokens: Positive = 2048
+    """The maximum number of tokens that one extension samples."""
+    value_every: Count = 2
+    """The number of extensions between two values."""
+    forced_text: str = DEFAULT_FORCED_TEXT
+    """The text that ends the thought after the last extension and starts the answer, unless the model ends it."""
+    answer_tokens: Positive = 1024
+    """The maximum number of tokens of the answer."""
+
+    def budgets(self, base: int) -> tuple[int, ...]:
+        """Return the number of tokens that each boundary after the first one stands for.
+
+        Args:
+            base: evaluation.max_tokens.
+        """
+        return tuple(base + self.tokens * w for w in range(0, self.extensions + 1, self.value_every))
+
+    def word(self, extension: int) -> str:
+        """Return the word that begins an extension, which are numbered from 0."""
+        return self.words[extension % len(self.words)]
+
+    def sampler(self, writer: Writer) -> Extender:
+        """Return what extends thoughts."""
+        return Extender(self, writer)
+
+    def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of the thought with all extensions and words, of the text after it, and of the answer."""
+        words = max(len(prompter.ids("\n\n")) + len(prompter.ids(word)) for word in self.words)
+        thought = sampling.max_tokens + self.extensions * (self.tokens + words)
+        return thought + len(prompter.ids(self.forced_text)) + self.answer_tokens
+
+    def expected_tokens(self, trace: float) -> float:
+        """Return the expected tokens of the thought with all extensions."""
+        return trace + self.extensions * self.tokens
+
+    def check(self, sampling: BenchmarkSampling) -> None:
+        """Refuse texts that end no thought, and extensions after the last value."""
+        needs_tags(sampling, self)
+        needs_words(self.words, self)
+        closes_thought(sampling, self, self.forced_text)
+        if self.extensions % self.value_every:
+            raise misfit(
+                "evaluation.benchmarks",
+                f"extensions of mode extrapolation that are a multiple of value_every; {self.extensions} is none of "
+                f"{self.value_every}",
+            )
+
+
+@dataclass(frozen=True)
+class Extender:
+    """Samples a thought for each sample, and extends it."""
+
+    mode: Extrapolation
+    writer: Writer
+
+    async def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
+        """Yield the one trace of a sample; its first request has the seed of a direct evaluation."""
+        writer, mode, problem = self.writer, self.mode, group.problem.id
+        seed = writer.plan.rollout_seed(problem, sample)
+        thought = await writer.think(Draft(group.prompt_ids), seed, writer.settings.max_tokens)
+        points = [0, len(writer.settled(thought))]
+        for extension in range(mode.extensions):
+            longer = writer.paragraph(writer.settled(thought), mode.word(extension))
+            seed = writer.plan.seed("extension", problem, sample, extension + 1)
+            thought = await writer.think(longer, seed, mode.tokens)
+            if (extension + 1) % mode.value_every == 0:
+                points.append(len(writer.settled(thought)))
+        closed = thought.closed or writer.insert(writer.settled(thought), mode.forced_text)
+        whole = await writer.complete(closed, writer.plan.seed("budget", problem, sample, 0), mode.answer_tokens)
+        yield writer.trace(group, sample, whole, boundaries=points)

@@ -1,0 +1,40 @@
+"""How the completions of one benchmark are sampled: its own fields, else those of the evaluation section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Benchmark, Prompt
+
+
+@dataclass(frozen=True)
+class BenchmarkSampling:
+    """The prompt and the limits of one benchmark, with all defaults resolved."""
+
+    prompt: Prompt
+    temperature: float
+    top_p: float
+    max_tokens: int
+    """The maximum number of tokens of a completion."""
+    max_prompt_tokens: int
+
+
+def benchmark_sampling(experiment: Experiment, benchmark: Benchmark) -> BenchmarkSampling:
+    """The prompt and the sampling settings of a benchmark of a recipe."""
+    how = experiment.evaluation
+    return BenchmarkSampling(
+        prompt=benchmark.prompt or how.prompt or experiment.prompt,
+        temperature=how.temperature if benchmark.temperature is None else benchmark.temperature,
+        top_p=how.top_p if benchmark.top_p is None else benchmark.top_p,
+        max_tokens=how.max_tokens if benchmark.max_tokens is None else benchmark.max_tokens,
+        max_prompt_tokens=experiment.sampling.max_prompt_tokens,
+    )
+
+
+def longest_completion(experiment: Experiment) -> int:
+    """The maximum number of tokens of a completion over all benchmarks; 0 without any."""
+    limits = [benchmark_sampling(experiment, b).max_tokens for b in experiment.evaluation.benchmarks]
+    return max(limits, default=0)

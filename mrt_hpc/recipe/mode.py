@@ -1,0 +1,37 @@
+"""The part of a way of evaluating that the lower layers need: its fields in a recipe, and its rollouts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.base import Section
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
+
+
+class ModeSettings(Section):
+    """The fields of every way of evaluating. Subclasses add a ``type``, fields of their own, and how they sample."""
+
+    if TYPE_CHECKING:
+        type: str
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the rollouts that one sample gives, in their order; the last one is the sample's result."""
+        return ("answer",)
+
+    def expected_tokens(self, trace: float) -> float:
+        """Return the expected number of tokens of one sample.
+
+        Args:
+            trace: the expected number of tokens of a trace that is sampled in one request.
+        """
+        return trace
+
+    def check(self, sampling: BenchmarkSampling) -> None:
+        """Refuse fields that contradict each other, or the prompt and limits of the benchmark.
+
+        Raises:
+            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`.
+        """

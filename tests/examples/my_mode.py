@@ -1,0 +1,58 @@
+"""A way of evaluating of a user's own, as it lies beside a recipe: a thought that has ended goes on once.
+
+CONTRIBUTING explains it; tests/unit/test_modes.py runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.modes.base import Mode, needs_tags
+from mrt_hpc.modes.draft import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mrt_hpc.inference.prompting import Prompter
+    from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
+    from mrt_hpc.modes.writer import Writer
+    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
+
+
+class OneMoreLook(Mode):
+    """A word is inserted once in place of the closing tag; the model then thinks on, and answers."""
+
+    type: str
+    word: str = "Wait"
+    """The word."""
+
+    def sampler(self, writer: Writer) -> OneMoreLookSampler:
+        """Return what samples the traces."""
+        return OneMoreLookSampler(writer, self.word)
+
+    def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of the thought, of a blank line and the word, and of what follows."""
+        return 2 * sampling.max_tokens + len(prompter.ids(f"\n\n{self.word}"))
+
+    def check(self, sampling: BenchmarkSampling) -> None:
+        """Refuse a prompt without a closing tag."""
+        needs_tags(sampling, self)
+
+
+@dataclass(frozen=True)
+class OneMoreLookSampler:
+    """Samples a thought, inserts the word, and samples to the end."""
+
+    writer: Writer
+    word: str
+
+    async def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
+        """Yield the one trace of a sample; its boundaries are those of its episodes."""
+        writer, problem = self.writer, group.problem.id
+        limit = writer.settings.max_tokens
+        seed = writer.plan.rollout_seed(problem, sample)
+        thought = await writer.think(Draft(group.prompt_ids), seed, limit)
+        longer = writer.paragraph(writer.settled(thought), self.word)
+        whole = await writer.complete(longer, writer.plan.seed("second look", problem, sample), limit)
+        yield writer.trace(group, sample, whole)

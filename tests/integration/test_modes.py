@@ -1,0 +1,349 @@
+"""Every way of evaluating through a real vLLM server, with the small world's model after a short warm start."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import ROOT
+
+from mrt_hpc.algorithms.starts import WholeTraces
+from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Split, problems
+from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
+from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.inference.client import SamplingSettings, connect
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
+from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.modes.base import Mode
+from mrt_hpc.modes.writer import Writer
+from mrt_hpc.mrt.episodes import EpisodeRule
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
+from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.evaluation import run, valued_traces
+from mrt_hpc.roles.sampling.grading import GradedTrace, graded_in_order
+from mrt_hpc.roles.sampling.session import SamplingSession
+from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.records import FinishReason
+from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.run.weights import publish
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.inference.client import Completion, Request
+    from mrt_hpc.inference.sampler import Generator
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.records import Rollout
+
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+BLOCK = 32
+"""The tokens of a block of the server's prefix cache on CPU."""
+BASE = 64
+"""evaluation.max_tokens"""
+PROBLEMS, SAMPLES = 3, 2
+FORCED = "Time is up.\\n\\n</think>\\n\\n\\\\boxed{"
+EXTRAPOLATION = (
+    "{type: extrapolation, words: [Wait, First], extensions: 4, tokens: 48, value_every: 2, answer_tokens: 8, "
+    f'forced_text: "{FORCED}"}}'
+)
+BUDGETS = f'{{type: budget_forcing, budgets: [16, 40, 128], answer_tokens: 8, forced_text: "{FORCED}"'
+PROVER = f'evaluation.prover={{type: forced_answer, forced_text: "{FORCED}", branches: 2, max_tokens: 4}}'
+
+
+def recipe_with(mode: str) -> Recipe:
+    entry = f"{{name: b, samples: {SAMPLES}, problems: {{type: small_world, split: held_out, problems: {PROBLEMS}}}"
+    benchmarks = f"evaluation.benchmarks=[{entry}, mode: {mode}}}]"
+    regret = "evaluation.regret_budgets=[32, 64]"
+    return load_recipe(QUICKSTART, (benchmarks, PROVER, regret, f"evaluation.max_tokens={BASE}"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that writes traces of the right form, and seldom right ones."""
+    directory = tmp_path_factory.mktemp("modes") / "model"
+    warm_start(WarmStartSettings(steps=150), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    settings = ServerSettings(
+        model, max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32, cpu_threads=1
+    )
+    with VllmServer(settings, tmp_path_factory.mktemp("logs") / "server.log") as server:
+        yield server
+
+
+@dataclass
+class Recording:
+    """A client that keeps what it was asked and what came."""
+
+    client: Generator
+    told: list[tuple[Request, Completion]] = field(default_factory=list)
+
+    async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        async for completion in self.client.stream(requests):
+            self.told.append((requests[completion.request], completion))
+            yield completion
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """All traces of one evaluation, and the requests that made them."""
+
+    graded: list[GradedTrace]
+    told: list[tuple[Request, Completion]]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [trace.rollout for trace in self.graded]
+
+
+def evaluate(server: VllmServer, model: Path, mode: str, *, prover: bool = False) -> Evaluated:
+    """As the evaluation's task does it."""
+    recipe = recipe_with(mode)
+    prompter = Prompter.of(model, recipe.prompt)
+    settings = SamplingSettings(BASE, 1.0, stop_token_ids=prompter.stop_token_ids)
+    groups = [WholeTraces(prompter, SAMPLES, settings, 64).group(p) for p in problems(Split.HELD_OUT, PROBLEMS)]
+    way = recipe.evaluation.benchmarks[0].mode
+    assert way is not None
+    plan = RolloutPlan(3, 0, SAMPLES * len(way.stages), rule=EpisodeRule(markers=("Wait",), min_paragraphs=1))
+    tokens = TokenBytes(prompter.tokenizer)
+    asked = recipe.evaluation.prover
+    assert asked is not None
+    found: list[GradedTrace] = []
+
+    async def finish(group: list[asyncio.Task[GradedTrace]]) -> None:
+        found.extend(await graded_in_order(group))
+
+    async def sample(pool: GraderPool) -> list[tuple[Request, Completion]]:
+        async with connect(server.control.address, server.control.key) as client:
+            recording = Recording(client)
+            writer = Writer(recording, prompter, TraceCutter(tokens, plan), settings)
+            maker = ProverFactory.of(asked, ProverModel.of(prompter), 3)
+            valuer = maker.session(client) if prover else None
+            tracer = as_kind(way, Mode).sampler(writer)
+            session = SamplingSession(recording, tokens, pool, plan, valuer, 4, tracer)
+            await session.sample(groups, finish)
+            return recording.told
+
+    with GraderPool(verifier_of(recipe.evaluation.benchmarks[0].problems, recipe.grading), 1, 5.0) as pool:
+        told = asyncio.run(sample(pool))
+    found.sort(key=lambda t: (t.rollout.problem_id, t.rollout.sample))
+    assert len(found) == PROBLEMS * plan.group_size
+    return Evaluated(found, told)
+
+
+def text(model: Path, ids: Sequence[int]) -> str:
+    return TokenBytes(Prompter.of(model, recipe_with("null").prompt).tokenizer).text(ids)
+
+
+def inserted(model: Path, rollout: Rollout) -> list[str]:
+    return [text(model, rollout.token_ids[at : at + length]) for at, length in rollout.inserted]
+
+
+def assert_found_in_cache(evaluated: Evaluated) -> None:
+    """Every request that continues another one finds the whole blocks of its tokens in the cache."""
+    followed = 0
+    for request, completion in evaluated.told:
+        shared = max((common(ids, request.prompt_ids) for ids in computed_before(evaluated, completion)), default=0)
+        followed += shared > BLOCK
+        assert completion.cached_tokens is not None
+        assert completion.cached_tokens >= min(shared, len(request.prompt_ids) - 1) // BLOCK * BLOCK
+    assert followed
+
+
+def computed_before(evaluated: Evaluated, completion: Completion) -> list[list[int]]:
+    """The tokens of the requests that had ended when a request was sent. A last token is sampled, not computed."""
+    told = [(request, c) for request, c in evaluated.told if c.started + c.seconds <= completion.started]
+    return [[*request.prompt_ids, *c.token_ids[:-1]] for request, c in told]
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of equal tokens at the beginning of both."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def assert_whole(rollout: Rollout) -> None:
+    """Log-probabilities for all tokens, those of sampled ones below 0."""
+    assert len(rollout.logprobs) == len(rollout.token_ids)
+    forced = {at + n for at, length in rollout.inserted for n in range(length)}
+    assert {n for n in forced if rollout.logprobs[n] != 0.0} == set()
+    assert rollout.sampled_tokens == len(rollout.token_ids) - len(forced) > 0
+    assert any(logprob < 0 for logprob in rollout.logprobs)
+
+
+MODES = {
+    "direct": "{type: direct}",
+    "history_conditioned": "{type: history_conditioned, backtrack: Wait, attempt_tokens: 48}",
+    "linearised": "{type: linearised, rounds: 4, window: 2, round_tokens: 48, backtrack: Wait}",
+    "budget_forcing": BUDGETS + "}",
+    "budget_forcing_extended": BUDGETS + ", extend: true}",
+    "extrapolation": EXTRAPOLATION,
+}
+
+
+@pytest.fixture(scope="module")
+def evaluated(server: VllmServer, model: Path) -> dict[str, Evaluated]:
+    return {name: evaluate(server, model, mode) for name, mode in MODES.items()}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_the_same_seed_gives_the_same_tokens(
+    server: VllmServer, model: Path, evaluated: dict[str, Evaluated], name: str
+) -> None:
+    again = evaluate(server, model, MODES[name])
+    assert [r.token_ids for r in again.rollouts] == [r.token_ids for r in evaluated[name].rollouts]
+    assert len({tuple(r.token_ids) for r in again.rollouts}) > PROBLEMS, "samples differ"
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_every_token_has_its_log_probability(evaluated: dict[str, Evaluated], name: str) -> None:
+    for rollout in evaluated[name].rollouts:
+        assert_whole(rollout)
+
+
+@pytest.mark.parametrize("name", [name for name in MODES if name != "direct"])
+def test_what_is_continued_is_in_the_prefix_cache(evaluated: dict[str, Evaluated], name: str) -> None:
+    assert_found_in_cache(evaluated[name])
+
+
+def test_the_second_attempts_prompt_holds_the_first(model: Path, evaluated: dict[str, Evaluated]) -> None:
+    rollouts = evaluated["history_conditioned"].rollouts
+    for first, second in zip(rollouts[::2], rollouts[1::2], strict=True):
+        assert (first.stage, second.stage, second.counts) == (0, 1, True)
+        assert len(first.token_ids) <= 48
+        shown = first.token_ids[:-1] if first.finish_reason is FinishReason.STOP else first.token_ids
+        assert second.prompt_ids[: len(first.prompt_ids) + len(shown)] == [*first.prompt_ids, *shown]
+        assert text(model, second.prompt_ids).endswith("<|end|>\nWait\n<think>\n")
+
+
+def test_a_first_attempt_is_the_direct_trace_of_its_seed(evaluated: dict[str, Evaluated]) -> None:
+    direct = evaluated["direct"].rollouts
+    first = evaluated["history_conditioned"].rollouts[::2]
+    assert [r.seed for r in first] == [r.seed for r in direct]
+    for one, other in zip(first, direct, strict=True):
+        assert one.token_ids == other.token_ids[: len(one.token_ids)]
+
+
+def test_prompts_hold_a_sliding_window_of_attempts(model: Path, evaluated: dict[str, Evaluated]) -> None:
+    rollouts = evaluated["linearised"].rollouts
+    for sample in range(PROBLEMS * SAMPLES):
+        rounds = rollouts[4 * sample : 4 * sample + 4]
+        turns = [turn(model, r) for r in rounds]
+        prompt = rounds[0].prompt_ids
+        assert [r.stage for r in rounds] == [0, 1, 2, 3]
+        assert rounds[1].prompt_ids == [*prompt, *turns[0]]
+        assert rounds[2].prompt_ids == [*prompt, *turns[0], *turns[1]]
+        assert rounds[3].prompt_ids == [*prompt, *turns[1], *turns[2]]
+
+
+def turn(model: Path, attempt: Rollout) -> list[int]:
+    """An attempt as the next prompt shows it: without its end token, or with its thought closed, and the sentence."""
+    prompter = Prompter.of(model, recipe_with("null").prompt)
+    stopped = attempt.finish_reason is FinishReason.STOP
+    shown = attempt.token_ids[:-1] if stopped else attempt.token_ids
+    closing = "" if stopped or "</think>" in text(model, shown) else "</think>"
+    return [*shown, *prompter.ids(f"{closing}<|end|>\nWait\n<think>\n")]
+
+
+def test_budgets_cut_one_thought(model: Path, evaluated: dict[str, Evaluated]) -> None:
+    rollouts = evaluated["budget_forcing"].rollouts
+    for sample in range(PROBLEMS * SAMPLES):
+        stages = rollouts[3 * sample : 3 * sample + 3]
+        for budget, rollout in zip((16, 40, 128), stages, strict=True):
+            cut = rollout.boundaries[-1]
+            assert cut <= budget
+            assert rollout.token_ids[:cut] == stages[-1].token_ids[:cut]
+            assert inserted(model, rollout) in ([FORCED_TEXT], [])
+            assert cut == budget or not rollout.inserted, "a thought that ended before the budget answers by itself"
+        assert stages[-1].boundaries == sorted({0, *(r.boundaries[-1] for r in stages)})
+
+
+def test_extended_thoughts_reach_the_budget_past_the_limit_of_a_completion(
+    model: Path, evaluated: dict[str, Evaluated]
+) -> None:
+    words = 0
+    for rollout in evaluated["budget_forcing_extended"].rollouts[2::3]:
+        assert BASE < 128 - 2 <= rollout.boundaries[-1] <= 128
+        gaps = [gap for gap in inserted(model, rollout) if gap != FORCED_TEXT]
+        assert {gap.strip("\n") for gap in gaps} <= {"Wait"}
+        thought = text(model, rollout.token_ids[: rollout.boundaries[-1]])
+        assert "</think>" not in thought
+        words += len(gaps)
+    assert words
+
+
+def test_extrapolation_goes_past_the_limit_of_a_completion(evaluated: dict[str, Evaluated]) -> None:
+    longer = 0
+    for rollout, plain in zip(evaluated["extrapolation"].rollouts, evaluated["direct"].rollouts, strict=True):
+        start, base, second, fourth = rollout.boundaries
+        assert start == 0 < base <= second <= fourth
+        assert base <= BASE
+        assert rollout.token_ids[:base] == plain.token_ids[:base]
+        longer += fourth > BASE
+    assert longer
+
+
+def test_each_extension_continues_the_trace_with_its_word(model: Path, evaluated: dict[str, Evaluated]) -> None:
+    by_seed = {request.seeds[0]: request.prompt_ids for request, _ in evaluated["extrapolation"].told}
+    for rollout in evaluated["extrapolation"].rollouts:
+        before = len(rollout.prompt_ids)
+        for extension, word in enumerate(("Wait", "First", "Wait", "First"), start=1):
+            asked = by_seed[derive_seed(3, "extension", 0, rollout.problem_id, rollout.sample, extension)]
+            assert text(model, asked).endswith(f"\n\n{word}")
+            kept = common(asked, [*rollout.prompt_ids, *rollout.token_ids])
+            assert len(asked) - kept <= 1, "all but a word that was dropped with its paragraph stands in the trace"
+            assert len(asked) > before
+            before = kept
+
+
+def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(server: VllmServer, model: Path) -> None:
+    extended = evaluate(server, model, EXTRAPOLATION, prover=True)
+    for trace in extended.graded:
+        assert [value.boundary for value in trace.values] == [0, 1, 2, 3]
+        for branch in trace.branches:
+            asked = len(trace.rollout.prompt_ids) + trace.rollout.boundaries[branch.boundary]
+            assert branch.prompt_tokens == asked + len(Prompter.of(model, recipe_with("null").prompt).ids(FORCED_TEXT))
+    revised = evaluate(server, model, MODES["history_conditioned"], prover=True)
+    assert [bool(trace.values) for trace in revised.graded] == [False, True] * (PROBLEMS * SAMPLES)
+
+
+def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(model: Path, tmp_path: Path) -> None:
+    recipe = recipe_with(MODES["budget_forcing"])
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    publish(layout, 0, lambda directory: shutil.copytree(model, directory, dirs_exist_ok=True) and None)
+    task = load_task(layout, evaluation_job(recipe), 0, Placement(0, 1, 0, "a"))
+    run(task)
+    summary = EvaluationSummary.read(layout.evaluation_summary(0, "b"))
+    shard = read_group(layout.evaluation_shard(0, "b", 0))
+    assert len(shard.rollouts) == PROBLEMS * SAMPLES * 3
+    assert (summary.problems, summary.samples) == (PROBLEMS, SAMPLES)
+    assert [*summary.stages] == ["16 tokens", "40 tokens", "128 tokens"]
+    assert summary.stages["128 tokens"] == pytest.approx(summary.accuracy)
+    last = [r for r in shard.rollouts if r.stage == 2]
+    assert summary.tokens_per_rollout == pytest.approx(sum(len(r.token_ids) for r in last) / len(last))
+    assert sum(map(len, valued_traces([shard]).values())) == len(last)
+    assert set(summary.regret) == {32, 64}
+
+
+def evaluation_job(recipe: Recipe) -> str:
+    """The job that evaluates version 0."""
+    jobs = compile_plan(recipe, LocalSite()).jobs
+    return next(job.name for job in jobs if job.role is Role.EVALUATION and job.evaluations[0].version == 0)
