@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.weights import published_versions
@@ -83,6 +84,7 @@ def _settings(layout: RunLayout, recipe: Recipe, benchmark: Benchmark) -> Record
             "prover": None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
             "episodes": _named(how.episodes or recipe.episodes),
             **_verifier(benchmark.problems),
+            **_extraction(benchmark.problems),
         }
     )
     summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
@@ -97,6 +99,11 @@ def _verifier(problems: ProblemSource) -> dict[str, Any]:
         return {}
     named = {"type": problems.verifier.type, **_named(problems.verifier)}
     return {} if named == {"type": "math"} else {"verifier": named}
+
+
+def _extraction(problems: ProblemSource) -> dict[str, Any]:
+    """The rule that finds the answers; the default adds nothing, as with the verifier."""
+    return {} if (rule := problems.extraction) in (None, DEFAULT_EXTRACTION) else {"extraction": rule}
 
 
 def _named(section: Section) -> dict[str, Any]:
