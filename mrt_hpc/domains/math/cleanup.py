@@ -13,6 +13,7 @@ MAX_ANSWER_CHARS = 1000
 _COMMANDS_AT_END = ("\\\\", "\\,", "\\;", "\\!", "\\ ")
 _MARKS_AT_END = (".", ",", ";", " ", "\n", "\t")
 _BOLD = re.compile(r"\A\*\*(.*)\*\*\Z", re.DOTALL)
+_DOLLARS = re.compile(r"\A(\$\$?)((?:[^$\\]|\\.)+)\1\Z", re.DOTALL)
 _START = re.compile(r"\A\s*(?:=|\\approx(?![A-Za-z])|≈)\s*")
 _IN_BETWEEN = (
     (re.compile(r"\\(?:text|mathrm|mbox)\{\s*\\\$\s*\}"), ""),
@@ -38,7 +39,8 @@ def clean(answer: str) -> str:
     if len(answer) > MAX_ANSWER_CHARS:
         return answer
     text = _BOLD.sub(r"\1", _without_end(answer.strip()))
-    text = _START.sub("", _without_end(text))
+    text = _DOLLARS.sub(r"\2", _without_end(text))
+    text = _START.sub("", _without_end(text.strip()))
     for pattern, replacement in _IN_BETWEEN:
         text = pattern.sub(replacement, text)
     text = _THOUSANDS.sub(lambda number: _SPACE_BETWEEN_THOUSANDS.sub("", number[0]), text).strip()

@@ -37,6 +37,9 @@ VALUE_DIGITS = 30
 GOLDS = 1024
 """Gold answers whose expressions a process keeps."""
 
+_LAST_LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\Z")
+_SYMBOL_BEFORE_IT = re.compile(r"(?:[-+*/=^]|(?<![A-Za-z\\])[A-Za-z])\s*[A-Za-z]\Z")
+_NAME = re.compile(r"\A[A-Za-z](?:_(?:[A-Za-z0-9]|\{\w+\}))?(?:\([a-z]\))?\s*=(?!.*=)\s*", re.DOTALL)
 _PERCENT = re.compile(r"\\?%\s*\Z")
 _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """Commands whose content math-verify may take for a unit and drop, so that nothing is left to compare."""
@@ -99,10 +102,27 @@ def judge(answer: str, gold: str) -> Judgement:
 
 
 def _readings(answer: str, gold: str) -> Iterator[tuple[list[object], list[object]]]:
-    """The gold answer and the answer as they stand; and without the sign of per cent where one of them has none."""
+    """The gold answer and the answer as they stand; without the sign of per cent where one of them has none; and the
+    answer without the name of its value where the gold answer names none.
+    """
+    answer, gold = _with_last_symbols(answer, gold)
     yield _parse_gold(gold), _parse(answer)
+    if "=" not in gold and (value := _NAME.sub("", answer)) != answer:
+        yield _parse_gold(gold), _parse(value)
     if (_PERCENT.search(answer) is None) != (_PERCENT.search(gold) is None):
         yield _parse_gold(_PERCENT.sub("", gold)), _parse(_PERCENT.sub("", answer))
+
+
+def _with_last_symbols(answer: str, gold: str) -> tuple[str, str]:
+    """The two with their last letters in braces where those are symbols: math-verify drops any single letter behind a
+    space as a unit, so that ``a + b + c`` and ``a + b + d`` were equal to it. A letter is a unit only behind a number,
+    and only where the other has none.
+    """
+    both = _LAST_LETTER.search(answer) is not None and _LAST_LETTER.search(gold) is not None
+    first, second = (
+        _LAST_LETTER.sub(r"{\1}", text) if both or _SYMBOL_BEFORE_IT.search(text) else text for text in (answer, gold)
+    )
+    return first, second
 
 
 def _verified(expected: list[object], parsed: list[object]) -> bool:
