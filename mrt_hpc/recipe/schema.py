@@ -76,7 +76,8 @@ class ProblemSource(Section):
     extraction: Extraction | None = None
     """The rule that finds the answer in a completion. ``after_thought`` takes the last box after the thought.
     ``any_box`` takes the last closed box anywhere, in the thought too. ``last_mathematics`` takes the last box after
-    the thought, and where there is none the last formula or number. Null is after_thought.
+    the thought, and where there is none the last formula or number. Null is after_thought. By any rule a completion
+    without thinking tags has no answer if the token limit cut it.
     """
 
 

@@ -35,7 +35,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("heading", ["Add an algorithm", "Add a prover", "Add a verifier", "Add a benchmark"])
+@pytest.mark.parametrize(
+    "heading",
+    ["Add an algorithm", "Add a prover", "Add a verifier", "Add a verifier that is a function", "Add a benchmark"],
+)
 def test_what_is_added_to_a_recipe_makes_a_run(folder: Path, heading: str) -> None:
     found = blocks(heading)
     (folder / "my_recipe.yaml").write_text(found["yaml"])
