@@ -92,25 +92,31 @@ def judge(answer: str, gold: str) -> Judgement:
     answer, gold = clean(answer), clean(gold)
     if len(answer) > MAX_ANSWER_CHARS or not braces_balance(answer):
         return Judgement(correct=False, readable=False)
-    readings = list(_readings(answer, gold))
-    return Judgement(
-        correct=any(
-            _verified(expected, parsed) and not _was_chopped(parsed, expected) for expected, parsed in readings
-        ),
-        readable=any(not isinstance(expression, str) for expression in readings[0][1]),
-    )
-
-
-def _readings(answer: str, gold: str) -> Iterator[tuple[list[object], list[object]]]:
-    """The gold answer and the answer as they stand; without the sign of per cent where one of them has none; and the
-    answer without the name of its value where the gold answer names none.
-    """
     answer, gold = _with_last_symbols(answer, gold)
-    yield _parse_gold(gold), _parse(answer)
-    if "=" not in gold and (value := _NAME.sub("", answer)) != answer:
-        yield _parse_gold(gold), _parse(value)
+    expected, parsed = _parse_gold(gold), _parse(answer)
+    readable = _is_read(parsed)
+    correct = _right(expected, parsed) or any(
+        _right(*reading) for reading in _other_readings(answer, gold, both_read=readable and _is_read(expected))
+    )
+    return Judgement(correct=correct, readable=readable)
+
+
+def _is_read(parsed: list[object]) -> bool:
+    return any(not isinstance(expression, str) for expression in parsed)
+
+
+def _right(expected: list[object], parsed: list[object]) -> bool:
+    return _verified(expected, parsed) and not _was_chopped(parsed, expected)
+
+
+def _other_readings(answer: str, gold: str, *, both_read: bool) -> Iterator[tuple[list[object], list[object]]]:
+    """The two without the sign of per cent where one of them has none; and the answer without the name of its value
+    where the gold answer names none and one of them was not read: else math-verify has seen the name.
+    """
     if (_PERCENT.search(answer) is None) != (_PERCENT.search(gold) is None):
         yield _parse_gold(_PERCENT.sub("", gold)), _parse(_PERCENT.sub("", answer))
+    if not both_read and "=" not in gold and (value := _NAME.sub("", answer)) != answer:
+        yield _parse_gold(gold), _parse(value)
 
 
 def _with_last_symbols(answer: str, gold: str) -> tuple[str, str]:
