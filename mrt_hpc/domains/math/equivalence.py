@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import MatrixBase, Tuple
+from sympy import MatrixBase, Tuple, zoo
 
 from mrt_hpc.domains.base import Judgement
 from mrt_hpc.domains.boxed import braces_balance
@@ -95,8 +95,9 @@ def judge(answer: str, gold: str) -> Judgement:
     answer, gold = _with_last_symbols(answer, gold)
     expected, parsed = _parse_gold(gold), _parse(answer)
     readable = _is_read(parsed)
+    both_read = readable and _is_read(expected) and zoo not in expected  # a time such as 05:00 is a division by zero
     correct = _right(expected, parsed) or any(
-        _right(*reading) for reading in _other_readings(answer, gold, both_read=readable and _is_read(expected))
+        _right(*reading) for reading in _other_readings(answer, gold, both_read=both_read)
     )
     return Judgement(correct=correct, readable=readable)
 
