@@ -11,7 +11,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from mrt_hpc.domains.boxed import THOUGHT_END, extract_answer
+from pydantic import PrivateAttr
+
+from mrt_hpc.domains.boxed import THOUGHT_END
+from mrt_hpc.domains.boxed import after_thought as after_thought  # verifiers of the user's own import it from here
+from mrt_hpc.domains.extraction import RULES
+from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION, Extraction
 from mrt_hpc.recipe.verifier import VerifierSettings
 
 if TYPE_CHECKING:
@@ -32,13 +37,16 @@ class Verifier(VerifierSettings):
 
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that the grader processes import before the first answer."""
+    _extraction: Extraction = PrivateAttr(default=DEFAULT_EXTRACTION)
 
     def extract(
         self, text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
     ) -> str | None:
-        r"""The answer in a text: as a rule the content of the last ``\boxed{}`` after the thought; None without one.
+        r"""The answer in a text, by the rule of the problems (``extraction``); None without one. By default it is the
+        content of the last ``\boxed{}`` after the thought.
 
-        Runs in the task, so it must be quick whatever the text.
+        Runs in the task, so it must be quick whatever the text. A verifier that overrides it finds answers by a rule of
+        its own; it says ``reads_boxes = False`` unless that rule is about boxes.
 
         Args:
             text: a completion; for a branch, the forced start of the answer and the completion together.
@@ -46,7 +54,7 @@ class Verifier(VerifierSettings):
             thought_end: the closing tag of the thought.
             cut: whether the token limit cut the text off.
         """
-        return extract_answer(text, thinking=thinking, thought_end=thought_end, cut=cut)
+        return RULES[self._extraction](text, thinking=thinking, thought_end=thought_end, cut=cut)
 
     def certain(self, answer: str, gold: str) -> bool | None:  # noqa: ARG002 - some know more
         """The verdict where it is known at once; None leaves it to ``judge``. Runs in the task, so it must be quick."""
@@ -70,8 +78,8 @@ class Verifier(VerifierSettings):
         """The verifier with the settings that it takes from the recipe's ``grading``."""
         return self
 
-
-def after_thought(text: str, *, thinking: bool, thought_end: str) -> str | None:
-    """The part of a text after its thought; None if the thought has not ended."""
-    _, ended, rest = text.partition(thought_end)
-    return rest if ended else None if thinking else text
+    def with_extraction(self, rule: Extraction) -> Self:
+        """The verifier, which finds answers by a rule; one with an ``extract`` of its own keeps that."""
+        verifier = self.model_copy()
+        verifier._extraction = rule
+        return verifier

@@ -1,7 +1,8 @@
 """Finds the final answer in a completion.
 
-It holds the rule for the place of the answer: after the thought, in the last ``\\boxed{...}`` whose braces balance.
-Leaves out what the answer means (``equivalence``). Every function takes linear time, whatever the text.
+It holds the usual rule for the place of the answer: after the thought, in the last ``\\boxed{...}`` whose braces
+balance; ``extraction`` has the others. Leaves out what the answer means (``equivalence``). Every function takes linear
+time, whatever the text.
 """
 
 from __future__ import annotations
@@ -36,14 +37,27 @@ def extract_answer(
         cut: whether the token limit cut the text off: then a last box that is still open was to be the answer, and an
             earlier one is none.
     """
-    _, ended, answer_text = text.partition(thought_end)
-    if thinking and not ended:
+    searched = after_thought(text, thinking=thinking, thought_end=thought_end)
+    return None if searched is None else (last_box(searched, cut=cut) or None)
+
+
+def after_thought(text: str, *, thinking: bool, thought_end: str) -> str | None:
+    """The part of a text after its thought; None if the thought has not ended."""
+    _, ended, rest = text.partition(thought_end)
+    return rest if ended else None if thinking else text
+
+
+def last_box(text: str, *, cut: bool = False) -> str | None:
+    """The content of the last closed box, which may be empty; None where there is none.
+
+    Args:
+        text: what is searched, whole.
+        cut: whether a later box that is still open takes the place of the closed one.
+    """
+    start_and_content = max(_boxes(text), default=None)
+    if start_and_content is None or (cut and start_and_content[0] < _last_opening(text)):
         return None
-    searched = answer_text if ended else text
-    start_and_content = max(_boxes(searched), default=None)
-    if start_and_content is None or (cut and start_and_content[0] < _last_opening(searched)):
-        return None
-    return start_and_content[1].strip() or None
+    return start_and_content[1].strip()
 
 
 def _last_opening(text: str) -> int:

@@ -58,6 +58,18 @@ def verifiers_fit(recipe: Recipe) -> None:
             )
 
 
+def extraction_fits(recipe: Recipe) -> None:
+    """Refuse a rule of extraction beside a verifier that finds answers by a rule of its own."""
+    benchmarks = {f"evaluation.benchmarks.{n}.problems": b.problems for n, b in enumerate(recipe.evaluation.benchmarks)}
+    for field, source in {"data": recipe.data, **benchmarks}.items():
+        rule, verifier = getattr(source, "extraction", None), getattr(source, "verifier", None)
+        if rule is not None and verifier is not None and not verifier.reads_boxes:
+            raise misfit(
+                f"{field}.extraction",
+                f"null: verifier {verifier.type} reads no boxes, and finds answers by its own rule",
+            )
+
+
 def data_fit(recipe: Recipe) -> None:
     """Refuse problems where samples are learnt, samples where problems are sampled from, and one form for the other."""
     wanted = recipe.algorithm.data_form

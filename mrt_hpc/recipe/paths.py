@@ -20,8 +20,10 @@ PATHS = (
     ("serving", "attach", "key_file"),
     ("evaluation", "results"),
     ("evaluation", "prompt", "chat_template"),
+    ("evaluation", "prompt", "examples"),
     ("evaluation", "benchmarks", EACH, "problems", "path"),
     ("evaluation", "benchmarks", EACH, "prompt", "chat_template"),
+    ("evaluation", "benchmarks", EACH, "prompt", "examples"),
 )
 """Where a recipe holds paths."""
 

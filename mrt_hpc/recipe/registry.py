@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, TypeAdapter
@@ -47,6 +48,10 @@ class Registry(Generic[S]):
     """In words, for messages: algorithm, prover, verifier, way of evaluating."""
     built_in: Mapping[str, str]
     """Name to ``module:Class``."""
+    of_functions: str | None = None
+    """The ``module:Class`` of a section that stands for a function of the user's own, whose name is its ``type``; None
+    where only a class will do. Such a section may also be written as its type alone.
+    """
 
     def __hash__(self) -> int:
         return hash(self.kind)
@@ -54,12 +59,16 @@ class Registry(Generic[S]):
     @cached_property
     def classes(self) -> tuple[type[S], ...]:
         """The classes of the package, in the order of the table."""
-        return tuple(_imported(where) for where in self.built_in.values())
+        return tuple(imported(where) for where in self.built_in.values())
 
     @property
     def union(self) -> Any:
         """Their discriminated union, as pydantic takes it."""
         return Annotated[reduce(or_, self.classes), Field(discriminator="type")]
+
+    @property
+    def _user_may_name(self) -> str:
+        return "Class" if self.of_functions is None else "Class or module:function"
 
     @cached_property
     def _adapter(self) -> TypeAdapter[S]:
@@ -69,25 +78,27 @@ class Registry(Generic[S]):
         """The class of a ``type``, built in or the user's own; None where there is none."""
         where = self.built_in.get(name) or (name if isinstance(name, str) and ":" in name else None)
         try:
-            found: type[S] | None = None if where is None else _imported(where)
+            found: type[S] | None = None if where is None else imported(where)
         except (ImportError, AttributeError, ValueError):
             return None
         return found
 
     def of_user(self, name: str) -> type[Section]:
-        """The class that ``module:Class`` names.
+        """The class that ``module:Class`` names, or that which stands for ``module:function``.
 
         Raises:
             PydanticCustomError: there is no such module, or no such section in it.
         """
         try:
-            found = _imported(name)
+            found = imported(name)
         except (ImportError, AttributeError, ValueError) as error:
             raise PydanticCustomError(
                 "misfit",
-                "module:Class of an importable module, which may lie beside this file: {reason}",
-                {"field": "type", "reason": repr(error)},
+                "module:{what} of an importable module, which may lie beside this file: {reason}",
+                {"field": "type", "what": self._user_may_name, "reason": repr(error)},
             ) from error
+        if isinstance(found, FunctionType) and self.of_functions is not None:
+            found = imported(self.of_functions)
         if not (isinstance(found, type) and issubclass(found, Section)):
             raise PydanticCustomError(
                 "misfit", "a class of kind {kind}: {name} is none", {"field": "type", "kind": self.kind, "name": name}
@@ -102,6 +113,8 @@ class Registry(Generic[S]):
         def check(value: Any, built_in: Any, info: core_schema.ValidationInfo) -> Any:
             if isinstance(value, Section):
                 return value
+            if isinstance(value, str) and self.of_functions is not None:
+                value = {"type": value}
             name = value.get("type") if isinstance(value, dict) else None
             if isinstance(name, str) and ":" in name:
                 return self.of_user(name).model_validate_json(json.dumps(value), strict=True)
@@ -125,7 +138,12 @@ def _dumped(section: Section, info: core_schema.SerializationInfo) -> dict[str, 
     )
 
 
-def _imported(where: str) -> Any:
+def imported(where: str) -> Any:
+    """What ``module:name`` names.
+
+    Raises:
+        ImportError, AttributeError, ValueError: there is no such module, or no such name in it.
+    """
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -164,6 +182,7 @@ VERIFIERS: Registry[VerifierSettings] = Registry(
         "choice": "mrt_hpc.domains.choice:ChoiceVerifier",
         "python": "mrt_hpc.domains.python:PythonVerifier",
     },
+    of_functions="mrt_hpc.domains.function:FunctionVerifier",
 )
 MODES: Registry[ModeSettings] = Registry(
     "way of evaluating",

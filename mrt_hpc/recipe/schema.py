@@ -17,6 +17,7 @@ from mrt_hpc.recipe.base import Count, Line, Name, NotNegative, Positive, Positi
 from mrt_hpc.recipe.combinations import (
     data_fit,
     evaluation_fits,
+    extraction_fits,
     grading_fits,
     prompt_fits,
     prover_fits,
@@ -25,6 +26,7 @@ from mrt_hpc.recipe.combinations import (
     training_fits,
     verifiers_fit,
 )
+from mrt_hpc.recipe.extraction import Extraction
 from mrt_hpc.recipe.mode import ModeSettings
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION, REFERENCE_MARKERS
 from mrt_hpc.recipe.prover import ProverSettings
@@ -68,7 +70,16 @@ class ProblemSource(Section):
 
     form: ClassVar[str] = "problems"
     verifier: Annotated[VerifierSettings, VERIFIERS] | None = None
-    """The verifier decides whether an answer is right; null is ``{type: math}``."""
+    """The verifier decides whether an answer is right; null is ``{type: math}``. A name alone is a verifier without
+    further settings, as in ``verifier: choice``. ``module:function`` is a function of your own, of answer and gold
+    answer, that returns true or false.
+    """
+    extraction: Extraction | None = None
+    """The rule that finds the answer in a completion. ``after_thought`` takes the last box after the thought.
+    ``any_box`` takes the last closed box anywhere, in the thought too. ``last_mathematics`` takes the last box after
+    the thought, and where there is none the last formula or number. Null is after_thought. By any rule a completion
+    without thinking tags has no answer if the token limit cut it.
+    """
 
 
 class JsonlProblems(ProblemSource):
@@ -560,6 +571,7 @@ class Recipe(Section):
         prompt_fits(self)
         prover_fits(self)
         verifiers_fit(self)
+        extraction_fits(self)
         evaluation_fits(self)
         self.algorithm.check(self)
         grading_fits(self)

@@ -143,7 +143,7 @@ def _child(data: Any, step: int | str) -> Any:
     try:
         return data[step]
     except (KeyError, IndexError, TypeError):
-        return None
+        return data if step == "type" and isinstance(data, str) else None  # a section that is written as its type alone
 
 
 def _order(source: Source, location: Location) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
+from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.weights import published_versions
@@ -88,6 +89,7 @@ def _settings(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> Re
             "episodes": _named(how.episodes or recipe.episodes),
             **_verifier(benchmark.problems),
             **named_mode(benchmark),
+            **_extraction(benchmark.problems),
         }
     )
     summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
@@ -110,6 +112,11 @@ def named_mode(benchmark: Benchmark) -> dict[str, Any]:
         return {}
     named = {"type": benchmark.mode.type, **_named(benchmark.mode)}
     return {} if named == {"type": "direct"} else {"mode": named}
+
+
+def _extraction(problems: ProblemSource) -> dict[str, Any]:
+    """The rule that finds the answers; the default adds nothing, as with the verifier."""
+    return {} if (rule := problems.extraction) in (None, DEFAULT_EXTRACTION) else {"extraction": rule}
 
 
 def _named(section: Section) -> dict[str, Any]:

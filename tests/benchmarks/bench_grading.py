@@ -3,10 +3,13 @@ among them.
 
 The answers are made of the gold answers of the benchmarks in ``../shared/data``: each as it stands, in another
 spelling, and that of another problem. Hostile ones (towers of powers, factorials, long sums, deep nesting) take the
-place of every twentieth. All are handed over at the pace of a sampler, some groups at a time, as a run does.
+place of every twentieth. All are handed over at the pace of a sampler, some groups at a time, as a run does. With
+``--chars`` each answer ends a completion of so many characters, from which it is extracted first; hostile completions
+are then made of unclosed boxes and formulas.
 
     python tests/benchmarks/bench_grading.py
     python tests/benchmarks/bench_grading.py --processes 4 --repeats 5 --lenient
+    python tests/benchmarks/bench_grading.py --chars 4000 --extraction last_mathematics
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.domains.extraction import RULES
 from mrt_hpc.domains.math.equivalence import certain_verdict
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +40,9 @@ HOSTILE = (
     "\\sum_{{n=1}}^{{10^{{9}}}} \\frac{{{0}}}{{n^2}}",
     "\\left(\\left(\\left({0}^{{99999}}\\right)^{{99999}}\\right)^{{99999}}\\right)",
 )  # fmt: skip
+THOUGHT = "Wait, let me check $x = {0}$ again: \\boxed{{{0}}} or \\frac{{{0}}}{{2}}, which is {0} + 3 = 7?\n\n"
+HOSTILE_THOUGHTS = ("\\boxed{", "\\(", "$ ", "{", "\\frac{1", "answer 5 ", "1,", "5 + ")
+"""Repeated in the completion of a hostile answer: what a search that is not linear stumbles over."""
 NESTED = 250
 """Parentheses around a number: the parser takes long."""
 
@@ -87,21 +95,32 @@ def with_hostile(pairs: Sequence[tuple[str, str]], share: float, rng: random.Ran
     return found
 
 
-async def graded(pool: GraderPool, pairs: Sequence[tuple[str, str, bool]], at_once: int) -> Measured:
-    """Grade all, so many at a time."""
+def completion_of(answer: str, number: int, chars: int, hostile: bool) -> str:
+    """A completion of so many characters that ends with a boxed answer."""
+    end = f"</think>\n\nThe answer is \\boxed{{{answer}}}."
+    unit = HOSTILE_THOUGHTS[number % len(HOSTILE_THOUGHTS)] if hostile else THOUGHT.format(number)
+    room = max(0, chars - len(end))
+    return (unit * (room // len(unit) + 1))[:room] + end
+
+
+async def graded(
+    pool: GraderPool, pairs: Sequence[tuple[str, str, bool]], at_once: int, completions: Sequence[str] | None
+) -> Measured:
+    """Grade all, so many at a time; an answer is extracted from its completion, where there is one."""
     room, waits, ends = asyncio.Semaphore(at_once), list[float](), list[float]()
 
-    async def one(answer: str, gold: str, hostile: bool) -> None:
+    async def one(number: int, answer: str, gold: str, hostile: bool) -> None:
         async with room if not hostile else asyncio.Semaphore(1):
             handed = time.perf_counter()
-            await pool.grade([(answer, gold)], tell=False)
+            found = answer if completions is None else pool.verifier.extract(completions[number], thinking=True)
+            await pool.grade([(found, gold)], tell=False)
             if not hostile:
                 ends.append(time.perf_counter())
                 waits.append(ends[-1] - handed)
 
     started = time.perf_counter()
-    others = [asyncio.create_task(one(*pair)) for pair in pairs if not pair[2]]
-    hostile = [asyncio.create_task(one(*pair)) for pair in pairs if pair[2]]
+    others = [asyncio.create_task(one(n, *pair)) for n, pair in enumerate(pairs) if not pair[2]]
+    hostile = [asyncio.create_task(one(n, *pair)) for n, pair in enumerate(pairs) if pair[2]]
     await asyncio.gather(*others)
     nearly_all = int(0.99 * len(ends))
     seconds = ends[nearly_all - 1] - started
@@ -111,10 +130,14 @@ async def graded(pool: GraderPool, pairs: Sequence[tuple[str, str, bool]], at_on
     return Measured(nearly_all / seconds, waits)
 
 
-def measured(pairs: Sequence[tuple[str, str, bool]], processes: int, strict: bool, at_once: int) -> Measured:
+def measured(pairs: Sequence[tuple[str, str, bool]], arguments: argparse.Namespace) -> Measured:
     """One pass with new processes and an empty cache."""
-    with GraderPool(MathVerifier(strict=strict), processes) as pool:
-        return asyncio.run(graded(pool, pairs, at_once))
+    completions = None
+    if arguments.chars:
+        completions = [completion_of(a, n, arguments.chars, hostile) for n, (a, _, hostile) in enumerate(pairs)]
+    verifier = MathVerifier(strict=not arguments.lenient).with_extraction(arguments.extraction)
+    with GraderPool(verifier, arguments.processes) as pool:
+        return asyncio.run(graded(pool, pairs, arguments.at_once, completions))
 
 
 def quantile(waits: Sequence[float], share: float) -> float:
@@ -132,16 +155,19 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=64, help="answers handed over and not graded yet")
     parser.add_argument("--per-gold", type=int, default=4, help="answers to one gold answer")
     parser.add_argument("--lenient", action="store_true", help="as with grading.strict: false")
+    parser.add_argument("--chars", type=int, default=0, help="characters of a completion; 0 grades answers alone")
+    parser.add_argument("--extraction", choices=RULES, default=DEFAULT_EXTRACTION, help="how answers are found in them")
     arguments = parser.parse_args()
     rng = random.Random(0)
     pairs = pairs_of(gold_answers(), arguments.pairs, arguments.per_gold, rng)
     strict = not arguments.lenient
     asked = sum(certain_verdict(*pair, strict=strict) is None for pair in pairs) / len(pairs)
-    print(f"{len(pairs)} pairs, {asked:.0%} of them for math-verify; {arguments.processes} processes")
+    told = f" in completions of {arguments.chars} characters, rule {arguments.extraction}" if arguments.chars else ""
+    print(f"{len(pairs)} pairs{told}, {asked:.0%} of them for math-verify; {arguments.processes} processes")
     print("hostile  verdicts a second: median (all)    wait of the others, s: median  99 %  longest")
     for share in (0.0, arguments.hostile):
         mixed = with_hostile(pairs, share, random.Random(1))
-        passes = [measured(mixed, arguments.processes, strict, arguments.at_once) for _ in range(arguments.repeats)]
+        passes = [measured(mixed, arguments) for _ in range(arguments.repeats)]
         rates, waits = [p.rate for p in passes], [w for p in passes for w in p.waits]
         every = ", ".join(f"{rate:.0f}" for rate in rates)
         print(

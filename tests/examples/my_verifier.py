@@ -36,3 +36,8 @@ class LastLineChoice(Verifier):
     def judge(self, answer: str, gold: str) -> Judgement:
         """Whether the letters are equal."""
         return Judgement(correct=answer == gold.strip().upper(), readable=True)
+
+
+def same_words(answer: str, gold: str) -> bool:
+    """A verifier that is a function, `verifier: my_verifier:same_words`: the words of the box, in any order."""
+    return sorted(answer.casefold().split()) == sorted(gold.casefold().split())

@@ -36,7 +36,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "heading", ["Add an algorithm", "Add a prover", "Add a verifier", "Add a benchmark", "Add a way of evaluating"]
+    "heading",
+    [
+        "Add an algorithm",
+        "Add a prover",
+        "Add a verifier",
+        "Add a verifier that is a function",
+        "Add a benchmark",
+        "Add a way of evaluating",
+    ],
 )
 def test_what_is_added_to_a_recipe_makes_a_run(folder: Path, heading: str) -> None:
     found = blocks(heading)

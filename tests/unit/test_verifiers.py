@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from graded import grade_all
@@ -21,6 +22,7 @@ from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.schema import Grading, JsonlProblems
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.waiting import wait_until
@@ -123,10 +125,38 @@ def test_math_takes_over_how_strict_grading_is() -> None:
     assert verifier_of(lenient, Grading()) == MathVerifier(strict=False)
 
 
+def test_the_rule_of_extraction_is_that_of_the_problems() -> None:
+    text = "I see \\boxed{7}.</think>It is 8."
+
+    def found(**fields: Any) -> str | None:
+        return verifier_of(JsonlProblems(path="p", **fields), Grading()).extract(text, thinking=True)
+
+    assert found() is None
+    assert found(extraction="after_thought") is None
+    assert found(extraction="any_box") == "7"
+    assert found(extraction="last_mathematics") == "8"
+    assert found(extraction="any_box", verifier=ExactVerifier()) == "7"
+    assert MathVerifier().extract("\\boxed{7}", thinking=True) is None, "a rule of one verifier is not that of another"
+
+
+def test_a_rule_of_extraction_is_refused_beside_a_verifier_that_has_its_own() -> None:
+    with pytest.raises(UserError, match="reads no boxes") as refusal:
+        load_recipe(RECIPE, ("data.verifier=python", "data.extraction=any_box"))
+    assert "data.extraction" in str(refusal.value)
+
+
+def test_any_rule_of_extraction_reads_the_boxes_that_provers_open() -> None:
+    online = RECIPE.with_name("mrt_online.yaml")
+    changes = ("prover={type: boxed_answer, temperature: 1.0}", "data.extraction=any_box")
+    assert load_recipe(online, changes).problems.extraction == "any_box"
+
+
 @pytest.mark.parametrize(
     ("option", "words"),
     [
         ("data.verifier={type: chioce}", "choice is the nearest"),
+        ("data.verifier=chioce", "choice is the nearest"),
+        ("data.verifier=7", "one of math, exact, choice, python"),
         ("data.verifier={type: choice, choices: 1}", "data.verifier.choices"),
         ("data.verifier={type: exact, strict: true}", "data.verifier.strict"),
     ],
@@ -172,15 +202,102 @@ def test_a_verifier_beside_the_recipe_grades_in_the_pool(own_recipe: Path) -> No
     assert none.status is VerdictStatus.NO_ANSWER
 
 
-def test_evaluations_by_another_verifier_are_other_evaluations(tmp_path: Path) -> None:
+# -- a function that the package does not know
+
+
+@pytest.fixture
+def own_function(tmp_path: Path) -> str:
+    """The name of a module with functions that lies beside the recipe ``mine.yaml``."""
+    name = f"function_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(EXAMPLE.read_text() + HOSTILE_FUNCTIONS)
+    (tmp_path / "mine.yaml").write_text(f"extends: {RECIPE}\nname: mine\ndata: {{verifier: '{name}:same_words'}}\n")
+    return name
+
+
+HOSTILE_FUNCTIONS = """
+
+def deaf(answer: str) -> bool:
+    return True
+
+
+def bad(answer: str, gold: str) -> object:
+    if answer == "hang":
+        while True:
+            pass
+    if answer == "stop":
+        import os
+        os._exit(3)
+    return {"right": True, "one": 1}[answer]
+"""
+
+
+def test_a_function_beside_the_recipe_grades_in_the_pool(own_function: str, tmp_path: Path) -> None:
+    recipe = load_recipe(tmp_path / "mine.yaml")
+    verifier = verifier_of(recipe.problems, recipe.grading)
+    assert verifier.type == f"{own_function}:same_words"
+    assert verifier.extract("</think>So \\boxed{Paris}", thinking=True) == "Paris"
+    with GraderPool(verifier, processes=1) as pool:
+        verdicts = grade_all(pool, [("Lyon paris", "Paris Lyon"), ("Paris", "Paris Lyon"), (None, "Paris")])
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
+
+
+def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_nothing(
+    own_function: str, tmp_path: Path
+) -> None:
+    recipe = load_recipe(tmp_path / "mine.yaml", (f"data.verifier={own_function}:bad",))
+    with GraderPool(verifier_of(recipe.problems, recipe.grading), processes=1, time_limit_s=0.5) as pool:
+        verdicts = grade_all(pool, [(answer, "g") for answer in ("right", "hang", "stop", "one", "unknown")])
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    graded, hung, *unread = [verdict.status for verdict in verdicts]
+    assert (graded, hung) == (VerdictStatus.GRADED, VerdictStatus.TIMED_OUT)
+    assert set(unread) == {VerdictStatus.MALFORMED}
+
+
+def test_a_run_keeps_the_function_and_its_lock_names_it(own_function: str, tmp_path: Path) -> None:
+    recipe = load_recipe(tmp_path / "mine.yaml")
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    assert (layout.code / f"{own_function}.py").is_file()
+    assert read_recipe_lock(layout.recipe_lock) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("deaf", "a function of two texts"),
+        ("nowhere", "module:Class or module:function"),
+        ("LAST_LINE", "a class of kind verifier"),
+    ],
+)
+def test_a_function_that_cannot_judge_is_refused(own_function: str, tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        load_recipe(tmp_path / "mine.yaml", (f"data.verifier={own_function}:{name}",))
+    assert words in str(refusal.value)
+    assert f"{own_function}:{name}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["math", "exact", "choice", "python"])
+def test_a_name_alone_is_a_verifier_without_further_settings(name: str) -> None:
+    short, long = (load_recipe(RECIPE, (f"data.verifier={v}",)) for v in (name, f"{{type: {name}}}"))
+    assert short == long
+    assert lock_text(short) == lock_text(long)
+
+
+# -- results
+
+
+def test_evaluations_by_another_verifier_or_rule_are_other_evaluations(tmp_path: Path) -> None:
     """And those of runs that name none keep their digest."""
 
-    def digest(verifier: str | None) -> str:
-        named = "" if verifier is None else f", verifier: {{type: {verifier}}}"
+    folders = (tmp_path / str(number) for number in count())
+
+    def digest(named: str = "") -> str:
         problems = f"{{type: small_world, split: held_out, problems: 4{named}}}"
         recipe = load_recipe(RECIPE, (f"evaluation.benchmarks=[{{name: b, samples: 2, problems: {problems}}}]",))
-        layout = create_or_open(tmp_path / f"run-{verifier}", recipe, compile_plan(recipe, LocalSite()))
+        layout = create_or_open(next(folders), recipe, compile_plan(recipe, LocalSite()))
         return settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).now.sampled
 
-    assert digest(None) == digest("math")
-    assert len({digest("math"), digest("exact"), digest("choice")}) == 3
+    usual = digest()
+    for same in (", verifier: math", ", verifier: {type: math}", ", extraction: null", ", extraction: after_thought"):
+        assert digest(same) == usual
+    others = (", verifier: exact", ", verifier: choice", ", extraction: any_box", ", extraction: last_mathematics")
+    assert len({usual, *map(digest, others)}) == 5

@@ -33,6 +33,11 @@ _NUMBER = re.compile(
     r"|(?P<mantissa>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     rf"(?:[eE](?P<plain>[+-]?[0-9]{{1,4}})|\s*(?:\\times|\\cdot|×)\s*10\s*\^\s*(?:{_EXPONENT}))?)"
 )
+_REPEATING = re.compile(r"(?<![0-9.])([0-9]{0,9})\.([0-9]{0,9})\\(?:overline|bar)\s*\{\s*([0-9]{1,9})\s*\}")
+_MIXED_SHARE = re.compile(
+    r"(?<![0-9.}])([0-9]{1,9})\s*\\[dt]?frac\s*(?:\{\s*([0-9]{1,9})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,9})\s*\}|([0-9]))"
+    r"(?=\s*\\?%)"
+)
 _E_NOTATION = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?|[+-]?\.[0-9]+)[eE]([+-]?[0-9]{1,4})")
 
 
@@ -71,6 +76,24 @@ def power_as_latex(text: str) -> str:
     """``4.5e33`` as ``4.5 \\times 10^{33}``, since LaTeX reads the e as Euler's number; any other text as it is."""
     found = _E_NOTATION.fullmatch(text.strip())
     return rf"{found[1]} \times 10^{{{int(found[2])}}}" if found else text
+
+
+def as_fraction(text: str) -> str:
+    """A text whose repeating decimals and mixed numbers of per cent are fractions: math-verify reads neither."""
+    return _MIXED_SHARE.sub(_share_as_fraction, _REPEATING.sub(_repeating_as_fraction, text))
+
+
+def _repeating_as_fraction(found: re.Match[str]) -> str:
+    r"""``0.1\overline{6}`` is (16 - 1) / 90."""
+    once, period = found[1] + found[2], found[3]
+    above = int(once + period) - int(once or 0)
+    return rf"\frac{{{above}}}{{{(10 ** len(period) - 1) * 10 ** len(found[2])}}}"
+
+
+def _share_as_fraction(found: re.Match[str]) -> str:
+    """``12\\frac12\\%`` is 25 / 2 per cent."""
+    above, below = int(found[2] or found[3]), int(found[4] or found[5])
+    return rf"\frac{{{int(found[1]) * below + above}}}{{{below}}}"
 
 
 def numbers_agree(answer: Number, gold: Number) -> bool:

@@ -15,9 +15,11 @@ from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS
 from mrt_hpc.domains.math.numbers import Number, leading_number, numbers_agree
 
 _WRAPPED = re.compile(
-    r"\\(?:text|textbf|textrm|mbox|mathbf|mathrm|mathsf|mathit|boldsymbol|bm)\s*\{([^{}]*)\}"
-    r"|\{([^{}]*)\}|\$([^$]*)\$|(?:\\left\s*)?\(([^()]*?)(?:\\right\s*)?\)"
+    r"\\(?:text|textbf|textrm|mbox|mathbf|mathrm|mathsf|mathit|boldsymbol|bm|underline)\s*\{([^{}]*)\}"
+    r"|\{([^{}]*)\}|(?:\\left\s*)?\\\{([^{}]*?)(?:\\right\s*)?\\\}|\$([^$]*)\$|(?:\\left\s*)?\(([^()]*?)(?:\\right\s*)?\)"
 )
+_SENTENCE = re.compile(r"\s*\\(?:text|textbf|textrm|mbox)\s*\{[^{}]*[0-9] [^{}0-9]+\}\s*\Z")
+"""A number and words in one text, as ``\\text{5 apples}``."""
 _SPACE = re.compile(r"\\(?:[ ,;:!]|quad(?![A-Za-z])|displaystyle(?![A-Za-z]))|\s")
 _TEXT = re.compile(r"\\(?:text|textrm|textnormal|mbox|hbox|mathrm|rm)(?![A-Za-z])\s*")
 _BASE = re.compile(r"_\s*(?:\{\s*([0-9]{1,2})\s*\}|([0-9]))")
@@ -25,11 +27,11 @@ _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])")
 _POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z}])\s*\^\s*(?:\{\s*-?[0-9]\s*\}|-?[0-9])")
 _UNIT = re.compile(r"[A-Za-z'./{}\s]*")
 _DIGITS = r"\s*(?:\{\s*[0-9]+\s*\}|[0-9])"
-_FRACTION = re.compile(rf"[+-]?\s*(?:[0-9]*\s*\\[dt]?frac{_DIGITS}{_DIGITS}|[0-9]+\s*/\s*[0-9]+)")
+_FRACTION = re.compile(rf"[+-]?\s*(?:[0-9]*\s*\\[dt]?frac{_DIGITS}{_DIGITS}|[0-9]+\s*/\s*[0-9]+)(?:\s*\\?%)?")
 _SIDES = re.compile(r"=|\\approx(?![A-Za-z])")
 
 _NO_UNITS = frozenset(
-    {"is", "are", "was", "be", "isn't", "not", "no", "wrong", "false", "incorrect", "right", "true"}
+    {"is", "are", "was", "be", "isn't", "not", "no", "wrong", "false", "incorrect", "true"}
     | {"or", "either", "and", "but", "if", "to", "than", "maybe", "perhaps"}
 )
 """Words that make a statement about the number in place of naming its unit."""
@@ -74,10 +76,15 @@ class Quantity:
     units: frozenset[str]
     """The known ones that are named: those of lengths, times, masses, money, angles, and per cent."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is an integer and no number of per cent, which may be a share too."""
+        return self.number.is_integer and "percent" not in self.units
+
 
 def read_quantity(text: str) -> Quantity | None:
     """The number with unit or base that ``text`` is, None where it is anything else."""
-    text = _unwrapped(text)
+    in_text, text = _SENTENCE.match(text) is not None, _unwrapped(text)
     money = text.startswith((r"\$", "$"))
     text = text.lstrip("\\$") if money else text
     if (found := leading_number(text)) is None:
@@ -86,7 +93,7 @@ def read_quantity(text: str) -> Quantity | None:
     rest = _SPACE.sub(" ", text[end:]).strip()
     if (base := _BASE.fullmatch(rest)) is not None:
         return Quantity(number, base[1] or base[2], frozenset())
-    units = _units(rest)
+    units = _units(rf"\text{{{rest}}}" if in_text else rest)
     return None if units is None else Quantity(number, "", units | ({"dollar"} if money else set()))
 
 
@@ -105,7 +112,7 @@ def _units(rest: str) -> frozenset[str] | None:
     plain = _POWER_OF_UNIT.sub("", _TEXT.sub("", rest)).replace(r"\cdot", "/")
     words = re.findall(r"[a-z']+", plain.lower())
     in_text = _TEXT.search(rest) is not None
-    if _UNIT.fullmatch(plain) is None or not _NO_UNITS.isdisjoint(words):
+    if _UNIT.fullmatch(plain) is None or words[-1:] == ["right"] or not _NO_UNITS.isdisjoint(words):
         return None
     if not in_text and any(word not in UNITS for word in words):
         return None
