@@ -124,7 +124,7 @@ def role_uses(layout: RunLayout, plan: Plan, recipe: Recipe) -> tuple[RoleUse, .
     """The resources that the attempts of each role have used, by the run's events."""
     spans: dict[Role, list[tuple[float, JobResources]]] = defaultdict(list)
     for job, start, end in attempt_spans(layout):
-        spans[role_of(job)].append(((end - start) / 3600, resources_of(job, plan, recipe)))
+        spans[role_of(job, plan)].append(((end - start) / 3600, resources_of(job, plan, recipe)))
     return tuple(
         RoleUse(
             role=role,
@@ -137,9 +137,10 @@ def role_uses(layout: RunLayout, plan: Plan, recipe: Recipe) -> tuple[RoleUse, .
     )
 
 
-def role_of(job: str) -> Role:
-    """The role of a job, by its name."""
-    return Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
+def role_of(job: str, plan: Plan) -> Role:
+    """The role of a job; one that the plan no longer has, as its recipe was changed, has its role in its name."""
+    planned = {one.name: one.role for one in plan.jobs}
+    return planned[job] if job in planned else Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
 
 
 def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
@@ -245,7 +246,7 @@ def resources_of(job: str, plan: Plan, recipe: Recipe) -> JobResources:
     named = {planned.name: planned.resources for planned in plan.jobs}
     if job in named:
         return named[job]
-    return role_resources(recipe, role_of(job))
+    return role_resources(recipe, role_of(job, plan))
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:

@@ -14,6 +14,7 @@ from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from mrt_hpc.run.records import Rollout
@@ -69,7 +70,5 @@ def test_samples_are_shared_and_added_to(quickstart: RunLayout, tmp_path: Path) 
     judged = evaluate(quickstart, tmp_path, "judged", 2, "--set", "grading.strict=false")
     assert servers(judged) == 0, "another grader judges what is there"
     assert [r.token_ids for r in rollouts(judged)] == [r.token_ids for r in rollouts(first)]
-    graders = {
-        json.loads((path / "MANIFEST.json").read_text())["about"]["grader"] for path in store.glob("problems/*/*")
-    }
+    graders = {read_manifest(path).about["grader"] for path in store.glob("problems/*/*")}
     assert len(graders) == 2

@@ -46,6 +46,8 @@ def test_the_five_benchmarks_are_evaluated_through_a_preemption(cluster: Cluster
     folder = cluster.run_dir("evaluation")
     model, data = folder / "model", folder / "data"
     warm_start(WarmStartSettings(steps=5), model, print)
+    for path in model.iterdir():
+        path.chmod(0o644)
     shortened(data)
     pushed = evaluated(cluster, folder, "pushed", data, preempted=True)
     calm = evaluated(cluster, folder, "calm", data, preempted=False)

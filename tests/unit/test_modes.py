@@ -31,7 +31,7 @@ from mrt_hpc.modes.writer import Writer
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Prompt
-from mrt_hpc.roles.evaluation import stage_rewards
+from mrt_hpc.roles.benchmarks.summary import stage_rewards
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout

@@ -59,7 +59,7 @@ def test_a_server_computes_on_its_share_of_the_tasks_cores(
 def test_a_large_seed_is_one_that_the_server_can_take(tmp_path: Path, seed: int, told: int | None) -> None:
     """vLLM gives it to numpy, which takes 32 bits; smaller seeds stay as they are."""
     one = task(tmp_path)
-    large = replace(one, recipe=one.recipe.model_copy(update={"seed": seed}))
+    large = replace(one, experiment=one.recipe.model_copy(update={"seed": seed}))
     taken = server_settings(large, tmp_path, 64, share=1.0, common_seeds=False).seed
     assert told is None or taken == told
     np.random.RandomState(taken)
