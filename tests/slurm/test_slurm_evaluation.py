@@ -13,6 +13,7 @@ from slurm_recipes import accounting, options, site_file
 from submitted import latest_ids
 
 from mrt_hpc.analysis.collect import read_summary
+from mrt_hpc.domains.small_world.network import ModelSize
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.launch.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind, read_events
@@ -30,7 +31,7 @@ PROBLEMS = int(os.environ.get("MRT_HPC_TEST_PROBLEMS", "4"))
 """The number of problems of each benchmark; 500 evaluates all of them."""
 CHANGES = {
     "prompt": "{instruction: ''}",
-    "sampling.max_prompt_tokens": 2048,
+    "sampling.max_prompt_tokens": 2048,  # the small world's tokenizer has a token for each letter
     "evaluation.max_tokens": 32,
     "evaluation.problem_shards": 1,
     "serving": "{dtype: float32, kv_cache_gib: 0.5, enforce_eager: true, max_concurrent_sequences: 64}",
@@ -45,7 +46,7 @@ CHANGES = {
 def test_the_five_benchmarks_are_evaluated_through_a_preemption(cluster: Cluster) -> None:
     folder = cluster.run_dir("evaluation")
     model, data = folder / "model", folder / "data"
-    warm_start(WarmStartSettings(steps=5), model, print)
+    warm_start(WarmStartSettings(steps=5, size=ModelSize(longest=2560)), model, print)
     for path in model.iterdir():
         path.chmod(0o644)
     shortened(data)

@@ -1,0 +1,126 @@
+"""The samples of a shard in the results folder, as the tasks of two evaluations use them at the same time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from samples import rollout, sampled
+
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.benchmarks.stored_parts import StoredParts
+from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.heartbeats import Heart
+from mrt_hpc.run.weights import Weights
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.groups import Sampled
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+CHANGES = (
+    "evaluation.benchmarks=[{name: b, samples: 2, problems: {type: small_world, split: held_out, problems: 5}}]",
+    "evaluation.problem_shards=2",
+)
+BOTH = range(2)
+"""The numbers of the samples of a problem."""
+
+
+def parts_of(root: Path, shard: int = 0, *changes: str) -> StoredParts:
+    """The samples of a shard, as the task of one of two evaluations with a common results folder sees them."""
+    recipe = load_recipe(QUICKSTART, (*CHANGES, *changes))
+    layout = create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
+    task = load_task(layout, "segment-000.evaluation", shard, Placement(0, 1, 0, root.name))
+    weights = Weights(0, "digest", layout.weights_version(0))
+    (benchmark,) = recipe.evaluation.benchmarks
+    return StoredParts.of(task, task.job.evaluations[shard], benchmark, weights, root.parent / "results")
+
+
+def heart_of(parts: StoredParts) -> Heart:
+    return Heart(parts.task.holder.heart, parts.task.attempt, 60.0)
+
+
+def samples_of_problem(parts: StoredParts, position: int, *, reward: float = 0.0) -> Sampled:
+    """Two samples of a problem of the first shard: a right one and a wrong one, whatever their rewards say."""
+    problem = read_problems(parts.task.layout.benchmark_data("b"))[2 * position]
+    texts = (f"</think>\n\n\\boxed{{{problem.answer}}}", "</think>\n\n\\boxed{no}")
+    return sampled(*(rollout(problem.id, number, text, reward=reward) for number, text in enumerate(texts)))
+
+
+def test_a_shard_has_every_second_problem_of_the_benchmark(tmp_path: Path) -> None:
+    first, second = (parts_of(tmp_path / "run", shard) for shard in (0, 1))
+    assert first.lacking(range(3)) == {BOTH: [0, 1, 2]}
+    first.commit(1, BOTH, samples_of_problem(first, 1))
+    assert first.lacking(range(3)) == {BOTH: [0, 2]}
+    assert second.lacking(range(2)) == {BOTH: [0, 1]}
+    assert [path.name for path in (first.store.directory / "problems").iterdir()] == ["00002"]
+
+
+def test_two_evaluations_share_the_problems(tmp_path: Path) -> None:
+    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+    assert one.store.directory == two.store.directory
+    with heart_of(one), heart_of(two):
+        assert one.claimed({BOTH: [0, 1]}) == {BOTH: [0, 1]}
+        assert two.claimed({BOTH: [0, 1, 2]}) == {BOTH: [2]}
+        one.commit(0, BOTH, samples_of_problem(one, 0))
+        assert two.lacking(range(3)) == {BOTH: [1, 2]}
+        assert two.claimed({BOTH: [1]}) == {}
+
+
+def test_one_waits_for_the_samples_of_the_other(tmp_path: Path) -> None:
+    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+    with heart_of(one):
+        one.claimed({BOTH: [0]})
+        waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive(), "the other one still samples"
+        one.commit(0, BOTH, samples_of_problem(one, 0))
+        waiting.join(20)
+        assert not waiting.is_alive()
+    assert two.lacking(range(1)) == {}
+
+
+def test_one_takes_over_what_the_other_leaves(tmp_path: Path) -> None:
+    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+    with heart_of(one):
+        one.claimed({BOTH: [0]})
+    waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive(), "the other one has ended without the samples"
+    assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
+
+
+def test_samples_come_back_with_the_version_of_this_run(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path / "one")
+    parts.commit(0, BOTH, samples_of_problem(parts, 0))
+    found = parts.sampled(range(3))
+    assert set(found) == {0}
+    assert [r.sample for r in found[0].rollouts] == [0, 1]
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_damaged_samples_are_set_aside_and_lack_again(tmp_path: Path, position: int) -> None:
+    parts = parts_of(tmp_path / "one")
+    for number in range(2):
+        parts.commit(number, BOTH, samples_of_problem(parts, number))
+    (batch,) = parts.store.batches(2 * position)
+    (batch.path / "rollouts.parquet").write_bytes(b"damaged")
+    assert set(parts.sampled(range(2))) == {1 - position}
+    assert parts.lacking(range(2)) == {BOTH: [position]}
+
+
+def test_what_another_grader_has_judged_is_judged_again_and_kept(tmp_path: Path) -> None:
+    strict, lenient = parts_of(tmp_path / "one"), parts_of(tmp_path / "two", 0, "grading.strict=false")
+    strict.commit(0, BOTH, samples_of_problem(strict, 0, reward=0.5))
+    assert [r.reward for r in strict.sampled(range(1))[0].rollouts] == [0.5, 0.5], "by this very grader"
+    assert [r.reward for r in lenient.sampled(range(1))[0].rollouts] == [1.0, 0.0]
+    assert len(lenient.store.batches(0)) == 2
+    assert [r.reward for r in strict.sampled(range(1))[0].rollouts] == [0.5, 0.5]
