@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.comparing import requirement, verdict
 from mrt_hpc.analysis.problem_measures import MajorityAtK
+from mrt_hpc.mrt.votes import RULE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +114,7 @@ def notes(comparisons: Sequence[Comparison], models: Sequence[Sequence[ModelSamp
     if len(comparisons) > 1:
         found.append(f"p and verdicts have Holm's correction for {len(comparisons)} comparisons; intervals have none")
     if any(isinstance(one.measure, MajorityAtK) for one in comparisons):
-        found.append("votes: right answers are one class, wrong ones are classed by their text after a cleanup")
+        found.append(RULE)
     found += dict.fromkeys(_left_out(one) for one in comparisons if one.left_out)
     return found + _other_settings(models)
 

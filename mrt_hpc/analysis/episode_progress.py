@@ -16,7 +16,7 @@ from mrt_hpc.analysis.curves import curve_of
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.over_problems import clustered_mean
 from mrt_hpc.mrt.progress import progress
-from mrt_hpc.mrt.subset_votes import RIGHT
+from mrt_hpc.mrt.votes import RIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

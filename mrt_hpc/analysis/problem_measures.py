@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, pass_at_1, pass_at_k, share_interval
-from mrt_hpc.analysis.votes import AnswerCounts, Representative, cleaned_answer, majority_at_k
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import area_under_values
+from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,14 +103,14 @@ class PassAtK(Measure):
         """Unbiased."""
         require_samples(model, self.k, self.name)
         return {
-            problem: pass_at_k(len(samples), sum(s.reward >= 1.0 for s in samples), self.k)
+            problem: pass_at_k(len(samples), sum(s.reward >= RIGHT for s in samples), self.k)
             for problem, samples in model.problems.items()
         }
 
 
 @dataclass(frozen=True)
 class MajorityAtK(Measure):
-    """The chance that a vote of k samples is right; see ``votes``."""
+    """The chance that a vote of k samples is right; see ``mrt.votes``."""
 
     k: int
     representative: Representative = cleaned_answer
@@ -125,10 +125,10 @@ class MajorityAtK(Measure):
         """Unbiased, for these classes."""
         require_samples(model, self.k, self.name)
         return {
-            problem: self._of([(s.reward, s.answer) for s in samples]) for problem, samples in model.problems.items()
+            problem: self._of([(s.answer, s.reward) for s in samples]) for problem, samples in model.problems.items()
         }
 
-    def _of(self, samples: list[tuple[float, str | None]]) -> float:
+    def _of(self, samples: list[tuple[str | None, float]]) -> float:
         return majority_at_k(AnswerCounts.of(samples, self.representative), self.k)
 
 

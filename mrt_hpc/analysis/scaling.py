@@ -19,7 +19,7 @@ from mrt_hpc.analysis.intervals import paired_difference, pass_at_k
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.over_problems import mean_share
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.subset_votes import RIGHT, ballot_of, expected_majority
+from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,7 +124,7 @@ def _means(model: ModelSamples, of: Callable[[EvaluatedTrace], float]) -> dict[s
 
 def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
     """The expected reward of a vote of p of the answers that were forced at a boundary."""
-    return expected_majority(ballot_of((f.answer, f.reward) for f in boundary.forced), voters)
+    return majority_at_k(AnswerCounts.of((f.answer, f.reward) for f in boundary.forced), voters)
 
 
 def forced_tokens(boundary: EvaluatedBoundary, voters: int) -> float:
@@ -150,7 +150,7 @@ def _direct_point(model: ModelSamples, k: int, of: Callable[[Sequence[EvaluatedT
 
 def direct_majority(traces: Sequence[EvaluatedTrace], k: int) -> float:
     """The expected reward of a vote of k complete samples."""
-    return expected_majority(ballot_of((trace.answer, trace.reward) for trace in traces), k)
+    return majority_at_k(AnswerCounts.of((trace.answer, trace.reward) for trace in traces), k)
 
 
 def direct_pass(traces: Sequence[EvaluatedTrace], k: int) -> float:
@@ -233,8 +233,9 @@ def _summary(rows: Sequence[tuple[str, ...]]) -> DataTable:
 
 
 def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples]) -> tuple[str, ...]:
-    """What was left out."""
-    remarks = [
+    """How votes are counted, and what was left out."""
+    remarks = [RULE]
+    remarks += [
         f"{model.name}: no answers were forced at its prefixes, so only its complete samples are shown"
         for model in models
         if model not in voting

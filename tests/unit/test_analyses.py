@@ -126,7 +126,7 @@ def test_complete_samples_of_two_problems() -> None:
 
 def test_votes_of_more_than_the_answers_are_left_out_and_named() -> None:
     assert votes_of(MODEL) == [1, 2, 4]
-    assert "only 4 answers were forced at a prefix, so maj@8 is left out" in analyse_scaling([MODEL]).remarks[0]
+    assert "only 4 answers were forced at a prefix, so maj@8 is left out" in analyse_scaling([MODEL]).remarks[1]
 
 
 def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:
