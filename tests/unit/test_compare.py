@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,8 +38,6 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
-from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.parquet import LENGTH_OF, read_part, write_records
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 
 if TYPE_CHECKING:
@@ -270,14 +267,6 @@ def test_requirements_in_words() -> None:
 # -- the samples of a run
 
 
-@dataclass(frozen=True)
-class SampleTokens:
-    """A part of a rollout."""
-
-    problem_id: str
-    tokens: int = field(metadata={LENGTH_OF: "token_ids"})
-
-
 def rollout(problem: str, sample: int, reward: float) -> Rollout:
     return Rollout(
         iteration=0, problem_id=problem, sample=sample, seed=0, weights_version=0, prompt_ids=[1], forced=0,
@@ -447,14 +436,3 @@ def test_shards_of_other_settings_do_not_count(run: RunLayout) -> None:
     recipe = EvaluatedRun.open(run).recipe
     hotter = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"temperature": 0.5})})
     assert EvaluatedRun(run, hotter).versions("held-out") == []
-
-
-def test_a_part_of_the_columns_is_read_and_a_missing_one_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rollouts.parquet"
-    write_records(path, [rollout("p", 0, 1.0)], Rollout)
-    assert read_part(path, SampleTokens) == [SampleTokens("p", 10)]
-    with pytest.raises(UserError, match="lack columns"):
-        read_part(path, PrefixValue)
-    path.write_bytes(b"nothing")
-    with pytest.raises(DamagedError, match="cannot read records"):
-        read_part(path, SampleTokens)

@@ -14,7 +14,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.outcomes import Outcomes, RolloutOutcome, read_outcomes
-from mrt_hpc.run.parquet import read_narrow
+from mrt_hpc.run.parquet import read_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def test_damage_and_missing_columns_are_seen(shard: Path) -> None:
     with pytest.raises(DamagedError):
         read_outcomes(shard)
     with pytest.raises(UserError, match="also reward"):
-        read_narrow(path, RolloutOutcome, {"tokens": "token_ids"})
+        read_part(path, RolloutOutcome)
     path.write_bytes(b"nothing")
     with pytest.raises(DamagedError, match="cannot read records"):
-        read_narrow(path, RolloutOutcome, {"tokens": "token_ids"})
+        read_part(path, RolloutOutcome)
