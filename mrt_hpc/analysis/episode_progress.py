@@ -76,7 +76,7 @@ def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
     curves = [curve for model in models for curve in progress_curves(model, difficulty)]
     shown = min(FEW_PROBLEMS, len(difficulty))
     figures = _figures(curves, [model.name for model in models], shown)
-    return Analysis((_table(curves),), figures, _summary(curves), _remarks(curves, difficulty, shown))
+    return Analysis((_table(curves),), figures, _summary(curves), remarks=_remarks(curves, difficulty, shown))
 
 
 def mean_accuracy(models: Sequence[ModelSamples]) -> dict[str, float]:

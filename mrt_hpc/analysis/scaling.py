@@ -68,7 +68,7 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
     Raises:
         UserError: no model has forced answers at all prefixes.
     """
-    voting = [model for model in models if fewest_forced(model) > 0]
+    voting = [model for model in models if model.fewest_forced > 0]
     if not voting:
         raise UserError(
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
@@ -82,20 +82,15 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
     figures = tuple(_figure(m.name, [*prefixes[m.name], *direct[m.name], *others], len(voting) > 1) for m in voting)
     table = _table([curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])])
     rows = [_summary_row(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
-    return Analysis((table,), figures, _summary(rows), _remarks(models, voting))
+    return Analysis((table,), figures, _summary(rows), remarks=_remarks(models, voting))
 
 
 # -- votes at prefixes
 
 
-def fewest_forced(model: ModelSamples) -> int:
-    """G: the least number of answers that were forced at a boundary."""
-    return min(len(b.forced) for traces in model.problems.values() for trace in traces for b in trace.boundaries)
-
-
 def votes_of(model: ModelSamples) -> list[int]:
     """p for which every boundary has enough answers."""
-    fewest = fewest_forced(model)
+    fewest = model.fewest_forced
     return [voters for voters in VOTERS if voters <= fewest]
 
 
@@ -244,6 +239,6 @@ def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples]) -> 
         if left := [voters for voters in VOTERS if voters not in votes_of(model)]:
             names = ", ".join(f"maj@{voters}" for voters in left)
             remarks.append(
-                f"{model.name}: only {fewest_forced(model)} answers were forced at a prefix, so {names} is left out"
+                f"{model.name}: only {model.fewest_forced} answers were forced at a prefix, so {names} is left out"
             )
     return tuple(remarks)
