@@ -40,6 +40,8 @@ class Analysis:
     figures: tuple[LineFigure, ...]
     summary: DataTable
     """The few numbers that the command prints."""
+    verdicts: tuple[str, ...] = ()
+    """Sentences on what the numbers show."""
     remarks: tuple[str, ...] = ()
     """Sentences on what was left out, or on how to read the numbers."""
 

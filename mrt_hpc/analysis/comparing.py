@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.model_samples import ModelSamples
     from mrt_hpc.analysis.power import Spread
     from mrt_hpc.analysis.problem_measures import Measure
-    from mrt_hpc.analysis.samples import ModelSamples
 
 SIGNIFICANCE = 1 - CONFIDENCE
 
@@ -151,7 +151,7 @@ def _paired(first: ModelSamples, second: ModelSamples, measure: Measure) -> tupl
         raise UserError(
             f"{first.name} and {second.name} have no problem in common on {first.benchmark}",
             value=[*list(before)[:3], *list(after)[:3]],
-            advice="evaluate both on the same benchmark file",
+            advice=f"mrt-hpc eval {first.source} {second.source} --suite SUITE",
         )
     return {p: before[p] for p in shared}, {p: after[p] for p in shared}
 

@@ -9,13 +9,15 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.comparing import requirement, verdict
+from mrt_hpc.analysis.model_samples import other_settings
 from mrt_hpc.analysis.problem_measures import MajorityAtK
+from mrt_hpc.mrt.votes import RULE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mrt_hpc.analysis.comparing import Comparison, Side
-    from mrt_hpc.analysis.samples import ModelSamples
+    from mrt_hpc.analysis.model_samples import ModelSamples
 
 
 @dataclass(frozen=True)
@@ -113,21 +115,11 @@ def notes(comparisons: Sequence[Comparison], models: Sequence[Sequence[ModelSamp
     if len(comparisons) > 1:
         found.append(f"p and verdicts have Holm's correction for {len(comparisons)} comparisons; intervals have none")
     if any(isinstance(one.measure, MajorityAtK) for one in comparisons):
-        found.append("votes: right answers are one class, wrong ones are classed by their text after a cleanup")
+        found.append(RULE)
     found += dict.fromkeys(_left_out(one) for one in comparisons if one.left_out)
-    return found + _other_settings(models)
+    return found + [note for samples in zip(*models, strict=True) for note in other_settings(samples[0], samples[1:])]
 
 
 def _left_out(one: Comparison) -> str:
     names = f"{one.first.name} and {one.second.name}"
     return f"{one.left_out} problems of {one.benchmark} are left out, which not both of {names} have"
-
-
-def _other_settings(models: Sequence[Sequence[ModelSamples]]) -> list[str]:
-    """A sentence for each model and benchmark that was sampled otherwise than by the first model."""
-    return [
-        f"{mine.name} was evaluated on {mine.benchmark} with other settings than {first.name}: compare their recipes"
-        for model in models[1:]
-        for first, mine in zip(models[0], model, strict=True)
-        if mine.settings != first.settings
-    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrt_hpc.analysis.model_samples import evaluated_problems
+from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, tokens_to_answer
 from mrt_hpc.run.outcomes import Outcomes
 
@@ -15,11 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
+    from mrt_hpc.analysis.model_samples import Counted, EvaluatedTrace, ModelSamples
     from mrt_hpc.run.groups import Sampled
-
-Counted = Literal["sampled", "all"]
-"""The tokens of a boundary, see ``evaluation.regret_tokens``."""
 
 
 def curve_of(trace: EvaluatedTrace, counted: Counted = "sampled") -> TraceCurve:
@@ -41,14 +39,21 @@ def _to_answer(trace: EvaluatedTrace) -> NDArray[np.float64]:
     return tokens_to_answer([[f.asked for f in here] for here in forced], [[f.tokens for f in here] for here in forced])
 
 
-def curves_of(model: ModelSamples, counted: Counted = "sampled") -> dict[str, list[TraceCurve]]:
+def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
     """The values of all traces by problem.
 
     Raises:
-        UserError: a trace has no values.
+        UserError: a trace has no values, or no forced answers where their tokens are counted.
     """
     model.require_values()
-    return {problem: [curve_of(trace, counted) for trace in traces] for problem, traces in model.problems.items()}
+    if model.counted == "all" and model.fewest_forced == 0:
+        raise UserError(
+            f"{model.name}: no answers were forced at its prefixes, so their tokens cannot be counted",
+            where=model.source,
+            expected="regret_tokens: sampled, or a prover that draws branches",
+            advice="mrt-hpc fields evaluation.regret_tokens",
+        )
+    return {problem: [curve_of(trace, model.counted) for trace in traces] for problem, traces in model.problems.items()}
 
 
 def valued_traces(parts: Iterable[Sampled], counted: Counted = "sampled") -> dict[str, list[TraceCurve]]:

@@ -73,7 +73,7 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
     asked = sorted(set(levels)) or default_levels(found)
     results = [result for level in asked for result in tokens_to(found, level, seed)]
     tables = (_table_of_accuracy(found), _table_of_tokens(results))
-    return Analysis(tables, (_figure(found),), _summary(results), _remarks(models, results))
+    return Analysis(tables, (_figure(found),), _summary(results), remarks=_remarks(models, results))
 
 
 def efficiencies(models: Sequence[ModelSamples]) -> list[ModelEfficiency]:

@@ -16,7 +16,7 @@ from mrt_hpc.analysis.curves import curve_of
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.over_problems import clustered_mean
 from mrt_hpc.mrt.progress import progress
-from mrt_hpc.mrt.subset_votes import RIGHT
+from mrt_hpc.mrt.votes import RIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
     curves = [curve for model in models for curve in progress_curves(model, difficulty)]
     shown = min(FEW_PROBLEMS, len(difficulty))
     figures = _figures(curves, [model.name for model in models], shown)
-    return Analysis((_table(curves),), figures, _summary(curves), _remarks(curves, difficulty, shown))
+    return Analysis((_table(curves),), figures, _summary(curves), remarks=_remarks(curves, difficulty, shown))
 
 
 def mean_accuracy(models: Sequence[ModelSamples]) -> dict[str, float]:

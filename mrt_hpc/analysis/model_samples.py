@@ -1,27 +1,24 @@
 """What one model wrote for the problems of one benchmark, as the analyses read it: rewards, lengths, answers, and the
-values of the prefixes with the answers that were forced there. Where the samples are stored is the matter of the
-constructors alone.
+values of the prefixes with the answers that were forced there.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.outcomes import read_outcomes
-from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.outcomes import Outcomes, RolloutOutcome
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
+Counted = Literal["sampled", "all"]
+"""The tokens of a boundary, see ``evaluation.regret_tokens``."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class EvaluatedTrace:
     @property
     def is_valued(self) -> bool:
         """Whether all boundaries have a value."""
-        return all(boundary.value is not None for boundary in self.boundaries)
+        return bool(self.boundaries) and all(boundary.value is not None for boundary in self.boundaries)
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,14 @@ class ModelSamples:
     name: str
     """The model's name in tables and figures."""
     source: str
-    """The model as it was typed, for the commands that an error advises."""
+    """The model as ``mrt-hpc eval`` takes it, for the commands that an error advises."""
     benchmark: str
     problems: EvaluatedProblems
+    """Of each problem at least one trace, in the order of sampling."""
+    settings: str | None = None
+    """The digest of what decides the samples beside the weights; None where it is not known."""
+    counted: Counted = "sampled"
+    """The tokens of a boundary, for regret."""
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -98,6 +100,12 @@ class ModelSamples:
         return min(map(len, self.problems.values()))
 
     @property
+    def fewest_forced(self) -> int:
+        """G: the least number of answers that were forced at a boundary."""
+        traces = (trace for traces in self.problems.values() for trace in traces)
+        return min((len(boundary.forced) for trace in traces for boundary in trace.boundaries), default=0)
+
+    @property
     def is_valued(self) -> bool:
         """Whether the prefixes of all traces have values."""
         return all(trace.is_valued for traces in self.problems.values() for trace in traces)
@@ -115,6 +123,15 @@ class ModelSamples:
                 expected=f"an evaluation on {self.benchmark} that names a prover",
                 advice=f"mrt-hpc eval {self.source} --suite SUITE, with a suite that names a prover",
             )
+
+
+def other_settings(first: ModelSamples, others: Sequence[ModelSamples]) -> list[str]:
+    """A sentence for each model that was sampled with other settings than the first one, on the same benchmark."""
+    return [
+        f"{mine.name} was evaluated on {mine.benchmark} with other settings than {first.name}: compare their recipes"
+        for mine in others
+        if mine.settings != first.settings
+    ]
 
 
 def _mean(numbers: Iterable[float]) -> float:
@@ -162,79 +179,3 @@ class _BoundaryRecords:
 
     def _boundary(self, where: tuple[str, int, int], tokens: int) -> EvaluatedBoundary:
         return EvaluatedBoundary(tokens, self.values.get(where), tuple(self.forced.get(where, ())))
-
-
-# -- from a run directory
-
-
-def samples_of_run(
-    layout: RunLayout, name: str, source: str, benchmark: str | None = None, version: int | None = None
-) -> ModelSamples:
-    """Read the samples of one weights version of a run on one benchmark.
-
-    Args:
-        layout: the run directory.
-        name: the model's name in tables and figures.
-        source: the run as it was typed.
-        benchmark: None takes the only one of the run.
-        version: None takes the last one that was evaluated on the benchmark.
-
-    Raises:
-        DamagedError: a shard is not what was written.
-        UserError: the run has no such samples, or not those of all problems.
-    """
-    chosen = _benchmark(layout, source, benchmark)
-    found = evaluated_versions(layout, chosen)
-    if not found or version not in (None, *found):
-        raise UserError(
-            f"no samples on {chosen} of {'any weights version' if version is None else f'weights version {version}'}",
-            where=layout.root,
-            expected=f"one of the versions {', '.join(map(str, found))}" if found else None,
-            advice=f"mrt-hpc eval {source} --suite SUITE, with a suite that has the benchmark {chosen}",
-        )
-    last = found[-1] if version is None else version
-    parts = (read_outcomes(shard) for shard in list_directory(layout.evaluation(last, chosen), "shard-*"))
-    samples = ModelSamples(f"{name} v{last}", source, chosen, evaluated_problems(parts))
-    _require_all_problems(layout, samples)
-    return samples
-
-
-def evaluated_versions(layout: RunLayout, benchmark: str) -> list[int]:
-    """The weights versions of a run that have samples on a benchmark, ascending."""
-    versions = map(layout.version_of, list_directory(layout.root / "evals", "v*"))
-    return sorted(v for v in versions if v is not None and list_directory(layout.evaluation(v, benchmark), "shard-*"))
-
-
-def _benchmark(layout: RunLayout, source: str, wanted: str | None) -> str:
-    """The benchmark of this name, or the only one of the run.
-
-    Raises:
-        UserError: there is none of this name, or more than one to choose from.
-    """
-    names = [path.stem for path in list_directory(layout.root / "data" / "benchmarks", "*.jsonl")]
-    if wanted in names:
-        return wanted
-    if wanted is None and len(names) == 1:
-        return names[0]
-    raise UserError(
-        "the run has no such benchmark" if wanted else "the run has not exactly one benchmark: name one",
-        value=wanted,
-        where=layout.root,
-        expected=f"one of {', '.join(names)}" if names else None,
-        advice="--benchmark NAME" if names else f"mrt-hpc eval {source} --suite SUITE",
-    )
-
-
-def _require_all_problems(layout: RunLayout, samples: ModelSamples) -> None:
-    """Refuse an evaluation that is not finished.
-
-    Raises:
-        UserError: problems of the benchmark have no samples.
-    """
-    wanted = {problem.id for problem in read_problems(layout.benchmark_data(samples.benchmark))}
-    if missing := wanted.difference(samples.problems):
-        raise UserError(
-            f"{samples.name}: {len(missing)} of {len(wanted)} problems of {samples.benchmark} have no samples yet",
-            where=layout.root,
-            advice=f"mrt-hpc eval {samples.source} --suite SUITE, or wait until the evaluation has ended",
-        )

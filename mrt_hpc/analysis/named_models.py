@@ -1,74 +1,215 @@
-"""The models that a user names on the command line: run directories, or RUN@VERSION."""
+"""The models that a user names on the command line: a run (``RUN``, ``RUN@VERSION``), or an evaluation on its own
+(``EVALDIR``, ``EVALDIR@NAME``).
+"""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from dataclasses import replace
-from pathlib import Path
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model_samples import samples_of_run
-from mrt_hpc.errors import UserError
+from mrt_hpc.analysis.evaluated_run import EvaluatedRun
+from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.find import expanded
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from mrt_hpc.analysis.model_samples import ModelSamples
 
-_WITH_VERSION = re.compile(r"(?P<run>.+)@v?(?P<version>\d+)")
+AT = "@"
+"""Stands between a directory and its weights versions, or the name of a model. The name may hold it as well."""
+FIRST, LAST = "first", "last"
 
 
-def read_models(named: Sequence[str], benchmark: str | None) -> list[ModelSamples]:
-    """The samples of each model that is named, on one benchmark.
+@dataclass(frozen=True)
+class NamedModel:
+    """One weights version of a run, or one model of an evaluation on its own."""
 
-    Args:
-        named: run directories, or RUN@VERSION.
-        benchmark: None takes the only one of the first run, and the same of the others.
+    run: EvaluatedRun
+    version: int | None = None
+    """Its number; None where a word stands for it, or nothing."""
+    word: str | None = None
+    """``first`` or ``last``."""
+
+    @property
+    def is_whole_run(self) -> bool:
+        """Whether a run was named without a version."""
+        return self.version is None and self.word is None
+
+    def number(self, benchmarks: Sequence[str]) -> int:
+        """The number of the weights version; ``last`` is the last that was evaluated on all of these benchmarks.
+
+        Raises:
+            UserError: no version has been evaluated on all of them.
+        """
+        if self.version is not None:
+            return self.version
+        whole = [set(self.run.versions(benchmark)) for benchmark in benchmarks]
+        if not (shared := sorted(set.intersection(*whole))):
+            raise UserError(
+                f"no weights version of this run has a complete evaluation on {', '.join(benchmarks)}",
+                where=self.run.layout.root,
+                advice=f"mrt-hpc status {self.run.typed}",
+            )
+        return shared[0 if self.word == FIRST else -1]
+
+
+# -- what is typed
+
+
+def named_models(texts: Sequence[str]) -> list[NamedModel]:
+    """The models that these arguments name, in their order.
+
+    Raises:
+        UserError: a directory is no run and no evaluation, or it has no such weights version or model.
+    """
+    return [model for text in texts for model in _models_of(text)]
+
+
+def _models_of(text: str) -> list[NamedModel]:
+    directory, name = _split(text)
+    run = EvaluatedRun.open(directory)
+    if run.models:
+        return [NamedModel(run, number) for number in _numbers(run, name)]
+    return [NamedModel(run)] if name is None else [_version(run, word.strip()) for word in name.split(",")]
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """A run directory, and the text after it. Of several the longest counts, since paths may hold an ``@``."""
+    parts = text.split(AT)
+    for count in range(len(parts), 0, -1):
+        directory = AT.join(parts[:count])
+        if RunLayout(expanded(directory)).plan.is_file():
+            return directory, AT.join(parts[count:]) if count < len(parts) else None
+    return parts[0], None
+
+
+def _numbers(run: EvaluatedRun, name: str | None) -> Sequence[int]:
+    """The numbers of the models of an evaluation on its own; without a name all of them.
+
+    Raises:
+        UserError: there is no model of this name.
+    """
+    names = run.model_names
+    if name is None:
+        return range(len(names))
+    if name not in names:
+        guess = nearest(name, names)
+        raise UserError(
+            "the evaluation has no model of this name",
+            value=name,
+            where=run.layout.root,
+            expected=f"one of {', '.join(names)}",
+            advice=None if guess is None else f"{run.typed}{AT}{guess}",
+        )
+    return [names.index(name)]
+
+
+def _version(run: EvaluatedRun, word: str) -> NamedModel:
+    """A weights version of a run.
+
+    Raises:
+        UserError: the word is none.
+    """
+    if word in (FIRST, LAST):
+        return NamedModel(run, word=word)
+    if not (word.isascii() and word.isdigit()):
+        raise UserError(
+            "there is no such weights version",
+            value=word,
+            where=run.layout.root,
+            expected=f"a number, {FIRST} or {LAST}",
+            advice=f"{run.typed}{AT}{LAST}",
+        )
+    return NamedModel(run, int(word))
+
+
+# -- what is read
+
+
+def chosen_benchmarks(models: Sequence[NamedModel], wanted: Sequence[str]) -> list[str]:
+    """The benchmarks that are wanted, or all that the models share, in the order of the first one.
+
+    Raises:
+        UserError: there is none, or one that is wanted is not there.
+    """
+    shared = [b for b in models[0].run.benchmarks if all(b in model.run.benchmarks for model in models[1:])]
+    if not shared:
+        raise UserError(
+            "these models have no benchmark in common",
+            value=list(dict.fromkeys(model.run.typed for model in models)),
+            advice=f"mrt-hpc eval {_evaluable(models)} --suite SUITE",
+        )
+    for name in wanted:
+        if name not in shared:
+            guess = nearest(name, shared)
+            raise UserError(
+                "not all of these models have this benchmark",
+                value=name,
+                where="--benchmark",
+                expected=f"one of {', '.join(shared)}",
+                advice=f"--benchmark {guess or shared[0]}",
+            )
+    return list(dict.fromkeys(wanted)) or shared
+
+
+def _evaluable(models: Sequence[NamedModel]) -> str:
+    """The models as ``mrt-hpc eval`` takes them."""
+    return " ".join(m.run.typed if m.version is None else m.run.evaluable(m.version) for m in models)
+
+
+def read_models(models: Sequence[NamedModel], benchmarks: Sequence[str]) -> list[list[ModelSamples]]:
+    """The samples of each model, one item a benchmark. The tokens of a boundary are counted as the recipe of the first
+    model says, for all of them.
 
     Raises:
         DamagedError: samples are not what was written.
-        UserError: there is no such run, it has no such samples, a model is named twice, or the problems of the models
-            differ.
+        UserError: an evaluation is not there, or two of the models are the same.
     """
-    models: list[ModelSamples] = []
-    for text in named:
-        models.append(_read(text, models[0].benchmark if models else benchmark))
-    _require_same_problems(models)
-    return _with_different_names(models)
+    chosen = [(model.run, model.number(benchmarks)) for model in models]
+    _require_different(chosen)
+    counted = models[0].run.recipe.evaluation.regret_tokens
+    return [
+        [replace(run.samples(version, benchmark, name), counted=counted) for benchmark in benchmarks]
+        for (run, version), name in zip(chosen, _names(chosen), strict=True)
+    ]
 
 
-def root_of(named: str) -> Path:
-    """The run directory of a model.
+def _require_different(chosen: Sequence[tuple[EvaluatedRun, int]]) -> None:
+    """Refuse a model that is named twice.
 
     Raises:
-        UserError: there is no such run.
+        UserError: there is one.
     """
-    return _split(named)[0]
+    places = [(run.layout.root.resolve(), version) for run, version in chosen]
+    for (run, version), place in zip(chosen, places, strict=True):
+        if places.count(place) > 1:
+            raise UserError(
+                "a model is named twice",
+                value=run.long_name(version),
+                expected="different models",
+                advice=f"{run.typed}{AT}{FIRST} {run.typed}{AT}{LAST}" if not run.models else f"{run.typed} alone",
+            )
 
 
-def _split(named: str) -> tuple[Path, int | None]:
-    """A run directory, and the version that is named after it."""
-    run, version = Path(named), None
-    if not run.exists() and (match := _WITH_VERSION.fullmatch(named)):
-        run, version = Path(match["run"]), int(match["version"])
-    if not RunLayout(run).plan.is_file():
-        raise UserError(
-            "not a run directory: it has no plan.json",
-            value=named,
-            expected="a directory that `mrt-hpc submit` made, or RUN@VERSION",
-        )
-    return run.absolute(), version
+def _names(chosen: Sequence[tuple[EvaluatedRun, int]]) -> list[str]:
+    """What tables call the models: as short as it may be, where no two directories share the name before the ``@``."""
+    places: dict[str, set[Path]] = defaultdict(set)
+    for run, version in chosen:
+        places[run.short_name(version).partition(AT)[0]].add(run.layout.root.resolve())
+    return [
+        run.short_name(version)
+        if len(places[run.short_name(version).partition(AT)[0]]) == 1
+        else run.long_name(version)
+        for run, version in chosen
+    ]
 
 
-def _read(named: str, benchmark: str | None) -> ModelSamples:
-    run, version = _split(named)
-    return samples_of_run(RunLayout(run), run.name, named, benchmark, version)
-
-
-def _require_same_problems(models: Sequence[ModelSamples]) -> None:
-    """Refuse models that were evaluated on different problems.
+def require_same_problems(models: Sequence[ModelSamples]) -> None:
+    """Refuse models that were evaluated on different problems of a benchmark.
 
     Raises:
         UserError: the problems of a model differ from those of the first.
@@ -81,16 +222,3 @@ def _require_same_problems(models: Sequence[ModelSamples]) -> None:
                 value=sorted(different)[:5],
                 advice=f"mrt-hpc eval {first.source} {model.source} --suite SUITE",
             )
-
-
-def _with_different_names(models: list[ModelSamples]) -> list[ModelSamples]:
-    """The models; those whose names are the same are named as they were typed.
-
-    Raises:
-        UserError: the same model is named twice.
-    """
-    counts = Counter(model.name for model in models)
-    named = [replace(model, name=model.source) if counts[model.name] > 1 else model for model in models]
-    if len({model.name for model in named}) < len(named):
-        raise UserError("a model is named twice", value=[model.source for model in models])
-    return named

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, pass_at_1, pass_at_k, share_interval
-from mrt_hpc.analysis.votes import AnswerCounts, Representative, cleaned_answer, majority_at_k
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import area_under_values
+from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from mrt_hpc.analysis.samples import ModelSamples
+    from mrt_hpc.analysis.model_samples import ModelSamples
 
     FloatArray = NDArray[np.float64]
 
@@ -103,14 +104,14 @@ class PassAtK(Measure):
         """Unbiased."""
         require_samples(model, self.k, self.name)
         return {
-            problem: pass_at_k(len(samples), sum(s.reward >= 1.0 for s in samples), self.k)
+            problem: pass_at_k(len(samples), sum(s.reward >= RIGHT for s in samples), self.k)
             for problem, samples in model.problems.items()
         }
 
 
 @dataclass(frozen=True)
 class MajorityAtK(Measure):
-    """The chance that a vote of k samples is right; see ``votes``."""
+    """The chance that a vote of k samples is right; see ``mrt.votes``."""
 
     k: int
     representative: Representative = cleaned_answer
@@ -125,10 +126,10 @@ class MajorityAtK(Measure):
         """Unbiased, for these classes."""
         require_samples(model, self.k, self.name)
         return {
-            problem: self._of([(s.reward, s.answer) for s in samples]) for problem, samples in model.problems.items()
+            problem: self._of([(s.answer, s.reward) for s in samples]) for problem, samples in model.problems.items()
         }
 
-    def _of(self, samples: list[tuple[float, str | None]]) -> float:
+    def _of(self, samples: list[tuple[str | None, float]]) -> float:
         return majority_at_k(AnswerCounts.of(samples, self.representative), self.k)
 
 
@@ -146,14 +147,9 @@ class Regret(MeanMeasure):
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
         """[traces] 1 less the area of each trace."""
-        if not model.curves:
-            raise UserError(
-                f"{model.name} has no values of prefixes on {model.benchmark}, from which regret is computed",
-                advice="set evaluation.prover in its recipe, and submit it again: mrt-hpc fields evaluation.prover",
-            )
         return {
             problem: np.array([1.0 - area_under_values(c.tokens, c.values, self.budget) for c in curves])
-            for problem, curves in model.curves.items()
+            for problem, curves in curves_of(model).items()
         }
 
 
@@ -185,7 +181,7 @@ def require_samples(model: ModelSamples, k: int, name: str) -> None:
         raise UserError(
             f"{name} needs {k} samples of each problem, and {model.name} has {model.fewest} on {model.benchmark}",
             expected=f"a k of at most {model.fewest}",
-            advice="raise the benchmark's samples in evaluation.benchmarks, and submit again",
+            advice=f"mrt-hpc eval {model.source} --suite SUITE, with a suite that has more samples",
         )
 
 

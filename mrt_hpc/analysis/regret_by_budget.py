@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
+from mrt_hpc.analysis.comparing import compare, verdict
 from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.over_problems import mean_share, ratio_of_sums
+from mrt_hpc.analysis.problem_measures import Regret
 from mrt_hpc.mrt.regret import area_of_episodes, regret_by_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mrt_hpc.analysis.curves import Counted
+    from mrt_hpc.analysis.comparing import Comparison
     from mrt_hpc.analysis.intervals import IntervalEstimate
     from mrt_hpc.analysis.model_samples import ModelSamples
     from mrt_hpc.mrt.regret import TraceCurve
@@ -53,24 +55,23 @@ class ModelRegret:
         return tuple(paired_difference(*pair) for pair in zip(other.by_problem, self.by_problem, strict=True))
 
 
-def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int], counted: Counted) -> Analysis:
+def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> Analysis:
     """Normalised regret of several models.
 
     Args:
         models: on the same benchmark.
         budgets: in tokens; empty takes 32 up to the longest trace.
-        counted: the tokens of a boundary.
 
     Raises:
         UserError: the prefixes of a model were not valued.
     """
-    curves = {model.name: curves_of(model, counted) for model in models}
+    curves = {model.name: curves_of(model) for model in models}
     measured = sorted(set(budgets)) or even_budgets(max(model.longest for model in models))
     found = [regret_of(name, mine, measured) for name, mine in curves.items()]
     figures = (_figure_of_regret(found), _figure_of_areas(found))
     differences = (_table_of_differences(found),) if len(found) > 1 else ()
     tables = (_table_of_regret(found), _table_of_areas(found), *differences)
-    return Analysis(tables, figures, _summary(found), _remarks(found))
+    return Analysis(tables, figures, _summary(found), verdicts(models, measured[-1]), _remarks(found))
 
 
 def even_budgets(longest: int) -> list[int]:
@@ -147,19 +148,17 @@ def _summary(found: Sequence[ModelRegret]) -> DataTable:
 
 
 def _remarks(found: Sequence[ModelRegret]) -> tuple[str, ...]:
-    """Whether the models can be told apart, and what was left out."""
-    first, *others = found
-    verdicts = [verdict(model, first) for model in others]
-    nothing = [f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in found if not m.areas]
-    return (*verdicts, *nothing)
+    """What was left out."""
+    return tuple(f"{m.name}: no prefix has a value above 0, so no areas are compared" for m in found if not m.areas)
 
 
-def verdict(model: ModelRegret, first: ModelRegret) -> str:
-    """Whether the regret of two models at the largest budget can be told apart, in words."""
-    difference = model.above(first)[-1]
-    if not difference.excludes_zero:
-        words = "cannot be told apart"
-    else:
-        words = "less regret" if difference.mean < 0 else "more regret"
-    text = interval_text(difference, signed=True)
-    return f"{model.name} against {first.name} at {model.budgets[-1]} tokens, paired by problem: {text}, {words}"
+def verdicts(models: Sequence[ModelSamples], budget: int) -> tuple[str, ...]:
+    """Whether the regret of each model at a budget can be told apart from that of the first one, in words."""
+    if len(models) == 1:
+        return ()
+    found = compare(models[:1], [[model] for model in models[1:]], [Regret(budget)])
+    return tuple(f"{one.measure.name}, {one.second.name} against {one.first.name}: {_verdict(one)}" for one in found)
+
+
+def _verdict(one: Comparison) -> str:
+    return f"{interval_text(one.gain.interval, signed=True)}, {verdict(one)}"

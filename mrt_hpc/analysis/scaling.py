@@ -19,7 +19,7 @@ from mrt_hpc.analysis.intervals import paired_difference, pass_at_k
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
 from mrt_hpc.analysis.over_problems import mean_share
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.subset_votes import RIGHT, ballot_of, expected_majority
+from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
     Raises:
         UserError: no model has forced answers at all prefixes.
     """
-    voting = [model for model in models if fewest_forced(model) > 0]
+    voting = [model for model in models if model.fewest_forced > 0]
     if not voting:
         raise UserError(
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
@@ -82,20 +82,15 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
     figures = tuple(_figure(m.name, [*prefixes[m.name], *direct[m.name], *others], len(voting) > 1) for m in voting)
     table = _table([curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])])
     rows = [_summary_row(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
-    return Analysis((table,), figures, _summary(rows), _remarks(models, voting))
+    return Analysis((table,), figures, _summary(rows), remarks=_remarks(models, voting))
 
 
 # -- votes at prefixes
 
 
-def fewest_forced(model: ModelSamples) -> int:
-    """G: the least number of answers that were forced at a boundary."""
-    return min(len(b.forced) for traces in model.problems.values() for trace in traces for b in trace.boundaries)
-
-
 def votes_of(model: ModelSamples) -> list[int]:
     """p for which every boundary has enough answers."""
-    fewest = fewest_forced(model)
+    fewest = model.fewest_forced
     return [voters for voters in VOTERS if voters <= fewest]
 
 
@@ -124,7 +119,7 @@ def _means(model: ModelSamples, of: Callable[[EvaluatedTrace], float]) -> dict[s
 
 def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
     """The expected reward of a vote of p of the answers that were forced at a boundary."""
-    return expected_majority(ballot_of((f.answer, f.reward) for f in boundary.forced), voters)
+    return majority_at_k(AnswerCounts.of((f.answer, f.reward) for f in boundary.forced), voters)
 
 
 def forced_tokens(boundary: EvaluatedBoundary, voters: int) -> float:
@@ -150,7 +145,7 @@ def _direct_point(model: ModelSamples, k: int, of: Callable[[Sequence[EvaluatedT
 
 def direct_majority(traces: Sequence[EvaluatedTrace], k: int) -> float:
     """The expected reward of a vote of k complete samples."""
-    return expected_majority(ballot_of((trace.answer, trace.reward) for trace in traces), k)
+    return majority_at_k(AnswerCounts.of((trace.answer, trace.reward) for trace in traces), k)
 
 
 def direct_pass(traces: Sequence[EvaluatedTrace], k: int) -> float:
@@ -233,8 +228,9 @@ def _summary(rows: Sequence[tuple[str, ...]]) -> DataTable:
 
 
 def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples]) -> tuple[str, ...]:
-    """What was left out."""
-    remarks = [
+    """How votes are counted, and what was left out."""
+    remarks = [RULE]
+    remarks += [
         f"{model.name}: no answers were forced at its prefixes, so only its complete samples are shown"
         for model in models
         if model not in voting
@@ -243,6 +239,6 @@ def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples]) -> 
         if left := [voters for voters in VOTERS if voters not in votes_of(model)]:
             names = ", ".join(f"maj@{voters}" for voters in left)
             remarks.append(
-                f"{model.name}: only {fewest_forced(model)} answers were forced at a prefix, so {names} is left out"
+                f"{model.name}: only {model.fewest_forced} answers were forced at a prefix, so {names} is left out"
             )
     return tuple(remarks)

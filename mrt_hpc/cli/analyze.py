@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
+from mrt_hpc.cli import options
+from mrt_hpc.errors import UserError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mrt_hpc.analysis.analysis_files import Analysis, DataTable
-    from mrt_hpc.analysis.model_samples import ModelSamples
+    from mrt_hpc.analysis.model_samples import Counted, ModelSamples
+    from mrt_hpc.analysis.named_models import NamedModel
 
 
-@click.group(short_help="Analyse regret, scaling, efficiency or progress of models.")
+@click.group(short_help="Analyse regret, scaling, efficiency or progress of models.", epilog=options.WHAT)
 def analyze() -> None:
-    """Analyse the evaluated samples of models: tables as CSV, figures as PNG and SVG.
-
-    WHAT is a run directory, or RUN@VERSION for one of its weights versions (default: the last that was evaluated).
-    Several of them give a line each.
+    """Analyse the evaluated samples of models: tables as CSV, figures as PNG and SVG. Each model gives a line.
 
     \b
     Examples:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
+      mrt-hpc analyze scaling  runs/eval-paper_20
     """
 
 
@@ -52,33 +55,30 @@ def _parts(text: str | None, form: str, example: str) -> list[str]:
     return parts
 
 
-WHAT = click.argument("what", nargs=-1, required=True, metavar="WHAT...")
 OUT = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The directory of the results. Default: analysis/NAME in the first run directory.",
+    help="The directory of the results. Default: analysis/NAME in the first RUN or EVALDIR.",
 )
-BENCHMARK = click.option("--benchmark", help="The benchmark; needed where a run has several.")
+BENCHMARK = click.option("--benchmark", metavar="NAME", help="Needed where the models share several.")
 
 
-@analyze.command(short_help="Normalised regret against the budget of tokens.")
-@WHAT
+@analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
+@options.what
 @OUT
 @BENCHMARK
 @click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
 @click.option(
     "--tokens",
     type=click.Choice(["sampled", "all"]),
-    default="sampled",
-    show_default=True,
-    help="The tokens that count before a boundary, as `evaluation.regret_tokens`.",
+    help="The tokens that count before a boundary. Default: `evaluation.regret_tokens` of the first RUN or EVALDIR.",
 )
 def regret(
     what: tuple[str, ...],
     out: Path | None,
     benchmark: str | None,
     budgets: tuple[int, ...],
-    tokens: Literal["sampled", "all"],
+    tokens: Counted | None,
 ) -> None:
     """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
 
@@ -89,11 +89,15 @@ def regret(
     """
     from mrt_hpc.analysis.regret_by_budget import analyse_regret
 
-    _write("regret", what, out, benchmark, lambda models: analyse_regret(models, budgets, tokens))
+    def analyse(models: list[ModelSamples]) -> Analysis:
+        counted = models if tokens is None else [replace(model, counted=tokens) for model in models]
+        return analyse_regret(counted, budgets)
+
+    _write("regret", what, out, benchmark, analyse)
 
 
-@analyze.command(short_help="Votes at each episode against complete samples of equal tokens.")
-@WHAT
+@analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
+@options.what
 @OUT
 @BENCHMARK
 def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> None:
@@ -109,8 +113,8 @@ def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> N
     _write("scaling", what, out, benchmark, analyse_scaling)
 
 
-@analyze.command(short_help="Mean progress by episode, of right and wrong traces, hard and easy problems.")
-@WHAT
+@analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
+@options.what
 @OUT
 @BENCHMARK
 def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> None:
@@ -125,8 +129,8 @@ def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> 
     _write("progress", what, out, benchmark, analyse_progress)
 
 
-@analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.")
-@WHAT
+@analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.", epilog=options.WHAT)
+@options.what
 @OUT
 @BENCHMARK
 @click.option(
@@ -160,16 +164,41 @@ def _write(
 ) -> None:
     """Read the models, write the analysis, and print its summary and paths."""
     from mrt_hpc.analysis.analysis_files import write_analysis
-    from mrt_hpc.analysis.named_models import read_models, root_of
+    from mrt_hpc.analysis.model_samples import other_settings
+    from mrt_hpc.analysis.named_models import named_models
+    from mrt_hpc.cli.console import print_notes
 
-    models = read_models(what, benchmark)
+    named = named_models(what)
+    models = _read(named, benchmark)
     analysis = analyse(models)
-    paths = write_analysis(analysis, root_of(what[0]) / "analysis" / name if out is None else out)
+    paths = write_analysis(analysis, named[0].run.layout.root / "analysis" / name if out is None else out)
     _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
-    for remark in analysis.remarks:
-        click.echo(remark)
+    for verdict in analysis.verdicts:
+        click.echo(verdict)
+    print_notes([*analysis.remarks, *other_settings(models[0], models[1:])])
     for path in paths:
         click.echo(path)
+
+
+def _read(named: Sequence[NamedModel], benchmark: str | None) -> list[ModelSamples]:
+    """The samples of the models on one benchmark.
+
+    Raises:
+        UserError: it is not said on which, or the models were evaluated on different problems.
+    """
+    from mrt_hpc.analysis.named_models import chosen_benchmarks, read_models, require_same_problems
+
+    benchmarks = chosen_benchmarks(named, () if benchmark is None else (benchmark,))
+    if len(benchmarks) > 1:
+        raise UserError(
+            "the models share several benchmarks, and an analysis is of one",
+            where="--benchmark",
+            expected=f"one of {', '.join(benchmarks)}",
+            advice=f"--benchmark {benchmarks[0]}",
+        )
+    models = [samples for (samples,) in read_models(named, benchmarks)]
+    require_same_problems(models)
+    return models
 
 
 def _print_table(title: str, table: DataTable) -> None:

@@ -301,18 +301,10 @@ def regrade(runs: tuple[Path, ...]) -> None:
     regrade_runs(runs)
 
 
-@main.command(short_help="Compare models problem by problem.")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN[@VERSION]...")
+@main.command(short_help="Compare models problem by problem.", epilog=options.WHAT)
+@options.what
 @click.option(
-    "--version",
-    default="last",
-    show_default=True,
-    metavar="last|first|N",
-    callback=options.weights_version,
-    help="The weights version of the runs that name none.",
-)
-@click.option(
-    "--benchmark", "benchmarks", multiple=True, metavar="NAME", help="Repeatable. Default: all that the runs share."
+    "--benchmark", "benchmarks", multiple=True, metavar="NAME", help="Repeatable. Default: all that the models share."
 )
 @click.option(
     "--measure",
@@ -335,8 +327,7 @@ def regrade(runs: tuple[Path, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--published", is_flag=True, help="Print the published results of MRT beside.")
 def compare(
-    runs: tuple[str, ...],
-    version: str,
+    what: tuple[str, ...],
     benchmarks: tuple[str, ...],
     measures: tuple[str, ...],
     difference: float,
@@ -344,20 +335,21 @@ def compare(
     as_json: bool,
     published: bool,
 ) -> None:
-    """Compare evaluated weights versions with the first one named, paired by problem.
+    """Compare evaluated models with the first one named, paired by problem.
 
-    A single RUN compares its first evaluated version with its last. Every difference has a 95 % interval, and a verdict
-    that says what the number of problems can show.
+    A single RUN compares its first evaluated version with its last, a single EVALDIR its first model with the others.
+    Every difference has a 95 % interval, and a verdict that says what the number of problems can show.
 
     \b
     Examples:
       mrt-hpc compare runs/quickstart
       mrt-hpc compare runs/grpo@last runs/mrt@last runs/mrt-online@last --measure pass@1 --measure maj@8
       mrt-hpc compare runs/mrt@0 runs/mrt@248 --measure regret@8192 --difference 0.5 --csv regret.csv
+      mrt-hpc compare runs/eval-paper_20@grpo@248 runs/eval-paper_20@mrt@248
     """
     from mrt_hpc.cli.compare import Asked, print_comparison
 
-    print_comparison(runs, version, Asked(benchmarks, measures, difference, csv, as_json, published))
+    print_comparison(what, Asked(benchmarks, measures, difference, csv, as_json, published))
 
 
 @main.command(short_help="List the fields of a recipe or a site profile.")

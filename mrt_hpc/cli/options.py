@@ -41,19 +41,6 @@ def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
     return path
 
 
-def weights_version(_: click.Context, __: click.Parameter, text: str) -> str:
-    """A weights version in words or as a number.
-
-    Raises:
-        UserError: it is neither.
-    """
-    if text not in ("last", "first") and not (text.isascii() and text.isdigit()):
-        raise UserError(
-            "there is no such weights version", value=text, where="--version", expected="last, first or a number"
-        )
-    return text
-
-
 recipe = click.argument("recipe", callback=_recipe_file)
 site = click.option(
     "--site",
@@ -73,6 +60,13 @@ run_directory = click.option(
     callback=_run_directory,
     help="Run directory, on a filesystem that all nodes share. Default: runs/NAME, NAME being the recipe's.",
 )
+WHAT = (
+    "WHAT is a run, or an evaluation on its own: RUN@VERSION is a weights version by its number, or the first or last "
+    "that was evaluated; RUN is the last; EVALDIR is all models of an evaluation, EVALDIR@NAME one of them. Runs and "
+    "evaluations may be mixed."
+)
+"""How models are named, for the help of the commands that read their samples."""
+what = click.argument("what", nargs=-1, required=True, metavar="WHAT...")
 
 
 def run_path(name: str, run: Path | None) -> Path:

@@ -18,7 +18,7 @@ from mrt_hpc.launch.backend import QueueState
 from mrt_hpc.launch.ledger import local_process
 from mrt_hpc.launch.run_progress import progress, reason, remarks, task_records
 from mrt_hpc.plan.jobs import Plan, read_plan
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import existing_run
 from mrt_hpc.run.offline import upload
 from mrt_hpc.run.task_state import TaskState
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.backend import QueuedTask
     from mrt_hpc.launch.queued_jobs import QueueLook
     from mrt_hpc.plan.jobs import Job
+    from mrt_hpc.run.layout import RunLayout
 
 QUEUE_WITHIN_S = 3.5
 """The seconds that a queue has for its answer; the content of the run's files is then shown without it."""
@@ -40,14 +41,7 @@ def open_run(run: Path) -> tuple[RunLayout, Plan]:
     Raises:
         UserError: there is no run at this place.
     """
-    layout = RunLayout(run.absolute())
-    if not layout.plan.is_file():
-        runs = sorted(str(p.parent) for p in run.parent.glob("*/plan.json")) if run.parent.is_dir() else []
-        raise UserError(
-            "not a run directory: it has no plan.json",
-            value=str(run),
-            expected=f"one of {', '.join(runs)}" if runs else "a directory that `mrt-hpc submit` made",
-        )
+    layout = existing_run(run)
     return layout, read_plan(layout.plan)
 
 

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mrt_hpc.errors import UserError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -232,3 +234,22 @@ class RunLayout:
     def plots(self) -> Path:
         """The report's figures."""
         return self.root / "plots"
+
+
+def existing_run(run: Path) -> RunLayout:
+    """The layout of a directory that a command made.
+
+    Raises:
+        UserError: the directory is none.
+    """
+    layout = RunLayout(run.absolute())
+    if not layout.plan.is_file():
+        runs = sorted(str(p.parent) for p in run.parent.glob("*/plan.json")) if run.parent.is_dir() else []
+        raise UserError(
+            "not a run directory: it has no plan.json",
+            value=str(run),
+            expected=f"one of {', '.join(runs)}"
+            if runs
+            else "a directory that `mrt-hpc submit` or `mrt-hpc eval` made",
+        )
+    return layout

@@ -4,11 +4,12 @@ making Python objects of them takes nearly all of the time of reading it: here t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mrt_hpc.run.groups import part_file
 from mrt_hpc.run.manifest import verify
-from mrt_hpc.run.parquet import read_narrow, read_records
+from mrt_hpc.run.parquet import LENGTH_OF, read_part, read_records
 from mrt_hpc.run.records import PrefixValue
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.records import Branch, Rollout
-
-TOKENS = {"tokens": "token_ids"}
-"""The field that holds the length of a column of lists."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class RolloutOutcome:
     answer: str | None
     reward: float
     boundaries: list[int]
-    tokens: int
+    tokens: int = field(metadata={LENGTH_OF: "token_ids"})
     """The number of sampled tokens."""
 
     @classmethod
@@ -57,7 +55,7 @@ class BranchOutcome:
     answer: str | None
     reward: float
     prompt_tokens: int
-    tokens: int
+    tokens: int = field(metadata={LENGTH_OF: "token_ids"})
     """The number of tokens that mu sampled."""
 
     @classmethod
@@ -99,7 +97,7 @@ def read_outcomes(shard: Path) -> Outcomes:
     """
     verify(shard)
     return Outcomes(
-        read_narrow(shard / "rollouts.parquet", RolloutOutcome, TOKENS),
-        read_narrow(shard / "branches.parquet", BranchOutcome, TOKENS),
-        read_records(shard / "values.parquet", PrefixValue),
+        read_part(part_file(shard, "rollouts"), RolloutOutcome),
+        read_part(part_file(shard, "branches"), BranchOutcome),
+        read_records(part_file(shard, "values"), PrefixValue),
     )

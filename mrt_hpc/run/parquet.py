@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, is_of_the_filesystem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from io import BytesIO
     from pathlib import Path
 
@@ -94,33 +95,6 @@ def read_records(
     return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
 
 
-def read_narrow(path: Path, record_type: type[Record], lengths: Mapping[str, str]) -> list[Record]:
-    """Records of some of a file's columns: those that have the names of the record's fields.
-
-    Args:
-        path: the file.
-        record_type: a dataclass.
-        lengths: fields that hold the length of a column of lists instead, each with the name of its column.
-
-    Raises:
-        DamagedError: the file is none of records.
-        OSError: it cannot be read just now.
-        UserError: it lacks a column.
-    """
-    columns = {name: lengths.get(name, name) for name in _field_names(record_type)}
-    table = _read_table(path, path)
-    if missing := set(columns.values()).difference(table.schema.names):
-        raise _other_columns(path, sorted(table.schema.names), f"also {', '.join(sorted(missing))}")
-    found = [
-        pc.list_value_length(table[column]) if name in lengths else table[column] for name, column in columns.items()
-    ]
-    return [record_type(*row) for row in zip(*(column.to_pylist() for column in found), strict=True)]
-
-
-def _field_names(record_type: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(record_type)]
-
-
 def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expression | None = None) -> pa.Table:
     """The table of a file, or those of its rows that a filter lets through.
 
@@ -128,12 +102,24 @@ def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expressi
         DamagedError: the file is none of records.
         OSError: it cannot be read just now.
     """
-    try:
+    with _reading(where or source):
         return pq.read_table(source, filters=filters)
+
+
+@contextmanager
+def _reading(where: Path | BytesIO) -> Iterator[None]:
+    """Tell a file that is none of records from one that cannot be read just now.
+
+    Raises:
+        DamagedError: the file is none of records.
+        OSError: it cannot be read just now.
+    """
+    try:
+        yield
     except (pa.ArrowException, OSError, ValueError) as error:
         if is_of_the_filesystem(error):
             raise
-        raise DamagedError(f"cannot read records: {error}", where=where or source) from error
+        raise DamagedError(f"cannot read records: {error}", where=where) from error
 
 
 def _other_columns(where: object, found: list[str], expected: str) -> UserError:
@@ -159,35 +145,35 @@ def read_part(path: Path, record_type: type[Record]) -> list[Record]:
         OSError: it cannot be read just now.
         UserError: it has not all of these columns.
     """
-    sources = {f.name: f.metadata.get(LENGTH_OF, f.name) for f in dataclasses.fields(record_type)}  # type: ignore[arg-type]
-    lengths = {f.name for f in dataclasses.fields(record_type) if LENGTH_OF in f.metadata}  # type: ignore[arg-type]
-    try:
+    columns = [_Column(f.name, f.metadata.get(LENGTH_OF)) for f in dataclasses.fields(record_type)]  # type: ignore[arg-type]
+    wanted = sorted({column.source for column in columns})
+    with _reading(path):
         file = pq.ParquetFile(path)
-        if absent := sorted(set(sources.values()).difference(file.schema_arrow.names)):
-            raise _without(path, absent)
-        batches = file.iter_batches(ROWS_AT_A_TIME, columns=sorted(set(sources.values())))
-        return [record_type(**row) for batch in batches for row in _rows(batch, sources, lengths)]
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if is_of_the_filesystem(error):
-            raise
-        raise DamagedError(f"cannot read records: {error}", where=path) from error
+        if absent := set(wanted).difference(file.schema_arrow.names):
+            raise _other_columns(path, file.schema_arrow.names, f"also {', '.join(sorted(absent))}")
+        batches = file.iter_batches(ROWS_AT_A_TIME, columns=wanted)
+        return [record_type(*row) for batch in batches for row in _rows(batch, columns)]
 
 
-def _without(path: Path, absent: list[str]) -> UserError:
-    return UserError(
-        "these records lack columns that this version reads",
-        where=path,
-        value=absent,
-        advice="continue with the version of mrt-hpc that began the run",
-    )
+@dataclasses.dataclass(frozen=True)
+class _Column:
+    """What a field of a record is read from."""
+
+    name: str
+    counted: str | None
+    """The column of lists of which the field is the length; None for a column of the field's own name."""
+
+    @property
+    def source(self) -> str:
+        return self.counted or self.name
+
+    def values(self, batch: pa.RecordBatch) -> list[Any]:
+        found = batch[self.source]
+        return (found if self.counted is None else pc.list_value_length(found)).to_pylist()
 
 
-def _rows(batch: pa.RecordBatch, sources: dict[str, str], lengths: set[str]) -> list[dict[str, Any]]:
-    columns = {
-        name: pc.list_value_length(batch[source]) if name in lengths else batch[source]
-        for name, source in sources.items()
-    }
-    return pa.table(columns).to_pylist()
+def _rows(batch: pa.RecordBatch, columns: Sequence[_Column]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.values(batch) for column in columns), strict=True)
 
 
 def _defaults(record_type: type) -> dict[str, Any]:

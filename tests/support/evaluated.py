@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ForcedAnswer, ModelSamples
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.evaluated_models import models_asked
+from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
 from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
+BENCHMARK = "held-out"
 ANSWER_TOKENS = 2
 """The tokens of each forced answer."""
 
@@ -47,7 +55,7 @@ PROBLEMS = {
 
 def model(problems: dict[str, tuple[EvaluatedTrace, ...]], name: str = "model") -> ModelSamples:
     """A model with these samples."""
-    return ModelSamples(name, f"runs/{name}", "held-out", problems)
+    return ModelSamples(name, f"runs/{name}", BENCHMARK, problems)
 
 
 def unvalued(tokens: dict[str, tuple[str, int]], name: str = "model") -> ModelSamples:
@@ -61,29 +69,67 @@ def unvalued(tokens: dict[str, tuple[str, int]], name: str = "model") -> ModelSa
     )
 
 
+def run_directory(place: Path, *changes: str, problems: int = 2, shards: int = 2) -> RunLayout:
+    """A run directory that evaluates so many problems of the small world, twice each."""
+    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", (*benchmark_of(problems, shards), *changes))
+    return create_or_open(place, recipe, compile_plan(recipe, LocalSite()))
+
+
+def benchmark_of(problems: int, shards: int) -> tuple[str, str]:
+    """The changes of a recipe that give it so many problems in so many shards."""
+    source = f"{{type: small_world, split: held_out, problems: {problems}}}"
+    benchmark = f"{{name: {BENCHMARK}, samples: 2, problems: {source}}}"
+    return f"evaluation.benchmarks=[{benchmark}]", f"evaluation.problem_shards={shards}"
+
+
 def evaluated_run(place: Path, *versions: int, problems: int = 2) -> RunLayout:
     """A run directory of which these weights versions have the samples above on its problems, a shard each."""
-    source = f"{{type: small_world, split: held_out, problems: {problems}}}"
-    benchmark = f"{{name: held-out, samples: 2, problems: {source}}}"
-    recipe = load_recipe(ROOT / "recipes" / "quickstart.yaml", [f"evaluation.benchmarks=[{benchmark}]"])
-    layout = create_or_open(place, recipe, compile_plan(recipe, LocalSite()))
+    layout = run_directory(place, problems=problems, shards=problems)
     for version in versions:
-        for shard in range(problems):
-            commit_shard(layout, version, shard)
+        commit_all(layout, version, shards=problems)
     return layout
 
 
+def evaluation_directory(place: Path, run: RunLayout, *versions: int) -> RunLayout:
+    """The directory of an evaluation on its own of weights versions of a run, with the samples above of all models."""
+    for version in versions:
+        run.weights_version(version).mkdir(parents=True, exist_ok=True)
+        (run.weights_version(version) / "config.json").write_text("{}")
+    asked = models_asked([f"{run.root}@{','.join(map(str, versions))}"])
+    shutil.rmtree(run.weights)  # else they would have to be whole models
+    recipe = evaluation_recipe(EvaluationAsked(asked, "small_world", benchmark_of(2, 2), place.parent / "results"))
+    layout = create_or_open(place, recipe, evaluation_plan(recipe, LocalSite()))
+    for number in range(len(versions)):
+        commit_all(layout, number)
+    return layout
+
+
+def commit_all(layout: RunLayout, version: int, shards: int = 2) -> None:
+    """Write the samples above as the evaluation of a weights version, a problem a shard."""
+    for shard in range(shards):
+        commit_shard(layout, version, shard)
+
+
 def commit_shard(layout: RunLayout, version: int, shard: int, valued: bool = True) -> None:
-    """Write the samples of one problem as a shard of an evaluation."""
-    problem = read_problems(layout.benchmark_data("held-out"))[shard].id
-    traces = PROBLEMS["ab"[shard]]
+    """Write the samples of one of the problems above as a shard of an evaluation."""
+    problem = read_problems(layout.benchmark_data(BENCHMARK))[shard].id
+    commit_traces(layout, version, shard, {problem: PROBLEMS["ab"[shard]]}, valued)
+
+
+def commit_traces(
+    layout: RunLayout, version: int, shard: int, problems: Mapping[str, Sequence[EvaluatedTrace]], valued: bool = True
+) -> None:
+    """Write samples as a shard of an evaluation, with the settings of its recipe; the last samples come first."""
+    recipe = read_lock(layout.recipe_lock)
+    settings = settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).now.sampled
+    traces = [(problem, n, t) for problem, mine in problems.items() for n, t in reversed(list(enumerate(mine)))]
     sampled = Sampled(
-        rollouts=[_rollout(problem, n, t) for n, t in enumerate(traces)],
-        branches=[b for n, t in enumerate(traces) for b in _branches(problem, n, t)] if valued else [],
-        values=[v for n, t in enumerate(traces) for v in _values(problem, n, t)] if valued else [],
+        rollouts=[_rollout(*one) for one in traces],
+        branches=[branch for one in traces for branch in _branches(*one)] if valued else [],
+        values=[value for one in traces for value in _values(*one)] if valued else [],
         statistics=GroupStatistics(0, 0, 0, 0, 0, 0, 0, {}),
     )
-    assert commit_group(layout.evaluation_shard(version, "held-out", shard), sampled)
+    assert commit_group(layout.evaluation_shard(version, BENCHMARK, shard), sampled, settings=settings)
 
 
 def _rollout(problem: str, sample: int, of: EvaluatedTrace) -> Rollout:

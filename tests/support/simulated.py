@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, paired_difference, pass_at_k, share_interval
-from mrt_hpc.analysis.votes import AnswerCounts, majority_at_k
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values
+from mrt_hpc.mrt.votes import AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -147,18 +147,17 @@ def difference(mixture: Mixture, samples: int) -> Experiment:
 def maj_k(mixture: Mixture, samples: int) -> Experiment:
     """maj@4, with three wrong answers, of which one is more frequent, and samples without an answer."""
     shares = answer_shares(mixture)
-    at_k = cache(lambda counts: majority_at_k(counts, VOTERS))
 
     def values(rng: np.random.Generator, problems: int) -> FloatArray:
         counts = rng.multinomial(samples, shares[rng.integers(SIZE, size=problems)])
-        return np.array([at_k(_counts(row)) for row in counts.tolist()])
+        return np.array([majority_at_k(_counts(row), VOTERS) for row in counts.tolist()])
 
     return Experiment(f"maj@{VOTERS}", mixture.name, samples, true_majority(shares), values)
 
 
 def _counts(row: Sequence[int]) -> AnswerCounts:
-    right, *wrong, silent = row
-    return AnswerCounts(right, tuple(sorted((w for w in wrong if w), reverse=True)), silent)
+    right, *wrong, none = row
+    return AnswerCounts(right, tuple(sorted((w for w in wrong if w), reverse=True)), none)
 
 
 def answer_shares(mixture: Mixture) -> FloatArray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from evaluated import PROBLEMS, boundary, model, trace, unvalued
@@ -27,7 +29,7 @@ from mrt_hpc.analysis.episode_progress import (
     progress_curves,
 )
 from mrt_hpc.analysis.intervals import IntervalEstimate
-from mrt_hpc.analysis.regret_by_budget import ModelRegret, area_ratios, even_budgets, regret_of, verdict
+from mrt_hpc.analysis.regret_by_budget import ModelRegret, area_ratios, even_budgets, regret_of, verdicts
 from mrt_hpc.analysis.scaling import ScalingCurve, accuracy_at, analyse_scaling, direct_curves, prefix_curve, votes_of
 from mrt_hpc.errors import UserError
 
@@ -65,16 +67,22 @@ def test_the_difference_of_regret_is_paired_by_problem() -> None:
     second = ModelRegret("second", (9,), ({str(n): 0.49 + n / 100 - n % 2 / 50 for n in range(10)},), ())
     (found,) = second.above(first)
     assert (found.mean, found.low, found.high) == pytest.approx((-0.02, -0.0275405, -0.0124595), abs=1e-6)
-    assert verdict(second, first) == (
-        "second against first at 9 tokens, paired by problem: -0.020 (-0.028 to -0.012), less regret"
-    )
-    assert verdict(first, second).endswith("more regret")
-    assert verdict(first, first).endswith("cannot be told apart")
+
+
+def test_whether_regret_can_be_told_apart_is_said_as_a_comparison_says_it() -> None:
+    """To 50 tokens the areas of ``a`` are 0.65 and 0.4333; with an answer from the start they are 1. Of ``b`` they are
+    1 in both models.
+    """
+    always = model({"a": (trace("R", 50, boundary(0, "RRRR")),), "b": PROBLEMS["b"]}, "always")
+    (found,) = verdicts([MODEL, always], 50)
+    assert found.startswith(f"regret@50, always against model: {((0.65 + 1.3 / 3) / 2 - 1) / 2:+.3f} (")
+    assert "cannot be told apart: n = 2 problems can show" in found
+    assert verdicts([MODEL], 50) == ()
 
 
 def test_all_tokens_move_the_values_to_later() -> None:
     """Ten tokens of prompt and two of an answer come before each value: the first is at 12."""
-    (first, _), _ = curves_of(MODEL, "all").values()
+    (first, _), _ = curves_of(replace(MODEL, counted="all")).values()
     assert first.tokens.tolist() == [12.0, 52.0]
 
 
@@ -126,7 +134,7 @@ def test_complete_samples_of_two_problems() -> None:
 
 def test_votes_of_more_than_the_answers_are_left_out_and_named() -> None:
     assert votes_of(MODEL) == [1, 2, 4]
-    assert "only 4 answers were forced at a prefix, so maj@8 is left out" in analyse_scaling([MODEL]).remarks[0]
+    assert "only 4 answers were forced at a prefix, so maj@8 is left out" in analyse_scaling([MODEL]).remarks[1]
 
 
 def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import dataclass, field
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from evaluated import commit_traces, evaluated_run, evaluation_directory, run_directory
 
 from mrt_hpc.analysis.comparing import MEAN, compare, quantity, requirement, verdict
 from mrt_hpc.analysis.comparison_table import notes
+from mrt_hpc.analysis.curves import curves_of
+from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ForcedAnswer, ModelSamples
 from mrt_hpc.analysis.power import (
     Spread,
     detectable,
@@ -26,22 +30,10 @@ from mrt_hpc.analysis.power import (
 )
 from mrt_hpc.analysis.problem_measures import MajorityAtK, measure_of
 from mrt_hpc.analysis.published import RESULTS
-from mrt_hpc.analysis.run_samples import EvaluatedRun
-from mrt_hpc.analysis.samples import ModelSamples, SampleRecord
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.mrt.regret import TraceCurve
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.find import RECIPES, find
-from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.evaluation_settings import settings_of
-from mrt_hpc.run.groups import Sampled, commit_group
-from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.parquet import LENGTH_OF, read_part, write_records
-from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,8 +48,13 @@ if TYPE_CHECKING:
 
 def model(name: str, rewards: Mapping[str, Sequence[float]], benchmark: str = "b", length: int = 10) -> ModelSamples:
     """Right answers are ``1``, wrong ones ``0``."""
-    problems = {p: tuple(SampleRecord(r, length, f"{r:.0f}") for r in row) for p, row in rewards.items()}
-    return ModelSamples(name, benchmark, problems)
+    problems = {p: tuple(EvaluatedTrace(r, f"{r:.0f}", length, ()) for r in row) for p, row in rewards.items()}
+    return ModelSamples(name, f"runs/{name}", benchmark, problems)
+
+
+def valued(*points: tuple[int, float]) -> EvaluatedTrace:
+    """A right trace with these values at these tokens."""
+    return EvaluatedTrace(1.0, "1", 10, tuple(EvaluatedBoundary(tokens, value, ()) for tokens, value in points))
 
 
 # -- what a comparison can show
@@ -151,23 +148,25 @@ def test_holms_correction_by_hand() -> None:
 
 def test_measures_by_hand() -> None:
     samples = (
-        SampleRecord(1.0, 10, "2"),
-        SampleRecord(0.0, 30, "3"),
-        SampleRecord(0.0, 20, "3."),
-        SampleRecord(0.0, 40, None),
+        EvaluatedTrace(1.0, "2", 10, ()),
+        EvaluatedTrace(0.0, "3", 30, ()),
+        EvaluatedTrace(0.0, "3.", 20, ()),
+        EvaluatedTrace(0.0, None, 40, ()),
     )
-    curves = (TraceCurve(np.array([0.0, 50.0]), np.array([0.0, 1.0])),)
-    one = ModelSamples("m", "b", {"p": samples}, {"p": curves})
+    one = ModelSamples("m", "runs/m", "b", {"p": samples})
     assert measure_of("pass@1").values(one) == {"p": 0.25}
     assert measure_of("pass@2").values(one) == {"p": 0.5}  # three of six pairs hold the right one
     assert measure_of("maj@3").values(one) == {"p": pytest.approx((0 + 1 / 2 + 1 / 2 + 0) / 4)}
     assert measure_of("tokens").values(one) == {"p": 25.0}
-    assert measure_of("regret@100").values(one) == {"p": pytest.approx(1 - 0.75)}  # a ramp to 50, then 1
+    ramp = ModelSamples("m", "runs/m", "b", {"p": (valued((0, 0.0), (50, 1.0)),)})
+    assert measure_of("regret@100").values(ramp) == {"p": pytest.approx(1 - 0.75)}  # a ramp to 50, then 1
 
 
 def test_a_grader_may_class_wrong_answers() -> None:
-    samples = (SampleRecord(1.0, 1, "2"), SampleRecord(0.0, 1, "1/2"), SampleRecord(0.0, 1, "0.5"))
-    one = ModelSamples("m", "b", {"p": samples})
+    samples = tuple(
+        EvaluatedTrace(reward, answer, 1, ()) for reward, answer in ((1.0, "2"), (0.0, "1/2"), (0.0, "0.5"))
+    )
+    one = ModelSamples("m", "runs/m", "b", {"p": samples})
     assert MajorityAtK(3).values(one) == {"p": pytest.approx(1 / 3)}
     assert MajorityAtK(3, lambda answer: answer.replace("1/2", "0.5")).values(one) == {"p": 0.0}
 
@@ -181,7 +180,7 @@ def test_unknown_measures_are_refused(name: str) -> None:
 def test_what_the_samples_do_not_give_is_refused() -> None:
     with pytest.raises(UserError, match="needs 3 samples"):
         measure_of("pass@3").values(model("m", {"a": [1, 0, 0], "b": [1, 0]}))
-    with pytest.raises(UserError, match="no values of prefixes"):
+    with pytest.raises(UserError, match="were not valued"):
         measure_of("regret@100").values(model("m", {"a": [1]}))
 
 
@@ -217,9 +216,9 @@ def test_a_clear_difference_is_told_and_less_regret_is_better() -> None:
     accuracy, tokens = compare([worse], [[better]], [measure_of("pass@1"), measure_of("tokens")])
     assert verdict(accuracy) == f"new is better: {quantity(accuracy.measure, accuracy.gain.mean)} more"
     assert verdict(tokens) == "new is worse: 100 tokens more"
-    flat = {"p": (TraceCurve(np.array([0.0]), np.array([0.5])),), "q": (TraceCurve(np.array([0.0]), np.array([0.5])),)}
+    flat = {"p": (valued((0, 0.5)),), "q": (valued((0, 0.5)),)}
     assert not measure_of("regret@10").more_is_better
-    assert measure_of("regret@10").values(ModelSamples("m", "b", {}, flat)) == {"p": 0.5, "q": 0.5}
+    assert measure_of("regret@10").values(ModelSamples("m", "runs/m", "b", flat)) == {"p": 0.5, "q": 0.5}
 
 
 def test_several_comparisons_are_corrected_together() -> None:
@@ -270,77 +269,27 @@ def test_requirements_in_words() -> None:
 # -- the samples of a run
 
 
-@dataclass(frozen=True)
-class SampleTokens:
-    """A part of a rollout."""
-
-    problem_id: str
-    tokens: int = field(metadata={LENGTH_OF: "token_ids"})
-
-
-def rollout(problem: str, sample: int, reward: float) -> Rollout:
-    return Rollout(
-        iteration=0, problem_id=problem, sample=sample, seed=0, weights_version=0, prompt_ids=[1], forced=0,
-        token_ids=[2] * (10 + sample), logprobs=[0.0] * (10 + sample), finish_reason=FinishReason.STOP, text="",
-        answer=f"{reward:.0f}", reward=reward, boundaries=[0, 4, 8], started=0.0, seconds=1.0,
-    )  # fmt: skip
-
-
-def values(problem: str, sample: int, last: float) -> list[PrefixValue]:
-    return [
-        PrefixValue(0, problem, sample, boundary, value, 0.0, 0.0, 1, 0.0)
-        for boundary, value in reversed(list(enumerate([0.0, last / 2, last])))
-    ]
-
-
-def branches(problem: str, sample: int) -> list[Branch]:
-    return [
-        Branch(
-            iteration=0,
-            problem_id=problem,
-            sample=sample,
-            boundary=boundary,
-            branch=0,
-            seed=0,
-            weights_version=0,
-            token_ids=[1, 1],
-            logprobs=[0.0, 0.0],
-            finish_reason=FinishReason.STOP,
-            text="",
-            answer=None,
-            reward=0.0,
-            known=False,
-            look_ahead=0.0,
-            prompt_tokens=20 + 4 * boundary,
-            cached_tokens=None,
-        )
-        for boundary in range(3)
-    ]
+def drawn(sample: int, reward: float) -> EvaluatedTrace:
+    """A trace with values of 0 at the start, half of its reward in the middle and all of it at the end."""
+    boundaries = (
+        EvaluatedBoundary(tokens, reward * tokens / 8, (ForcedAnswer(None, 0.0, 2, 20 + tokens),))
+        for tokens in (0, 4, 8)
+    )
+    return EvaluatedTrace(reward, f"{reward:.0f}", 10 + sample, tuple(boundaries))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunLayout:
     """A run of which versions 0 and 20 were evaluated on ten problems: the second is right where the first is not."""
-    return evaluated_run(tmp_path / "run", {0: 0.0, 20: 1.0})
+    return rewarded_run(tmp_path / "run", {0: 0.0, 20: 1.0})
 
 
-def evaluated_run(root: Path, rewards: Mapping[int, float], *changes: str) -> RunLayout:
-    path = find(RECIPES, "quickstart")
-    problems = "{type: small_world, split: held_out, problems: 10}"
-    benchmark = f"evaluation.benchmarks=[{{name: held-out, samples: 2, problems: {problems}}}]"
-    recipe = load_recipe(path, (benchmark, *changes))
-    layout = create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
-    settings = settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).now.sampled
+def rewarded_run(root: Path, rewards: Mapping[int, float], *changes: str) -> RunLayout:
+    """A run whose versions have these rewards on ten problems."""
+    layout = run_directory(root, *changes, problems=10, shards=1)
     ids = [problem.id for problem in read_problems(layout.benchmark_data("held-out"))]
     for version, reward in rewards.items():
-        drawn = [(problem, sample) for problem in ids for sample in (1, 0)]
-        sampled = Sampled(
-            rollouts=[rollout(problem, sample, reward) for problem, sample in drawn],
-            values=[value for problem, sample in drawn for value in values(problem, sample, reward)],
-            branches=[branch for problem, sample in drawn for branch in branches(problem, sample)],
-            statistics=GroupStatistics(20, 60, 0, 0, 0, 0, 0, {}),
-        )
-        commit_group(layout.evaluation_shard(version, "held-out", 0), sampled, settings=settings)
+        commit_traces(layout, version, 0, {problem: [drawn(0, reward), drawn(1, reward)] for problem in ids})
     return layout
 
 
@@ -349,20 +298,19 @@ def invoke(*arguments: str) -> Result:
 
 
 def test_the_samples_of_a_run_are_read(run: RunLayout) -> None:
-    evaluated = EvaluatedRun.open(run)
+    evaluated = EvaluatedRun.open(str(run.root))
     assert evaluated.versions("held-out") == [0, 20]
     samples = evaluated.samples(20, "held-out", "run@20")
     assert len(samples.problems) == 10
-    assert all(
-        records == (SampleRecord(1.0, 10, "1"), SampleRecord(1.0, 11, "1")) for records in samples.problems.values()
-    )
-    curve = next(iter(samples.curves.values()))[0]
+    for traces in samples.problems.values():
+        assert [(t.reward, t.answer, t.tokens) for t in traces] == [(1.0, "1", 10), (1.0, "1", 11)]
+    curve = next(iter(curves_of(samples).values()))[0]
     assert (curve.tokens.tolist(), curve.values.tolist()) == ([0, 4, 8], [0.0, 0.5, 1.0])
 
 
 def test_tokens_of_a_boundary_are_counted_as_the_recipe_says(tmp_path: Path) -> None:
-    layout = evaluated_run(tmp_path / "run", {0: 1.0}, "evaluation.regret_tokens=all")
-    curve = next(iter(EvaluatedRun.open(layout).samples(0, "held-out", "m").curves.values()))[0]
+    layout = rewarded_run(tmp_path / "run", {0: 1.0}, "evaluation.regret_tokens=all")
+    curve = next(iter(curves_of(EvaluatedRun.open(str(layout.root)).samples(0, "held-out", "m")).values()))[0]
     assert curve.tokens.tolist() == [22, 26, 30]  # prompt, prefix and forced text, and two of the answer
 
 
@@ -401,15 +349,15 @@ def test_published_results_stand_beside_ones_own(run: RunLayout) -> None:
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     first, second = (
-        evaluated_run(tmp_path / folder / "run", {0: reward}) for folder, reward in (("a", 0.0), ("b", 1.0))
+        rewarded_run(tmp_path / folder / "run", {0: reward}) for folder, reward in (("a", 0.0), ("b", 1.0))
     )
     shown = json.loads(invoke(str(first.root), str(second.root), "--json").stdout)
     assert shown["comparisons"][0]["second"] == f"{second.root}@0"
 
 
 def test_other_settings_are_told(tmp_path: Path) -> None:
-    first = evaluated_run(tmp_path / "one", {0: 0.0})
-    second = evaluated_run(tmp_path / "two", {0: 1.0}, "evaluation.temperature=0.5")
+    first = rewarded_run(tmp_path / "one", {0: 0.0})
+    second = rewarded_run(tmp_path / "two", {0: 1.0}, "evaluation.temperature=0.5")
     assert (
         "two@0 was evaluated on held-out with other settings than one@0"
         in invoke(str(first.root), str(second.root)).output
@@ -420,10 +368,10 @@ def test_other_settings_are_told(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["{}@20"], "a comparison needs two models"),
-        (["{}@20", "{}@last"], "cannot be compared with itself"),
-        (["{}@3", "{}@20"], "version 3 has no complete evaluation on held-out"),
-        (["{}", "--version", "newest"], "no such weights version"),
-        (["{}", "--benchmark", "held_out"], "held-out is the nearest"),
+        (["{}@20", "{}@last"], "a model is named twice"),
+        (["{}@3", "{}@20"], "run@3 has no complete evaluation on held-out"),
+        (["{}@newest"], "no such weights version"),
+        (["{}", "--benchmark", "held_out"], "next:     --benchmark held-out"),
         (["{}", "--measure", "pass@3"], "pass@3 needs 3 samples"),
         (["{}", "--measure", "accuracy"], "no such measure"),
         (["{}/nothing", "{}"], "not a run directory"),
@@ -444,17 +392,71 @@ def test_a_shard_that_was_changed_is_refused(run: RunLayout) -> None:
 
 
 def test_shards_of_other_settings_do_not_count(run: RunLayout) -> None:
-    recipe = EvaluatedRun.open(run).recipe
+    recipe = read_recipe_lock(run.recipe_lock)
     hotter = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"temperature": 0.5})})
-    assert EvaluatedRun(run, hotter).versions("held-out") == []
+    assert EvaluatedRun(run, hotter, "run").versions("held-out") == []
 
 
-def test_a_part_of_the_columns_is_read_and_a_missing_one_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rollouts.parquet"
-    write_records(path, [rollout("p", 0, 1.0)], Rollout)
-    assert read_part(path, SampleTokens) == [SampleTokens("p", 10)]
-    with pytest.raises(UserError, match="lack columns"):
-        read_part(path, PrefixValue)
-    path.write_bytes(b"nothing")
-    with pytest.raises(DamagedError, match="cannot read records"):
-        read_part(path, SampleTokens)
+# -- evaluations on their own
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> RunLayout:
+    """An evaluation of the versions 0 and 20 of a run."""
+    return evaluation_directory(tmp_path / "alone", run_directory(tmp_path / "grpo"), 0, 20)
+
+
+def test_an_evaluation_compares_its_first_model_with_the_others(alone: RunLayout) -> None:
+    (row,) = rows_of(str(alone.root))
+    assert (row["first"], row["second"]) == ("grpo@0", "grpo@20")
+    assert (row["first_mean"], row["second_mean"], row["problems"]) == (0.75, 0.75, 2)
+    assert rows_of(f"{alone.root}@grpo@20", f"{alone.root}@grpo@0")[0]["first"] == "grpo@20"
+
+
+def rows_of(*arguments: str) -> list[dict[str, object]]:
+    """The comparisons of models."""
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return list(json.loads(result.stdout)["comparisons"])
+
+
+def test_runs_and_evaluations_are_mixed(alone: RunLayout, tmp_path: Path) -> None:
+    """Models of the same name in different directories have the path that was typed before their names."""
+    run = evaluated_run(tmp_path / "other", 3)
+    assert [(row["first"], row["second"]) for row in rows_of(str(run.root), str(alone.root))] == [
+        ("other@3", "grpo@0"), ("other@3", "grpo@20"),
+    ]  # fmt: skip
+    again = evaluated_run(tmp_path / "again" / "grpo", 3)
+    (row,) = rows_of(str(again.root), f"{alone.root}@grpo@20")
+    assert (row["first"], row["second"]) == (f"{again.root}@3", f"{alone.root}@grpo@20")
+
+
+def test_models_that_an_evaluation_lacks_are_refused(alone: RunLayout) -> None:
+    for arguments, told in (
+        ((f"{alone.root}@grpo@2", str(alone.root)), "expected: one of grpo@0, grpo@20\n"),
+        ((f"{alone.root}@grpo@0",), "a comparison needs two models"),
+        ((str(alone.root), f"{alone.root}@grpo@0"), "a model is named twice"),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == ExitCode.FATAL
+        assert told in result.stderr
+
+
+def test_a_model_whose_evaluation_is_not_complete_is_refused(alone: RunLayout) -> None:
+    shutil.rmtree(alone.evaluation_shard(1, "held-out", 1))
+    result = invoke(str(alone.root))
+    assert result.exit_code == ExitCode.FATAL
+    assert "grpo@20 has no complete evaluation on held-out" in result.stderr
+    assert f"expected: one of {alone.root}@grpo@0\n" in result.stderr
+
+
+def test_paths_with_an_at_sign_are_told_from_names(tmp_path: Path) -> None:
+    alone = evaluation_directory(tmp_path / "with@20", run_directory(tmp_path / "grpo"), 0, 20)
+    assert [row["second"] for row in rows_of(str(alone.root))] == ["grpo@20"]
+    assert [row["second"] for row in rows_of(f"{alone.root}@grpo@20", f"{alone.root}@grpo@0")] == ["grpo@0"]
+
+
+def test_models_of_one_name_are_told_apart_by_their_number(alone: RunLayout) -> None:
+    opened = EvaluatedRun.open(str(alone.root))
+    same = opened.recipe.model_copy(update={"models": (opened.models[0],) * 2})
+    assert EvaluatedRun(alone, same, "alone").model_names == ["grpo@0#0", "grpo@0#1"]

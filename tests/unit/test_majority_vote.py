@@ -1,4 +1,4 @@
-"""maj@k of k of n samples, against votes counted one by one."""
+"""Votes of k of n answers, against votes counted one by one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrt_hpc.analysis.votes import AnswerCounts, cleaned_answer, majority_at_k
+from mrt_hpc.mrt.votes import AnswerCounts, cleaned_answer, majority_at_k
 
-RIGHT, SILENT = "right", None
+RIGHT = "right"
 
 
 def counted(counts: AnswerCounts, k: int) -> float:
-    """The mean outcome over all draws of k samples."""
+    """The mean outcome over all draws of k answers."""
     wrong = [f"w{i}" for i, size in enumerate(counts.wrong) for _ in range(size)]
-    samples: list[str | None] = [RIGHT] * counts.right + wrong + [SILENT] * counts.silent
+    samples: list[str | None] = [RIGHT] * counts.right + wrong + [None] * counts.none
     return float(np.mean([outcome([s for s in draw if s is not None]) for draw in combinations(samples, k)]))
 
 
@@ -40,6 +40,8 @@ def outcome(votes: list[str]) -> float:
         (AnswerCounts(2, (2,)), 3, 1 / 2),  # two draws of four leave out a wrong one, and are right
         (AnswerCounts(1, (3,)), 2, 1 / 4),  # three of six pairs hold the right one, and tie
         (AnswerCounts(3, (1,), 1), 1, 3 / 5),  # maj@1 is pass@1
+        (AnswerCounts(2, (1,)), 2, (1 + 0.5 + 0.5) / 3),  # one pair is right, two have a vote each
+        (AnswerCounts(1, (), 2), 2, 2 / 3),  # two of three pairs have the right answer, the other has none
     ],
 )
 def test_votes_by_hand(counts: AnswerCounts, k: int, expected: float) -> None:
@@ -48,19 +50,19 @@ def test_votes_by_hand(counts: AnswerCounts, k: int, expected: float) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 4), st.lists(st.integers(1, 3), max_size=3), st.integers(0, 3), st.data())
-def test_the_formula_equals_counting_all_draws(right: int, wrong: list[int], silent: int, data: st.DataObject) -> None:
-    counts = AnswerCounts(right, tuple(wrong), silent)
-    if counts.samples:
-        k = data.draw(st.integers(1, counts.samples))
+def test_the_formula_equals_counting_all_draws(right: int, wrong: list[int], none: int, data: st.DataObject) -> None:
+    counts = AnswerCounts(right, tuple(wrong), none)
+    if counts.total:
+        k = data.draw(st.integers(1, counts.total))
         assert majority_at_k(counts, k) == pytest.approx(counted(counts, k), abs=1e-10)
 
 
-def test_many_samples_do_not_overflow() -> None:
+def test_many_answers_do_not_overflow() -> None:
     """600 right against 400 wrong of 1,000: a vote of 101 is nearly that of independent draws, 0.979."""
     few = majority_at_k(AnswerCounts(600, (400,)), 3)
     assert few == pytest.approx((600 * 599 * 598 + 3 * 600 * 599 * 400) / (1000 * 999 * 998), abs=1e-12)
     assert 0.979 < majority_at_k(AnswerCounts(600, (400,)), 101) < 0.99
-    assert majority_at_k(AnswerCounts(600, (400,)), 1000) == 1.0
+    assert majority_at_k(AnswerCounts(600, (400,)), 1000) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_the_estimate_has_no_bias() -> None:
@@ -72,22 +74,22 @@ def test_the_estimate_has_no_bias() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_more_voters_than_samples_are_refused(k: int) -> None:
+def test_more_voters_than_answers_are_refused(k: int) -> None:
     with pytest.raises(ValueError, match="maj@"):
         majority_at_k(AnswerCounts(2, (1,)), k)
 
 
-def test_samples_are_counted_by_class() -> None:
+def test_answers_are_counted_by_class() -> None:
     """``3`` and ``3.0`` are both right; ``1/2`` and ``1/2.`` are one class, and ``7`` and nothing are others."""
-    samples = [(1.0, "3"), (1.0, "3.0"), (0.0, "1/2"), (0.0, " 1/2. "), (0.0, "7"), (0.0, None)]
-    assert AnswerCounts.of(samples) == AnswerCounts(2, (2, 1), 1)
+    answers = [("3", 1.0), ("3.0", 1.0), ("1/2", 0.0), (" 1/2. ", 0.0), ("7", 0.0), (None, 0.0)]
+    assert AnswerCounts.of(answers) == AnswerCounts(2, (2, 1), 1)
 
 
 def test_a_grader_may_say_which_wrong_answers_are_the_same() -> None:
     same = {"0.5": "1/2"}
-    samples = [(0.0, "1/2"), (0.0, "0.5"), (0.0, "7")]
-    assert AnswerCounts.of(samples).wrong == (1, 1, 1)
-    assert AnswerCounts.of(samples, lambda answer: same.get(answer, answer)).wrong == (2, 1)
+    answers = [("1/2", 0.0), ("0.5", 0.0), ("7", 0.0)]
+    assert AnswerCounts.of(answers).wrong == (1, 1, 1)
+    assert AnswerCounts.of(answers, lambda answer: same.get(answer, answer)).wrong == (2, 1)
 
 
 @pytest.mark.parametrize(

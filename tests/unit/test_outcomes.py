@@ -9,12 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 from evaluated import PROBLEMS, evaluated_run
 
-from mrt_hpc.analysis.model_samples import evaluated_problems, samples_of_run
+from mrt_hpc.analysis.evaluated_run import EvaluatedRun
+from mrt_hpc.analysis.model_samples import evaluated_problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.outcomes import Outcomes, RolloutOutcome, read_outcomes
-from mrt_hpc.run.parquet import read_narrow
+from mrt_hpc.run.parquet import read_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ def shard(tmp_path: Path) -> Path:
 def test_outcomes_are_those_of_the_whole_records(shard: Path) -> None:
     found = read_outcomes(shard)
     assert found == Outcomes.of(read_group(shard))
-    assert [rollout.tokens for rollout in found.rollouts] == [50, 70]
+    assert [rollout.tokens for rollout in found.rollouts] == [70, 50]
     assert len(found.branches) == 20
 
 
@@ -39,8 +40,8 @@ def test_the_order_of_records_does_not_matter(shard: Path) -> None:
 
 
 def test_a_model_has_the_samples_that_were_written(tmp_path: Path) -> None:
-    samples = samples_of_run(evaluated_run(tmp_path / "other", 0, 2), "model", "other")
-    assert samples.name == "model v2"
+    evaluated_run(tmp_path / "other", 0, 2)
+    samples = EvaluatedRun.open(str(tmp_path / "other")).samples(2, "held-out", "model")
     assert tuple(samples.problems.values()) == tuple(PROBLEMS.values())
     assert list(samples.accuracy.values()) == [0.5, 1.0]
     assert (samples.mean_tokens, samples.longest, samples.fewest) == (40.0, 70, 2)
@@ -53,7 +54,7 @@ def test_damage_and_missing_columns_are_seen(shard: Path) -> None:
     with pytest.raises(DamagedError):
         read_outcomes(shard)
     with pytest.raises(UserError, match="also reward"):
-        read_narrow(path, RolloutOutcome, {"tokens": "token_ids"})
+        read_part(path, RolloutOutcome)
     path.write_bytes(b"nothing")
     with pytest.raises(DamagedError, match="cannot read records"):
-        read_narrow(path, RolloutOutcome, {"tokens": "token_ids"})
+        read_part(path, RolloutOutcome)

@@ -1,0 +1,131 @@
+"""A directory with evaluations: a run, or an evaluation on its own. Both have weights versions, benchmarks and shards
+of samples; weights version *i* of an evaluation on its own is model *i* of its recipe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.find import expanded
+from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.run.evaluation_settings import has_samples, settings_of
+from mrt_hpc.run.layout import existing_run
+from mrt_hpc.run.outcomes import read_outcomes
+from mrt_hpc.run.retries import list_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, Experiment
+    from mrt_hpc.run.evaluation_settings import EvaluationSettings
+    from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """A run, or an evaluation on its own, of which samples are read."""
+
+    layout: RunLayout
+    recipe: Experiment
+    typed: str
+    """Its path as the user typed it."""
+
+    @classmethod
+    def open(cls, typed: str) -> EvaluatedRun:
+        """The run, or the evaluation on its own, in a directory.
+
+        Raises:
+            UserError: the directory is neither, or its recipe cannot be read.
+        """
+        layout = existing_run(expanded(typed))
+        return cls(layout, read_lock(layout.recipe_lock), typed)
+
+    @property
+    def models(self) -> tuple[EvaluatedModel, ...]:
+        """The models of an evaluation on its own; none for a run."""
+        return self.recipe.models if isinstance(self.recipe, EvaluationRecipe) else ()
+
+    @property
+    def model_names(self) -> list[str]:
+        """What the user calls each of ``models``: its name, with its number where two have the same name."""
+        names = [model.name for model in self.models]
+        return [name if names.count(name) == 1 else f"{name}#{number}" for number, name in enumerate(names)]
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """The names of the benchmarks of the recipe, in its order."""
+        return [benchmark.name for benchmark in self.recipe.evaluation.benchmarks]
+
+    # -- the names of weights versions
+
+    def short_name(self, version: int) -> str:
+        """What tables call a weights version, as ``grpo@20``; or the name of a model."""
+        return self.model_names[version] if self.models else f"{self.layout.root.name}@{version}"
+
+    def long_name(self, version: int) -> str:
+        """A weights version, or a model, as the user can type it."""
+        return f"{self.typed}@{self.model_names[version] if self.models else version}"
+
+    def evaluable(self, version: int) -> str:
+        """A weights version, or a model, as ``mrt-hpc eval`` takes it."""
+        if not self.models:
+            return f"{self.typed}@{version}"
+        model = self.models[version]
+        return model.path if model.run is None else f"{model.run}@{model.version}"
+
+    # -- samples
+
+    def versions(self, benchmark: str) -> list[int]:
+        """The weights versions of which all samples on a benchmark are there, in ascending order."""
+        settings = self._settings(benchmark)
+        found = (self.layout.version_of(path) for path in list_directory(self.layout.root / "evals"))
+        return sorted(v for v in found if v is not None and self._is_whole(v, benchmark, settings))
+
+    def samples(self, version: int, benchmark: str, name: str) -> ModelSamples:
+        """The samples of one weights version on one benchmark.
+
+        Args:
+            version: one of ``versions``.
+            benchmark: one of ``benchmarks``.
+            name: what tables call the model.
+
+        Raises:
+            DamagedError: a shard is not what was written.
+            UserError: the evaluation is not there, or not complete.
+        """
+        settings = self._settings(benchmark)
+        if not self._is_whole(version, benchmark, settings):
+            raise self._incomplete(version, benchmark)
+        return ModelSamples(
+            name=name,
+            source=self.evaluable(version),
+            benchmark=benchmark,
+            problems=evaluated_problems(read_outcomes(shard) for shard in self._shards(version, benchmark)),
+            settings=settings.now.sampled,
+            counted=self.recipe.evaluation.regret_tokens,
+        )
+
+    def _settings(self, benchmark: str) -> EvaluationSettings:
+        found = next(b for b in self.recipe.evaluation.benchmarks if b.name == benchmark)
+        return settings_of(self.layout, self.recipe, found)
+
+    def _is_whole(self, version: int, benchmark: str, settings: EvaluationSettings) -> bool:
+        return all(has_samples(shard, settings) for shard in self._shards(version, benchmark))
+
+    def _shards(self, version: int, benchmark: str) -> list[Path]:
+        shards = range(self.recipe.evaluation.problem_shards)
+        return [self.layout.evaluation_shard(version, benchmark, number) for number in shards]
+
+    def _incomplete(self, version: int, benchmark: str) -> UserError:
+        whole = ", ".join(map(self.long_name, self.versions(benchmark)))
+        return UserError(
+            f"{self.short_name(version)} has no complete evaluation on {benchmark}",
+            where=self.layout.evaluation(version, benchmark),
+            expected=f"one of {whole}" if whole else None,
+            advice=f"mrt-hpc status {self.typed}, and if this says that nothing is left to do, "
+            f"mrt-hpc eval {self.evaluable(version)} --suite SUITE",
+        )

@@ -1,0 +1,147 @@
+"""The chance that a vote of k answers is right, exactly, from n answers of which every k are equally likely to vote.
+
+It gives maj@k of the complete samples of a problem, and [maj@p]_j of the answers that are forced at a prefix. Right
+answers are one class, since all of them equal the gold answer. Wrong answers are classed by their text after a cleanup,
+or by what the caller gives. A text without an answer has no vote. Classes with the same number of votes share the win.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb, exp, log, log1p
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+
+RIGHT = 1.0
+"""The reward of a right answer."""
+RULE = "votes: right answers are one class, wrong ones are classed by their text after a cleanup"
+"""The classes of a vote in words, for whatever shows its result."""
+
+Representative = Callable[[str], str]
+"""Gives for a wrong answer the answer that stands for its class."""
+
+_NOISE = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;!: ]|[$~\s]")
+_FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
+
+
+def cleaned_answer(answer: str) -> str:
+    """The text of an answer without white space, dollar signs, spacing commands, a final point, and the commands
+    ``\\left`` and ``\\right``; ``\\dfrac`` and ``\\tfrac`` become ``\\frac``. Capital letters stay.
+
+    Source: the project's own rule; the paper's votes compare texts.
+    """
+    return _FRACTION.sub(r"\\frac", _NOISE.sub("", answer)).rstrip(".")
+
+
+@dataclass(frozen=True)
+class AnswerCounts:
+    """The number of answers to one problem, by what they say."""
+
+    right: int
+    wrong: tuple[int, ...] = ()
+    """By class, most frequent first."""
+    none: int = 0
+    """The texts without an answer."""
+
+    @property
+    def total(self) -> int:
+        """n."""
+        return self.right + sum(self.wrong) + self.none
+
+    @classmethod
+    def of(
+        cls, answers: Iterable[tuple[str | None, float]], representative: Representative = cleaned_answer
+    ) -> AnswerCounts:
+        """Count the answers to one problem.
+
+        Args:
+            answers: each with its reward; None for a text without an answer.
+            representative: of a wrong answer.
+        """
+        right, none, wrong = 0, 0, Counter[str]()
+        for answer, reward in answers:
+            if reward >= RIGHT:
+                right += 1
+            elif answer is None:
+                none += 1
+            else:
+                wrong[representative(answer)] += 1
+        return cls(right, tuple(sorted(wrong.values(), reverse=True)), none)
+
+
+@lru_cache(maxsize=1 << 16)
+def majority_at_k(counts: AnswerCounts, k: int) -> float:
+    """Return the chance that the right answer wins the vote of k of the n answers, drawn without replacement.
+
+    This is exact. The number of drawn answers of each class is taken as binomial with the same chance, given that all
+    of them together are k: that is the law of a draw without replacement, whatever the chance is, in numbers that
+    cannot overflow. The sum goes over the votes v for the right answer, and over the number t of wrong classes with as
+    many votes, each of which leaves the right answer a share of 1 / (1 + t).
+
+    Args:
+        counts: of the n answers.
+        k: the voters.
+
+    Returns:
+        In [0, 1]; unbiased for the chance that k new answers would give.
+
+    Raises:
+        ValueError: k exceeds n, or is below 1.
+
+    Source: paper, Section 5 (maj@k, and maj@p at a prefix by subsampling of the branches).
+    """
+    if not 1 <= k <= counts.total:
+        raise ValueError(f"maj@{k} cannot be estimated from {counts.total} answers")
+    chance = (k + 0.5) / (counts.total + 1)  # near k / n, where all k drawn are most likely, and below 1
+    right, none, every = (_chances(size, k, chance) for size in (counts.right, counts.none, counts.total))
+    classes = [_chances(size, min(size, k), chance) for size in counts.wrong]
+    wins = sum(right[v] * _share(classes, none, v, k) for v in range(1, min(counts.right, k) + 1))
+    return float(min(1.0, wins / every[k]))
+
+
+def _chances(size: int, most: int, chance: float) -> FloatArray:
+    """[most + 1] the binomial chance that 0, 1 .. of so many answers are drawn."""
+    found = np.zeros(most + 1)
+    for drawn in range(min(size, most) + 1):
+        found[drawn] = exp(log(comb(size, drawn)) + drawn * log(chance) + (size - drawn) * log1p(-chance))
+    return found
+
+
+def _share(classes: Sequence[FloatArray], none: FloatArray, votes: int, k: int) -> float:
+    """The expected share of the right answer with so many votes, over all draws of the other ``k - votes`` answers.
+
+    Args:
+        classes: of each wrong class the chance of 0, 1 .. drawn answers.
+        none: [k + 1] the same of the texts without an answer.
+        votes: v.
+        k: the voters.
+    """
+    others = k - votes
+    table = np.zeros((others + 1, others // votes + 1))  # [drawn answers of wrong classes, tied classes]
+    table[0, 0] = 1.0
+    for chances in classes:
+        table = _with_class(table, chances, votes)
+    shares = 1.0 / (1.0 + np.arange(table.shape[1]))
+    return float(none[others::-1] @ table @ shares)
+
+
+def _with_class(table: FloatArray, chances: FloatArray, votes: int) -> FloatArray:
+    """The table with one more wrong class, which may have at most ``votes`` drawn answers."""
+    rows, columns = table.shape
+    added = np.zeros_like(table)
+    for drawn in range(min(len(chances), votes + 1, rows)):
+        tied = int(drawn == votes)
+        added[drawn:, tied:] += chances[drawn] * table[: rows - drawn, : columns - tied]
+    return added
