@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.lock import read_lock
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, Experiment
+    from mrt_hpc.recipe.schema import Benchmark
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout
 
@@ -107,11 +109,20 @@ class EvaluatedRun:
             problems=evaluated_problems(read_outcomes(shard) for shard in self._shards(version, benchmark)),
             settings=settings.now.sampled,
             counted=self.recipe.evaluation.regret_tokens,
+            budgets=self._budgets(benchmark),
         )
 
+    def _budgets(self, name: str) -> tuple[int, ...]:
+        """The tokens that the boundaries of the traces stand for, where the way of evaluating says so."""
+        benchmark = self._benchmark(name)
+        base = benchmark_sampling(self.recipe, benchmark).max_tokens
+        return () if benchmark.mode is None else benchmark.mode.boundary_budgets(base)
+
     def _settings(self, benchmark: str) -> EvaluationSettings:
-        found = next(b for b in self.recipe.evaluation.benchmarks if b.name == benchmark)
-        return settings_of(self.layout, self.recipe, found)
+        return settings_of(self.layout, self.recipe, self._benchmark(benchmark))
+
+    def _benchmark(self, name: str) -> Benchmark:
+        return next(b for b in self.recipe.evaluation.benchmarks if b.name == name)
 
     def _is_whole(self, version: int, benchmark: str, settings: EvaluationSettings) -> bool:
         return all(has_samples(shard, settings) for shard in self._shards(version, benchmark))

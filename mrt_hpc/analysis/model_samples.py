@@ -78,6 +78,10 @@ class ModelSamples:
     """The digest of what decides the samples beside the weights; None where it is not known."""
     counted: Counted = "sampled"
     """The tokens of a boundary, for regret."""
+    budgets: tuple[int, ...] = ()
+    """The tokens that each boundary after the first one stands for, where the way of evaluating says so; empty where
+    boundaries are the ends of episodes.
+    """
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -143,11 +147,13 @@ def _mean(numbers: Iterable[float]) -> float:
 
 
 def evaluated_problems(parts: Iterable[Outcomes]) -> EvaluatedProblems:
-    """The traces of each problem, in the order of their numbers, from the records of an evaluation."""
+    """The traces of each problem, in the order of their numbers, from the records of an evaluation. Of a sample with
+    several rounds or budgets the last one counts.
+    """
     found: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
     for part in parts:
         boundaries = _BoundaryRecords.of(part)
-        for rollout in part.rollouts:
+        for rollout in (r for r in part.rollouts if r.counts):
             found[rollout.problem_id][rollout.sample] = boundaries.trace(rollout)
     return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in found.items()}
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mrt_hpc.cli import options
+from mrt_hpc.cli.generation import Generation, generated, generating
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from mrt_hpc.analysis.named_models import NamedModel
 
 
-@click.group(short_help="Analyse regret, scaling, efficiency or progress of models.", epilog=options.WHAT)
+@click.group(short_help="Analyse regret, scaling, extrapolation, efficiency or progress.", epilog=options.WHAT)
 def analyze() -> None:
     """Analyse the evaluated samples of models: tables as CSV, figures as PNG and SVG. Each model gives a line.
 
@@ -30,6 +31,7 @@ def analyze() -> None:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze scaling  runs/eval-paper_20
+      mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --site mycluster
     """
 
 
@@ -67,6 +69,7 @@ BENCHMARK = click.option("--benchmark", metavar="NAME", help="Needed where the m
 @options.what
 @OUT
 @BENCHMARK
+@generating
 @click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
 @click.option(
     "--tokens",
@@ -79,6 +82,7 @@ def regret(
     benchmark: str | None,
     budgets: tuple[int, ...],
     tokens: Counted | None,
+    generation: Generation | None,
 ) -> None:
     """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
 
@@ -93,14 +97,15 @@ def regret(
         counted = models if tokens is None else [replace(model, counted=tokens) for model in models]
         return analyse_regret(counted, budgets)
 
-    _write("regret", what, out, benchmark, analyse)
+    _write("regret", Asked(what, out, benchmark, generation), analyse)
 
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
 @options.what
 @OUT
 @BENCHMARK
-def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> None:
+@generating
+def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None, generation: Generation | None) -> None:
     """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
 
     \b
@@ -110,14 +115,15 @@ def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> N
     """
     from mrt_hpc.analysis.scaling import analyse_scaling
 
-    _write("scaling", what, out, benchmark, analyse_scaling)
+    _write("scaling", Asked(what, out, benchmark, generation), analyse_scaling)
 
 
 @analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
 @options.what
 @OUT
 @BENCHMARK
-def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> None:
+@generating
+def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None, generation: Generation | None) -> None:
     """Mean progress V(j+1) - V(j) by episode, split by outcome and by how hard the problem is.
 
     \b
@@ -126,13 +132,14 @@ def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> 
     """
     from mrt_hpc.analysis.episode_progress import analyse_progress
 
-    _write("progress", what, out, benchmark, analyse_progress)
+    _write("progress", Asked(what, out, benchmark, generation), analyse_progress)
 
 
 @analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.", epilog=options.WHAT)
 @options.what
 @OUT
 @BENCHMARK
+@generating
 @click.option(
     "--accuracy",
     "accuracies",
@@ -142,7 +149,12 @@ def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None) -> 
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
 def efficiency(
-    what: tuple[str, ...], out: Path | None, benchmark: str | None, accuracies: tuple[float, ...], seed: int
+    what: tuple[str, ...],
+    out: Path | None,
+    benchmark: str | None,
+    accuracies: tuple[float, ...],
+    seed: int,
+    generation: Generation | None,
 ) -> None:
     """Tokens to a given accuracy; ratios are to the first model.
 
@@ -152,26 +164,57 @@ def efficiency(
     """
     from mrt_hpc.analysis.efficiency import analyse_efficiency
 
-    _write("efficiency", what, out, benchmark, lambda models: analyse_efficiency(models, accuracies, seed))
+    asked = Asked(what, out, benchmark, generation)
+    _write("efficiency", asked, lambda models: analyse_efficiency(models, accuracies, seed))
 
 
-def _write(
-    name: str,
-    what: tuple[str, ...],
-    out: Path | None,
-    benchmark: str | None,
-    analyse: Callable[[list[ModelSamples]], Analysis],
-) -> None:
-    """Read the models, write the analysis, and print its summary and paths."""
+@analyze.command(short_help="Accuracy past the budget of the training.", epilog=options.WHAT)
+@options.what
+@OUT
+@BENCHMARK
+@generating
+def extrapolate(what: tuple[str, ...], out: Path | None, benchmark: str | None, generation: Generation | None) -> None:
+    """Accuracy against the budget of thinking, past that of the training: evaluations whose mode is extrapolation.
+
+    \b
+    Examples:
+      mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --site mycluster
+      mrt-hpc analyze extrapolate runs/eval-paper_extrapolation-grpo-1a2b3c4d
+    """
+    from mrt_hpc.analysis.extrapolation import analyse_extrapolation
+
+    _write("extrapolate", Asked(what, out, benchmark, generation), analyse_extrapolation)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments and options that all analyses have."""
+
+    what: tuple[str, ...]
+    out: Path | None
+    benchmark: str | None
+    generation: Generation | None
+
+
+def _write(name: str, asked: Asked, analyse: Callable[[list[ModelSamples]], Analysis]) -> None:
+    """Read the models, write the analysis, and print its summary and paths. Where a suite is named, what is not there
+    yet is generated or queued before.
+    """
     from mrt_hpc.analysis.analysis_files import write_analysis
     from mrt_hpc.analysis.model_samples import other_settings
     from mrt_hpc.analysis.named_models import named_models
     from mrt_hpc.cli.console import print_notes
 
+    what: Sequence[str] = asked.what
+    if asked.generation is not None:
+        if (evaluation := generated(asked.generation, asked.what)) is None:
+            return
+        what = [str(evaluation)]
     named = named_models(what)
-    models = _read(named, benchmark)
+    models = _read(named, asked.benchmark)
     analysis = analyse(models)
-    paths = write_analysis(analysis, named[0].run.layout.root / "analysis" / name if out is None else out)
+    out = asked.out or named[0].run.layout.root / "analysis" / name
+    paths = write_analysis(analysis, out)
     _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
     for verdict in analysis.verdicts:
         click.echo(verdict)

@@ -178,16 +178,8 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
 @click.option("--suite", required=True, help="The suite: a path, or a name in recipes/suites.")
 @options.site
 @options.overrides
-@click.option(
-    "--results",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results"),
-    show_default=True,
-    help="The results folder: samples that are in it are not generated again.",
-)
-@click.option(
-    "--data", type=click.Path(path_type=Path, file_okay=False), help="The folder that holds the suite's problem files."
-)
+@options.results
+@options.data_folder
 @options.run_directory
 @click.option("--plan", "plan_only", is_flag=True, help="Show the jobs without submitting them.")
 def evaluate(

@@ -69,6 +69,18 @@ WHAT = (
 what = click.argument("what", nargs=-1, required=True, metavar="WHAT...")
 
 
+results = click.option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results"),
+    show_default=True,
+    help="The results folder: samples that are in it are not generated again.",
+)
+data_folder = click.option(
+    "--data", type=click.Path(path_type=Path, file_okay=False), help="The folder that holds the suite's problem files."
+)
+
+
 def run_path(name: str, run: Path | None) -> Path:
     """The run directory: the one given, or the default for a recipe's name."""
     return (run if run is not None else Path("runs") / name).absolute()

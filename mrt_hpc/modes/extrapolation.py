@@ -53,6 +53,10 @@ class Extrapolation(Mode):
         """
         return tuple(base + self.tokens * w for w in range(0, self.extensions + 1, self.value_every))
 
+    def boundary_budgets(self, base: int) -> tuple[int, ...]:
+        """Return ``budgets``."""
+        return self.budgets(base)
+
     def word(self, extension: int) -> str:
         """Return the word that begins an extension, which are numbered from 0."""
         return self.words[extension % len(self.words)]

@@ -29,6 +29,15 @@ class ModeSettings(Section):
         """
         return trace
 
+    def boundary_budgets(self, base: int) -> tuple[int, ...]:  # noqa: ARG002 - some count from there
+        """Return the number of tokens that each boundary after the first one stands for; empty where boundaries are the
+        ends of episodes.
+
+        Args:
+            base: the maximum number of tokens of a completion.
+        """
+        return ()
+
     def check(self, sampling: BenchmarkSampling) -> None:
         """Refuse fields that contradict each other, or the prompt and limits of the benchmark.
 

@@ -30,6 +30,13 @@ class RolloutOutcome:
     boundaries: list[int]
     tokens: int = field(metadata={LENGTH_OF: "token_ids"})
     """The number of sampled tokens."""
+    stage: int = 0
+    stages: int = 1
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is the result of its sample: the last of its stages."""
+        return self.stage == self.stages - 1
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutOutcome:
@@ -41,6 +48,8 @@ class RolloutOutcome:
             rollout.reward,
             rollout.boundaries,
             len(rollout.token_ids),
+            rollout.stage,
+            rollout.stages,
         )
 
 

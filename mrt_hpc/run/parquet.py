@@ -146,13 +146,16 @@ def read_part(path: Path, record_type: type[Record]) -> list[Record]:
         UserError: it has not all of these columns.
     """
     columns = [_Column(f.name, f.metadata.get(LENGTH_OF)) for f in dataclasses.fields(record_type)]  # type: ignore[arg-type]
-    wanted = sorted({column.source for column in columns})
     with _reading(path):
         file = pq.ParquetFile(path)
-        if absent := set(wanted).difference(file.schema_arrow.names):
+        there, defaults = set(file.schema_arrow.names), _defaults(record_type)
+        if absent := {c.source for c in columns if c.name not in defaults} - there:
             raise _other_columns(path, file.schema_arrow.names, f"also {', '.join(sorted(absent))}")
-        batches = file.iter_batches(ROWS_AT_A_TIME, columns=wanted)
-        return [record_type(*row) for batch in batches for row in _rows(batch, columns)]
+        found = [column for column in columns if column.source in there]
+        batches = file.iter_batches(ROWS_AT_A_TIME, columns=sorted({column.source for column in found}))
+        names = [column.name for column in found]
+        rows = (row for batch in batches for row in _rows(batch, found))
+        return [record_type(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,175 @@
+"""``mrt-hpc analyze extrapolate``: accuracy against the budget of thinking, up to and past that of the training.
+
+The evaluation continues each thought by words in place of its end (mode ``extrapolation``) and asks for values at some
+of the extensions. The value there is how often a model answers right that is made to stop at this budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
+from mrt_hpc.analysis.comparing import compare, verdict
+from mrt_hpc.analysis.intervals import paired_difference, share_interval
+from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.problem_measures import MeanMeasure
+from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from mrt_hpc.analysis.comparing import Comparison
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+    from mrt_hpc.analysis.model_samples import ModelSamples
+
+
+@dataclass(frozen=True)
+class AccuracyAt(MeanMeasure):
+    """How often a model answers right that is made to stop at a budget."""
+
+    budget: int
+    boundary: int
+    """Its number among the boundaries of each trace."""
+
+    @property
+    def name(self) -> str:
+        """With the budget."""
+        return f"accuracy at {self.budget} tokens"
+
+    def terms(self, model: ModelSamples) -> dict[str, NDArray[np.float64]]:
+        """[n] the value at the boundary of each trace, by problem."""
+        return {
+            problem: np.array([trace.boundaries[self.boundary].value for trace in traces], float)
+            for problem, traces in model.problems.items()
+        }
+
+
+@dataclass(frozen=True)
+class ModelExtrapolation:
+    """The accuracy of one model at each budget."""
+
+    name: str
+    budgets: tuple[int, ...]
+    by_problem: tuple[dict[str, float], ...]
+    """[budgets] the accuracy of each problem."""
+
+    @property
+    def accuracy(self) -> tuple[IntervalEstimate, ...]:
+        """[budgets] the mean over problems."""
+        return tuple(share_interval(np.array(list(values.values()))) for values in self.by_problem)
+
+    @property
+    def gain(self) -> tuple[IntervalEstimate, ...]:
+        """[budgets] the accuracy less that at the first budget, paired by problem."""
+        return tuple(paired_difference(self.by_problem[0], values) for values in self.by_problem)
+
+
+def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
+    """The accuracy of several models past the budget of their training.
+
+    Args:
+        models: on the same benchmark, whose mode is ``extrapolation``.
+
+    Raises:
+        UserError: a model was evaluated in another way, without values, or at other budgets than the first.
+    """
+    budgets = models[0].budgets
+    for model in models:
+        _require(model, budgets)
+    found = [extrapolation_of(model) for model in models]
+    tables = (_table(found), _table_of_gains(found))
+    return Analysis(tables, (_figure(found),), _summary(found), _verdicts(models, found))
+
+
+def _require(model: ModelSamples, budgets: tuple[int, ...]) -> None:
+    """Refuse a model that was not extrapolated to these budgets.
+
+    Raises:
+        UserError: see there.
+    """
+    advice = f"mrt-hpc eval {model.source} --suite paper_extrapolation"
+    if not model.budgets:
+        raise UserError(
+            f"{model.name} was not evaluated by extrapolation on {model.benchmark}",
+            where=model.source,
+            expected="a benchmark with `mode: {type: extrapolation}`",
+            advice=advice,
+        )
+    model.require_values()
+    if model.budgets != budgets:
+        raise UserError(
+            f"{model.name} was extrapolated to other budgets than the first model",
+            value=list(model.budgets),
+            where=model.source,
+            expected=", ".join(map(str, budgets)),
+            advice=advice,
+        )
+
+
+def extrapolation_of(model: ModelSamples) -> ModelExtrapolation:
+    """The accuracy of a model at each of its budgets; boundary j stands for budget j - 1."""
+    measures = [AccuracyAt(budget, number + 1) for number, budget in enumerate(model.budgets)]
+    return ModelExtrapolation(model.name, model.budgets, tuple(measure.values(model) for measure in measures))
+
+
+def _table(found: Sequence[ModelExtrapolation]) -> DataTable:
+    rows = [
+        (model.name, budget, *interval_cells(accuracy))
+        for model in found
+        for budget, accuracy in zip(model.budgets, model.accuracy, strict=True)
+    ]
+    return DataTable("extrapolation", ("model", "budget_tokens", "accuracy", "low", "high"), tuple(rows))
+
+
+def _table_of_gains(found: Sequence[ModelExtrapolation]) -> DataTable:
+    rows = [
+        (model.name, budget, *interval_cells(gain))
+        for model in found
+        for budget, gain in zip(model.budgets[1:], model.gain[1:], strict=True)
+    ]
+    return DataTable("extrapolation_gains", ("model", "budget_tokens", "gain", "low", "high"), tuple(rows))
+
+
+def _figure(found: Sequence[ModelExtrapolation]) -> LineFigure:
+    lines = tuple(Line(m.name, tuple(map(float, m.budgets)), m.accuracy, n) for n, m in enumerate(found))
+    title = "Accuracy past the first budget"
+    label = "accuracy when made to stop (95 % interval)"
+    return LineFigure("extrapolation", (Panel(title, "budget (tokens)", label, lines, percent=True),))
+
+
+def _summary(found: Sequence[ModelExtrapolation]) -> DataTable:
+    columns = ("model", *(f"{budget} tokens" for budget in found[0].budgets), "gain")
+    rows = [
+        (model.name, *(f"{one.mean:.3f}" for one in model.accuracy), interval_text(model.gain[-1], signed=True))
+        for model in found
+    ]
+    return DataTable("accuracy by budget", columns, tuple(rows))
+
+
+def _verdicts(models: Sequence[ModelSamples], found: Sequence[ModelExtrapolation]) -> tuple[str, ...]:
+    """Whether thinking longer helps each model, and whether the models can be told apart at the last budget."""
+    longer = [
+        f"{model.name}, {model.budgets[-1]} against {model.budgets[0]} tokens: "
+        f"{interval_text(model.gain[-1], signed=True)}, {_word(model.gain[-1])}"
+        for model in found
+    ]
+    last = len(found[0].budgets)
+    measure = AccuracyAt(found[0].budgets[-1], last)
+    pairs = compare(models[:1], [[model] for model in models[1:]], [measure]) if len(models) > 1 else []
+    return (*longer, *(_told(one) for one in pairs))
+
+
+def _word(gain: IntervalEstimate) -> str:
+    if not gain.excludes_zero:
+        return "no gain or loss is shown"
+    return "it gains" if gain.mean > 0 else "it loses"
+
+
+def _told(one: Comparison) -> str:
+    interval = interval_text(one.gain.interval, signed=True)
+    return f"{one.measure.name}, {one.second.name} against {one.first.name}: {interval}, {verdict(one)}"
