@@ -7,19 +7,24 @@ traces are right often enough to select from.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import ROOT, submit
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+from mrt_hpc.cli.main import main
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -333,3 +338,81 @@ def test_branches_are_learnt_after_what_they_were_sampled_after(run: Callable[[s
 def test_the_plan_collects_before_it_trains(run: Callable[[str], RunLayout]) -> None:
     plan = json.loads(run("star").plan.read_text())
     assert [job["name"] for job in plan["jobs"]][:3] == ["prepare", "collection.inference", "segment-000.trainer"]
+
+
+SUITE = """
+prompt: {instruction: ""}
+prover:
+  type: forced_answer
+  forced_text: &end "Time is up.\\n\\n</think>\\n\\n\\\\boxed{"
+  branches: 4
+  max_tokens: 4
+  temperature: 1.0
+episodes: {markers: [Wait], min_paragraphs: 1, max_episodes: 6}
+benchmarks:
+  - {name: held-out, samples: 2, problems: &problems {type: small_world, split: held_out, problems: 12}}
+  - name: longer
+    problems: *problems
+    max_tokens: 48
+    mode:
+      {type: extrapolation, words: [Wait], extensions: 4, tokens: 24, value_every: 2, answer_tokens: 8, forced_text: *end}
+temperature: 1.0
+top_p: 1.0
+max_tokens: 128
+regret_budgets: [32, 64]
+"""
+ANALYSES = {
+    "regret": {"regret", "areas_by_episode"},
+    "scaling": set(),
+    "progress": set(),
+    "efficiency": set(),
+    "extrapolate": {"extrapolation"},
+}
+"""The analyses, and figures that each of them draws."""
+
+
+@pytest.fixture(scope="module")
+def evaluated(run: Callable[[str], RunLayout], tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    """An evaluation on its own of a run of GRPO and one of MRT-online: whole traces, and extrapolation to twice their
+    length.
+    """
+    folder = tmp_path_factory.mktemp("evaluated")
+    suite = folder / "suite.yaml"
+    suite.write_text(SUITE)
+    runs = [str(run(name).root) for name in ("grpo", "mrt_online")]
+    command = ["eval", *runs, "--suite", str(suite), "--results", str(folder / "results"), "--run", str(folder / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mrt_hpc.cli.main", *command, "--set", "serving.kv_cache_gib=0.25"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RunLayout(folder / "run")
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_every_analysis_of_grpo_and_mrt_online_ends_in_its_figures(evaluated: RunLayout, analysis: str) -> None:
+    benchmark = "longer" if analysis == "extrapolate" else "held-out"
+    result = CliRunner().invoke(main, ["analyze", analysis, str(evaluated.root), "--benchmark", benchmark])
+    assert result.exit_code == 0, result.output
+    written = {path.stem for path in (evaluated.root / "analysis" / analysis).glob("*.png")}
+    assert written
+    assert written >= ANALYSES[analysis]
+    assert {path.stem for path in (evaluated.root / "analysis" / analysis).glob("*.svg")} == written
+    assert any((evaluated.root / "analysis" / analysis).glob("*.csv"))
+
+
+def test_extrapolation_and_regret_tell_the_two_apart_or_say_that_they_cannot(evaluated: RunLayout) -> None:
+    for analysis, benchmark, words in (
+        ("extrapolate", "longer", "accuracy at 144 tokens"),
+        ("regret", "held-out", "regret@"),
+    ):
+        result = CliRunner().invoke(main, ["analyze", analysis, str(evaluated.root), "--benchmark", benchmark])
+        (verdict,) = [line for line in result.output.splitlines() if line.startswith(words)]
+        assert "cannot be told apart: n = 12 problems" in verdict or " is better: " in verdict
+    compared = CliRunner().invoke(main, ["compare", str(evaluated.root), "--measure", "pass@1", "--measure", "maj@2"])
+    assert compared.exit_code == 0, compared.output
+    assert "problems" in compared.output
