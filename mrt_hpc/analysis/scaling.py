@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
-from mrt_hpc.analysis.intervals import paired_difference, pass_at_k
+from mrt_hpc.analysis.intervals import mean_of_shares, paired_difference, pass_at_k
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.over_problems import mean_share
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, majority_at_k
 
@@ -47,7 +46,7 @@ class ScalingPoint:
     @property
     def accuracy(self) -> IntervalEstimate:
         """The mean over problems with its interval."""
-        return mean_share(self.by_problem.values())
+        return mean_of_shares(self.by_problem)
 
 
 @dataclass(frozen=True)
