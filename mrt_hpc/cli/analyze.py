@@ -29,7 +29,7 @@ def analyze() -> None:
     Examples:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
-      mrt-hpc analyze scaling  runs/paper-20
+      mrt-hpc analyze scaling  runs/eval-paper_20
     """
 
 
