@@ -11,9 +11,8 @@ import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells
 from mrt_hpc.analysis.curves import curve_of
-from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate
+from mrt_hpc.analysis.intervals import CONFIDENCE, IntervalEstimate, share_interval
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.over_problems import mean_share
 from mrt_hpc.mrt.token_budget import first_reached, reward_within
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def percentiles(estimate: float, draws: NDArray[np.float64]) -> IntervalEstimate
 
 def _table_of_accuracy(found: Sequence[ModelEfficiency]) -> DataTable:
     rows = [
-        (model.name, float(tokens), *interval_cells(mean_share(by_problem)))
+        (model.name, float(tokens), *interval_cells(share_interval(by_problem)))
         for model in found
         for tokens, by_problem in zip(model.allowed, model.accuracy.T, strict=True)
     ]
@@ -191,7 +190,7 @@ def _figure(found: Sequence[ModelEfficiency]) -> LineFigure:
         Line(
             model.name,
             tuple(map(float, model.allowed)),
-            tuple(mean_share(by_problem) for by_problem in model.accuracy.T),
+            tuple(share_interval(by_problem) for by_problem in model.accuracy.T),
             number,
         )
         for number, model in enumerate(found)

@@ -13,8 +13,8 @@ import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.curves import curve_of
+from mrt_hpc.analysis.intervals import clustered_mean
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.over_problems import clustered_mean
 from mrt_hpc.mrt.progress import progress
 from mrt_hpc.mrt.votes import RIGHT
 
@@ -124,7 +124,7 @@ def progress_by_episode(problems: Mapping[str, Sequence[EvaluatedTrace]]) -> tup
             for episode, gain in enumerate(progress(curve_of(trace).values)):
                 found[episode][problem].append(float(gain))
     return tuple(
-        EpisodeProgress(episode, clustered_mean(gains), sum(map(len, gains.values())), len(gains))
+        EpisodeProgress(episode, clustered_mean(list(gains.values())), sum(map(len, gains.values())), len(gains))
         for episode, gains in sorted(found.items())
     )
 

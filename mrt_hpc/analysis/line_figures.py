@@ -9,19 +9,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
-import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mrt_hpc.analysis.plots import COLOURS, DPI, HEIGHT_PX, MARKERS, STYLE, WIDTH_PX
-from mrt_hpc.run.atomic import replacing
+from mrt_hpc.analysis.plots import (
+    COLOURS,
+    HEIGHT_PX,
+    MARKERS,
+    STYLE,
+    WIDTH_PX,
+    draw_band,
+    new_figure,
+    plain_numbers,
+    save,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from mrt_hpc.analysis.intervals import IntervalEstimate
 
@@ -85,23 +92,17 @@ def draw(figure: LineFigure, directory: Path) -> list[Path]:
     """Draw a figure as NAME.png and NAME.svg. Returns their paths."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": SALT}):
         drawn = _drawn(figure)
-        return [_save(drawn, directory / f"{figure.name}.{ending}") for ending in ("png", "svg")]
-
-
-def _save(drawn: Figure, path: Path) -> Path:
-    """Write a figure whole, without the date and the program's version."""
-    ending = path.suffix[1:]
-    with replacing(path) as temporary:
-        drawn.savefig(temporary, format=ending, metadata={"Software": None} if ending == "png" else {"Date": None})
-    return path
+        paths = [directory / f"{figure.name}.{ending}" for ending in ("png", "svg")]
+        for path in paths:
+            save(drawn, path)
+        return paths
 
 
 def _drawn(figure: LineFigure) -> Figure:
     entries = _entries(figure)
     rows = -(-len(entries) // COLUMNS)
     width = WIDTH_PX if len(figure.panels) == 1 else PANEL_PX * len(figure.panels)
-    drawn = Figure(figsize=(width / DPI, (HEIGHT_PX + ROW_PX * rows) / DPI), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(drawn)
+    drawn = new_figure(width, HEIGHT_PX + ROW_PX * rows)
     for axes, panel in zip(_axes(drawn, figure), figure.panels, strict=True):
         _draw_panel(axes, panel)
     if len(entries) > 1:
@@ -133,17 +134,15 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.whole_numbers:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.logarithmic:
-        _make_logarithmic(axes)
+        axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
 
 
 def _draw_line(axes: Axes, line: Line) -> None:
     """The means, and a band of those intervals that are finite."""
     axes.plot(line.x, [y.mean for y in line.y], markevery=-(-len(line.x) // MOST_MARKERS), **_look(line))
     if line.band:
-        low, high = np.array([y.low for y in line.y]), np.array([y.high for y in line.y])
-        axes.fill_between(
-            line.x, low, high, where=np.isfinite(low) & np.isfinite(high), color=_colour(line), alpha=0.15, lw=0
-        )
+        draw_band(axes, line.x, [y.low for y in line.y], [y.high for y in line.y], _colour(line))
 
 
 def _look(line: Line) -> dict[str, Any]:
@@ -152,11 +151,3 @@ def _look(line: Line) -> dict[str, Any]:
 
 def _colour(line: Line) -> str:
     return COLOURS[line.colour % len(COLOURS)]
-
-
-def _make_logarithmic(axes: Axes) -> None:
-    """Plain numbers on a logarithmic axis, at 1, 2 and 5 times the powers of ten."""
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
     Target = Path | BytesIO
     """A file becomes a PNG, a buffer an SVG."""
@@ -212,41 +213,58 @@ def compared(
         for series, colour, marker in _styled(lines):
             _line(axes, series, colour, marker)
         if logarithmic:
-            _logarithmic(axes)
+            axes.set(xscale="log", yscale="log")
+            plain_numbers(axes.xaxis)
+            plain_numbers(axes.yaxis)
         _legend(axes, len(lines))
 
 
-def _logarithmic(axes: Axes) -> None:
-    """Both axes, with plain numbers that do not run into each other."""
-    axes.set(xscale="log", yscale="log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
+def plain_numbers(axis: Axis) -> None:
+    """Plain numbers at 1, 2 and 5 times the powers of ten of a logarithmic axis; more would run into each other."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 @contextmanager
 def _figure(path: Target, title: str, x_label: str, y_label: str) -> Iterator[Axes]:
     """Axes to draw on; on leaving without an error the PNG or SVG appears whole."""
     with matplotlib.rc_context({**STYLE, **SVG_STYLE, "svg.hashsalt": title}):
-        figure = Figure(figsize=(WIDTH_PX / DPI, HEIGHT_PX / DPI), dpi=DPI, layout="constrained")
-        axes = FigureCanvasAgg(figure).figure.add_subplot()
-        axes.set(
-            title="" if isinstance(path, BytesIO) else title, xlabel=x_label, ylabel=y_label
-        )  # the page writes it as a heading
+        figure = new_figure()
+        axes = figure.add_subplot()
+        # The page writes the title as a heading.
+        axes.set(title="" if isinstance(path, BytesIO) else title, xlabel=x_label, ylabel=y_label)
         yield axes
         if isinstance(path, BytesIO):
             figure.savefig(path, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-            return
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format="png", metadata={"Software": None})
+        else:
+            save(figure, path)
+
+
+def new_figure(width: int = WIDTH_PX, height: int = HEIGHT_PX) -> Figure:
+    """An empty figure of so many pixels, outside of matplotlib's global state."""
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure whole, as PNG or SVG by the path's ending, without the date and the program's version."""
+    ending = path.suffix[1:]
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=ending, metadata={"Software": None} if ending == "png" else {"Date": None})
 
 
 def _line(axes: Axes, series: Series, colour: Any, marker: str) -> None:
     """The values, and their interval as a band where they have one."""
     axes.plot(series.x, series.y, color=colour, marker=marker, label=series.label)
     if series.low is not None and series.high is not None:
-        axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.15, lw=0)
+        draw_band(axes, series.x, series.low, series.high, colour)
+
+
+def draw_band(axes: Axes, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: Any) -> None:
+    """A band between those ends that are finite."""
+    axes.fill_between(x, low, high, where=np.isfinite(low) & np.isfinite(high), color=colour, alpha=0.15, lw=0)
 
 
 def _trend(axes: Axes, series: Series, colour: str, label: str | None = None) -> None:

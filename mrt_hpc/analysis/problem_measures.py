@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from mrt_hpc.analysis.curves import curves_of
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, pass_at_1, pass_at_k, share_interval
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, mean_of_shares, pass_at_1, pass_at_k
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import area_under_values
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
@@ -57,7 +57,7 @@ class Measure(ABC):
 
     def interval(self, model: ModelSamples) -> IntervalEstimate:
         """The mean over problems with its interval."""
-        return share_interval(np.array(list(self.values(model).values())))
+        return mean_of_shares(self.values(model))
 
 
 class MeanMeasure(Measure):

@@ -12,9 +12,8 @@ import numpy as np
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
 from mrt_hpc.analysis.comparing import compare, verdict
 from mrt_hpc.analysis.curves import curves_of
-from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.intervals import mean_of_shares, paired_difference, ratio_interval
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.over_problems import mean_share, ratio_of_sums
 from mrt_hpc.analysis.problem_measures import Regret
 from mrt_hpc.mrt.regret import area_of_episodes, regret_by_problem
 
@@ -48,7 +47,7 @@ class ModelRegret:
     @property
     def regret(self) -> tuple[IntervalEstimate, ...]:
         """[budgets] normalised regret: the mean over problems."""
-        return tuple(mean_share(regret.values()) for regret in self.by_problem)
+        return tuple(mean_of_shares(regret) for regret in self.by_problem)
 
     def above(self, other: ModelRegret) -> tuple[IntervalEstimate, ...]:
         """[budgets] the difference of its regret to another model's, paired by problem; below 0 it is better."""
@@ -92,7 +91,7 @@ def area_ratios(curves: Mapping[str, Sequence[TraceCurve]], budget: int) -> tupl
     most = max(len(curve.values) for traces in curves.values() for curve in traces) - 1
     areas = np.array([_mean_areas(traces, most, budget) for traces in curves.values()])
     whole = areas[:, most]
-    return tuple(ratio_of_sums(areas[:, j], whole) for j in range(most + 1)) if whole.any() else ()
+    return tuple(ratio_interval(areas[:, j], whole) for j in range(most + 1)) if whole.any() else ()
 
 
 def _mean_areas(traces: Sequence[TraceCurve], most: int, budget: int) -> list[float]:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
-from mrt_hpc.analysis.intervals import paired_difference, pass_at_k
+from mrt_hpc.analysis.intervals import mean_of_shares, paired_difference
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.over_problems import mean_share
+from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, majority_at_k
+from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class ScalingPoint:
     @property
     def accuracy(self) -> IntervalEstimate:
         """The mean over problems with its interval."""
-        return mean_share(self.by_problem.values())
+        return mean_of_shares(self.by_problem)
 
 
 @dataclass(frozen=True)
@@ -133,24 +133,12 @@ def forced_tokens(boundary: EvaluatedBoundary, voters: int) -> float:
 def direct_curves(model: ModelSamples) -> tuple[ScalingCurve, ScalingCurve]:
     """maj@k and pass@k of complete samples, for k = 1, 2, 4 .. up to the fewest samples of a problem."""
     sizes = [1 << exponent for exponent in range(model.fewest.bit_length())]
-    votes = [_direct_point(model, k, direct_majority) for k in sizes]
-    passes = [_direct_point(model, k, direct_pass) for k in sizes]
-    return ScalingCurve(model.name, VOTE, tuple(votes)), ScalingCurve(model.name, "pass@k", tuple(passes))
+    votes, passes = (tuple(_direct_point(model, of(k)) for k in sizes) for of in (MajorityAtK, PassAtK))
+    return ScalingCurve(model.name, VOTE, votes), ScalingCurve(model.name, "pass@k", passes)
 
 
-def _direct_point(model: ModelSamples, k: int, of: Callable[[Sequence[EvaluatedTrace], int], float]) -> ScalingPoint:
-    accuracy = {problem: of(traces, k) for problem, traces in model.problems.items()}
-    return ScalingPoint(k, k * model.mean_tokens, accuracy)
-
-
-def direct_majority(traces: Sequence[EvaluatedTrace], k: int) -> float:
-    """The expected reward of a vote of k complete samples."""
-    return majority_at_k(AnswerCounts.of((trace.answer, trace.reward) for trace in traces), k)
-
-
-def direct_pass(traces: Sequence[EvaluatedTrace], k: int) -> float:
-    """The unbiased chance that one of k complete samples is right."""
-    return pass_at_k(len(traces), sum(trace.reward >= RIGHT for trace in traces), k)
+def _direct_point(model: ModelSamples, measure: MajorityAtK | PassAtK) -> ScalingPoint:
+    return ScalingPoint(measure.k, measure.k * model.mean_tokens, measure.values(model))
 
 
 # -- what is shown

@@ -337,7 +337,7 @@ def compare(
       mrt-hpc compare runs/quickstart
       mrt-hpc compare runs/grpo@last runs/mrt@last runs/mrt-online@last --measure pass@1 --measure maj@8
       mrt-hpc compare runs/mrt@0 runs/mrt@248 --measure regret@8192 --difference 0.5 --csv regret.csv
-      mrt-hpc compare runs/eval-paper_20@grpo@248 runs/eval-paper_20@mrt@248
+      mrt-hpc compare runs/eval-paper_20@grpo@248 runs/paper-20@mrt@248
     """
     from mrt_hpc.cli.compare import Asked, print_comparison
 

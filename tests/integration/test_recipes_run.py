@@ -355,7 +355,8 @@ benchmarks:
     problems: *problems
     max_tokens: 48
     mode:
-      {type: extrapolation, words: [Wait], extensions: 4, tokens: 24, value_every: 2, answer_tokens: 8, forced_text: *end}
+      {type: extrapolation, words: [Wait], extensions: 4, tokens: 24, value_every: 2, answer_tokens: 8,
+       forced_text: *end}
 temperature: 1.0
 top_p: 1.0
 max_tokens: 128

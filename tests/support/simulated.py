@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_interval, paired_difference, pass_at_k, share_interval
-from mrt_hpc.mrt.regret import TraceCurve, area_under_values
+from mrt_hpc.analysis.intervals import (
+    IntervalEstimate,
+    clustered_mean,
+    mean_interval,
+    paired_difference,
+    pass_at_k,
+    ratio_interval,
+    share_interval,
+)
+from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes
 from mrt_hpc.mrt.votes import AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     FloatArray = NDArray[np.float64]
+    Drawn = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 SIZE = 2000
 """Problems of a population."""
@@ -32,6 +41,8 @@ LENGTHS = 64
 """Completions that a problem may have, where only their lengths count."""
 BUDGET = 8192
 BRANCHES = 4
+KEPT = 2
+"""Episodes of a trace that is stopped."""
 LONGEST = 16384
 VOTERS = 4
 
@@ -182,34 +193,84 @@ def true_majority(shares: FloatArray) -> float:
 # -- regret and tokens
 
 
+@dataclass(frozen=True)
+class ValuedPool:
+    """The valued traces that problems may have."""
+
+    values: FloatArray
+    """[size, POOL, K] true values; K is the most that a trace has."""
+    weights: FloatArray
+    """[size, POOL, K] what each value adds to the area."""
+    stopped: FloatArray
+    """[size, POOL, K] what it adds to the area of the first ``KEPT`` episodes."""
+    episodes: NDArray[np.int64]
+    """[size, POOL] the episodes of each trace."""
+
+    def drawn(self, rng: np.random.Generator, problems: int, samples: int) -> tuple[Drawn, FloatArray]:
+        """Problems and traces, as an index of [problems, samples], and their values as the branches show them."""
+        problem = np.repeat(rng.integers(len(self.values), size=problems), samples).reshape(problems, samples)
+        trace = rng.integers(POOL, size=problem.shape)
+        return (problem, trace), rng.binomial(BRANCHES, self.values[problem, trace]) / BRANCHES
+
+
 def regret(mixture: Mixture, samples: int) -> Experiment:
     """Normalised regret; each value is the mean of four branches."""
-    values_NTK, weights_NTK = valued_pool(mixture)
+    pool = valued_pool(mixture)
 
     def values(rng: np.random.Generator, problems: int) -> FloatArray:
-        problem = np.repeat(rng.integers(len(values_NTK), size=problems), samples)
-        trace = rng.integers(POOL, size=len(problem))
-        seen = rng.binomial(BRANCHES, values_NTK[problem, trace]) / BRANCHES
-        areas = (seen * weights_NTK[problem, trace]).sum(axis=1)
-        return 1 - areas.reshape(problems, samples).mean(axis=1)
+        drawn, seen = pool.drawn(rng, problems, samples)
+        return 1 - (seen * pool.weights[drawn]).sum(axis=2).mean(axis=1)
 
-    truth = 1 - float((values_NTK * weights_NTK).sum(axis=2).mean())
+    truth = 1 - float((pool.values * pool.weights).sum(axis=2).mean())
     return Experiment("regret", mixture.name, samples, truth, values)
 
 
+def area_ratio(mixture: Mixture, samples: int) -> Experiment:
+    """The area of the first episodes, divided by that of whole traces."""
+    pool = valued_pool(mixture)
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        drawn, seen = pool.drawn(rng, problems, samples)
+        areas = [(seen * weights[drawn]).sum(axis=2).mean(axis=1) for weights in (pool.stopped, pool.weights)]
+        return np.stack(areas, axis=1)
+
+    truth = float((pool.values * pool.stopped).sum() / (pool.values * pool.weights).sum())
+    return Experiment("area ratio", mixture.name, samples, truth, values, lambda areas_P2: ratio_interval(*areas_P2.T))
+
+
+def later_progress(mixture: Mixture, samples: int) -> Experiment:
+    """The progress of the third episode, which not all traces have."""
+    pool = valued_pool(mixture)
+    missing = pool.episodes <= KEPT
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        drawn, seen = pool.drawn(rng, problems, samples)
+        return np.where(missing[drawn], np.nan, seen[:, :, KEPT + 1] - seen[:, :, KEPT])
+
+    def interval(gains_Pn: FloatArray) -> IntervalEstimate:
+        found = [gains[~np.isnan(gains)].tolist() for gains in gains_Pn]
+        return clustered_mean([gains for gains in found if gains])
+
+    truth = float((pool.values[:, :, KEPT + 1] - pool.values[:, :, KEPT])[~missing].mean())
+    return Experiment("progress", mixture.name, samples, truth, values, interval)
+
+
 @cache
-def valued_pool(mixture: Mixture, size: int = 500) -> tuple[FloatArray, FloatArray]:
-    """[size, POOL, K] true values of the traces of each problem, and what each value adds to the area."""
+def valued_pool(mixture: Mixture, size: int = 500) -> ValuedPool:
+    """So many problems with the traces that each may have."""
     rng = np.random.default_rng(4)
     most = 9
-    values, weights = np.zeros((2, size, POOL, most))
+    values, weights, stopped = np.zeros((3, size, POOL, most))
+    episodes = np.zeros((size, POOL), int)
     for i, chance in enumerate(mixture.chances(rng, size)):
         for t in range(POOL):
             curve = random_curve(rng, chance, most)
             k = len(curve.tokens)
-            values[i, t, :k] = curve.values
-            weights[i, t, :k] = [area_under_values(curve.tokens, unit, BUDGET) for unit in np.eye(k)]
-    return values, weights
+            units = [TraceCurve(curve.tokens, unit) for unit in np.eye(k)]
+            values[i, t, :k], episodes[i, t] = curve.values, k - 1
+            weights[i, t, :k] = [area_of_episodes(unit, k, BUDGET) for unit in units]
+            stopped[i, t, :k] = [area_of_episodes(unit, KEPT, BUDGET) for unit in units]
+    return ValuedPool(values, weights, stopped, episodes)
 
 
 def random_curve(rng: np.random.Generator, chance: float, most: int) -> TraceCurve:
@@ -235,12 +296,12 @@ def tokens(mixture: Mixture, samples: int) -> Experiment:
 
 MAKERS = {
     "pass@1": pass_1, "pass@4": pass_k, "maj@4": maj_k, "paired difference": difference, "regret": regret,
-    "tokens": tokens,
+    "area ratio": area_ratio, "progress": later_progress, "tokens": tokens,
 }  # fmt: skip
 
 
 def experiments(mixtures: Sequence[Mixture] = REALISTIC, samples: Sequence[int] = (64, 20, 4)) -> Iterator[Experiment]:
-    """Every measure on every population with every number of samples; regret, whose traces are dear, with few."""
+    """Every measure on every population with every number of samples; valued traces, which are dear, with few."""
     for make, mixture, count in product(MAKERS.values(), mixtures, samples):
-        if make is not regret or count <= 20:
+        if make not in (regret, area_ratio, later_progress) or count <= 20:
             yield make(mixture, count)

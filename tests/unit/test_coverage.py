@@ -12,6 +12,7 @@ from scipy.stats import binom
 from simulated import (
     AIME,
     BUDGET,
+    KEPT,
     MAKERS,
     MATH500,
     POOL,
@@ -23,7 +24,7 @@ from simulated import (
 )
 
 from mrt_hpc.analysis.intervals import IntervalEstimate, t_quantile
-from mrt_hpc.mrt.regret import TraceCurve, regret_by_problem
+from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, regret_by_problem
 
 TRIALS = 400
 FEWEST, MOST = 352, 398
@@ -36,7 +37,7 @@ def test_the_bounds_of_this_test_follow_from_the_binomial_law() -> None:
 
 
 @pytest.mark.parametrize("mixture", [AIME, MATH500], ids=lambda mixture: mixture.name)
-@pytest.mark.parametrize("measure", ["pass@1", "maj@4", "paired difference", "regret"])
+@pytest.mark.parametrize("measure", ["pass@1", "maj@4", "paired difference", "regret", "area ratio", "progress"])
 @pytest.mark.parametrize("problems", [30, 500])
 def test_intervals_hold_the_truth(measure: str, mixture: Mixture, problems: int) -> None:
     coverage = MAKERS[measure](mixture, 4).covered(TRIALS, problems, seed=0)
@@ -72,6 +73,8 @@ def test_the_truth_of_simulated_regret_is_that_of_its_curves() -> None:
     curves: dict[str, list[TraceCurve]] = {
         str(i): [random_curve(rng, chance, 9) for _ in range(POOL)] for i, chance in enumerate(chances)
     }
-    values, weights = valued_pool(AIME, 3)
-    areas = (values * weights).sum(axis=2).mean(axis=1)
+    pool = valued_pool(AIME, 3)
+    areas = (pool.values * pool.weights).sum(axis=2).mean(axis=1)
     assert 1 - areas == pytest.approx(list(regret_by_problem(curves, BUDGET).values()))
+    stopped = [np.mean([area_of_episodes(curve, KEPT, BUDGET) for curve in mine]) for mine in curves.values()]
+    assert (pool.values * pool.stopped).sum(axis=2).mean(axis=1) == pytest.approx(stopped)

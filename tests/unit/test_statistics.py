@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrt_hpc.analysis.intervals import (
+    clustered_mean,
     mean_interval,
+    mean_of_shares,
     mean_paired_difference,
     paired_difference,
     pass_at_1,
     pass_at_k,
+    ratio_interval,
     share_interval,
     summarise_evaluation,
     t_quantile,
@@ -73,6 +76,48 @@ def test_the_effective_number_of_problems_by_hand() -> None:
     """
     found, expected = share_interval(np.array([0.0, 0.0, 0.0, 0.4])), wilson(0.33536, 3.3536)
     assert (found.mean, found.low, found.high) == pytest.approx((0.1, expected.low, expected.high), abs=1e-4)
+
+
+def test_the_effective_number_of_problems_is_no_less_than_half_of_them() -> None:
+    """Nearly all of the spread of thirty values of which one is not quite 0 is that of the two that are added."""
+    nearly = share_interval(np.array([*[0.0] * 29, 1e-6]))
+    assert nearly.high == pytest.approx(wilson(0, 15).high, abs=1e-6)
+    assert share_interval(np.array([0.3] * 9 + [0.3 + 1e-12])).high == pytest.approx(wilson(3, 10).high)
+
+
+def test_a_mean_of_shares_is_that_of_its_problems() -> None:
+    assert mean_of_shares({"a": 0.0, "b": 0.4}) == share_interval(np.array([0.0, 0.4]))
+
+
+def test_a_ratio_of_sums_weighs_problems_by_what_is_below_the_line() -> None:
+    """(1 + 3) / (1 + 3) = 1, deviations of 0; (2 + 2) / (1 + 3) = 1, deviations of 1 and -1."""
+    assert ratio_interval(np.array([1.0, 3.0]), np.array([1.0, 3.0])).low == pytest.approx(1.0)
+    found = ratio_interval(np.array([2.0, 2.0]), np.array([1.0, 3.0]))
+    half = 12.7062 * math.sqrt(2 * 2) / 4  # t(1)
+    assert (found.mean, found.low, found.high) == pytest.approx((1.0, 1 - half, 1 + half), abs=1e-4)
+
+
+def test_a_ratio_of_one_problem_has_no_interval_and_one_of_nothing_is_refused() -> None:
+    assert ratio_interval(np.array([1.0]), np.array([2.0])).low == -math.inf
+    with pytest.raises(ValueError, match="positive sum"):
+        ratio_interval(np.array([0.0, 1.0]), np.array([0.0, 0.0]))
+
+
+def test_samples_are_clustered_by_problem() -> None:
+    """Ten equal samples of a problem are worth one: means of 0.1 and 0.3, a standard error of 0.1."""
+    found = clustered_mean([[0.1] * 10, [0.3] * 10])
+    assert found.mean == pytest.approx(0.2)
+    assert found.high == 1.0  # 0.2 + 12.7 * 0.1 is cut
+    narrow = clustered_mean([[0.01] * 10, [0.03] * 10])
+    assert (narrow.low, narrow.high) == pytest.approx((0.02 - 12.7062 * 0.01, 0.02 + 12.7062 * 0.01), abs=1e-6)
+    assert (clustered_mean([[0.5, 0.5]]).low, clustered_mean([[0.5, 0.5]]).high) == (-1.0, 1.0)
+
+
+def test_samples_that_agree_do_not_show_that_further_ones_would() -> None:
+    found = clustered_mean([[0.0], [0.0], [0.0]])
+    assert (found.mean, found.low, found.high) == (0.0, -1.0, 1.0)  # 4.3 * sqrt(0.5 / 5) is above 1, and cut
+    # 98 zeros, 1 and -1: a variance of 2 / 99, of a mean of a hundred; t(97) = 1.98472
+    assert clustered_mean([[0.0]] * 98).high == pytest.approx(1.98472 * math.sqrt(2 / (99 * 100)), abs=1e-5)
 
 
 def test_an_interval_of_tokens_by_hand() -> None:
