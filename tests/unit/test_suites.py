@@ -28,6 +28,19 @@ def test_the_suites_of_the_paper_have_five_benchmarks(name: str, samples: int) -
     assert Path(problems.path).resolve() == ROOT / "data" / "aime24.jsonl", "paths start at the folder of the suite"
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "suites").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_suite_can_be_loaded(path: Path) -> None:
+    how = load_recipe(QUICKSTART, (WHOLE % path.stem,)).evaluation
+    assert how.benchmarks
+    assert how.suite == path.stem
+
+
+def test_the_suite_of_extrapolation_reaches_twice_the_budget() -> None:
+    how = load_recipe(QUICKSTART, (WHOLE % "paper_extrapolation",)).evaluation
+    budgets = {b.mode.boundary_budgets(how.max_tokens) for b in how.benchmarks if b.mode is not None}
+    assert budgets == {(16384, 20480, 24576, 28672, 32768)}
+
+
 def test_fields_beside_the_suite_replace_its_own() -> None:
     how = load_recipe(QUICKSTART, ("evaluation={suite: paper_20, max_tokens: 99}",)).evaluation
     assert (how.max_tokens, how.temperature, len(how.benchmarks)) == (99, 0.6, 5)
