@@ -414,6 +414,7 @@ def test_extrapolation_and_regret_tell_the_two_apart_or_say_that_they_cannot(eva
         result = CliRunner().invoke(main, ["analyze", analysis, str(evaluated.root), "--benchmark", benchmark])
         (verdict,) = [line for line in result.output.splitlines() if line.startswith(words)]
         assert "cannot be told apart: n = 12 problems" in verdict or " is better: " in verdict
-    compared = CliRunner().invoke(main, ["compare", str(evaluated.root), "--measure", "pass@1", "--measure", "maj@2"])
+    measures = ["--measure", "pass@1", "--measure", "maj@2", "--benchmark", "held-out"]
+    compared = CliRunner().invoke(main, ["compare", str(evaluated.root), *measures])
     assert compared.exit_code == 0, compared.output
     assert "problems" in compared.output
