@@ -73,6 +73,7 @@ def create_or_open(root: Path, recipe: Experiment, plan: Plan, *, group_access: 
         )
     data = read_all_data(recipe)
     check_model(recipe)
+    make_results_folder(recipe)
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_sibling(layout.root)
     try:
@@ -88,6 +89,25 @@ def create_or_open(root: Path, recipe: Experiment, plan: Plan, *, group_access: 
     if mine:
         return layout
     return create_or_open(root, recipe, plan, group_access=group_access)  # another submission was faster
+
+
+def make_results_folder(recipe: Experiment) -> None:
+    """Make the results folder, where the recipe names one: a container of a task can bind only what is there.
+
+    Raises:
+        UserError: something else is there.
+    """
+    if (results := recipe.evaluation.results) is None:
+        return
+    try:
+        Path(results).mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UserError(
+            "the results folder is a file",
+            value=results,
+            where="evaluation.results",
+            advice="name another folder: --results DIR, or evaluation.results in the recipe",
+        ) from error
 
 
 def refuse_writable_by_others(root: Path) -> None:

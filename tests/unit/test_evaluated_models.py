@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,19 @@ from click.testing import CliRunner
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.evaluated_models import models_asked
 from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.launch.slurm.containers import folders_read
 from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
+from mrt_hpc.roles import prepare
+from mrt_hpc.roles.sampling.serving import verified_weights
+from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -154,3 +161,44 @@ def test_status_and_report_of_an_evaluation_on_its_own(tmp_path: Path) -> None:
     assert "missing: evaluation on held-out of weights versions 0" in report.output
     assert "No evaluation has been finished" in layout.report.read_text()
     assert json.loads(layout.plan.read_text())["iterations"] == 0
+
+
+def evaluation_in(folder: Path, *overrides: str) -> RunLayout:
+    """The directory of an evaluation of a run whose weights version 20 will be published later."""
+    recipe = evaluation_recipe(
+        EvaluationAsked(
+            models_asked([str(trained(folder / "one", 0, 20).root)]), "small_world", overrides, folder / "r"
+        )
+    )
+    shutil.rmtree(folder / "one" / "weights")
+    return create_or_open(folder / "eval", recipe, evaluation_plan(recipe, LocalSite()))
+
+
+def test_a_container_binds_the_run_of_a_version_to_come_and_the_results_folder(tmp_path: Path) -> None:
+    recipe = read_lock(evaluation_in(tmp_path).recipe_lock)
+    assert {str(tmp_path / "one"), str(tmp_path / "r")} <= set(folders_read(recipe))
+    assert (tmp_path / "r").is_dir(), "what is bound must be there"
+
+
+def test_a_results_folder_that_is_a_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "r").write_text("")
+    with pytest.raises(UserError, match="the results folder is a file"):
+        evaluation_in(tmp_path)
+    assert not (tmp_path / "eval").exists()
+
+
+def test_a_model_that_the_run_did_not_publish_is_told_by_the_first_job(tmp_path: Path) -> None:
+    task = load_task(evaluation_in(tmp_path), "prepare", 0, Placement(0, 1, 0, "a"))
+    with pytest.raises(UserError, match="model one@20 is not there") as told:
+        prepare.run(task)
+    assert told.value.advice == f"mrt-hpc status {tmp_path / 'one'}"
+
+
+def test_a_damaged_copy_of_a_model_is_made_again_by_the_first_job(tmp_path: Path) -> None:
+    layout = evaluation_in(tmp_path)
+    publish(layout, 0, lambda folder: (folder / "config.json").write_text("{}"))
+    (layout.weights_version(0) / "config.json").write_text("[]")
+    task = load_task(layout, "evaluation", 0, Placement(0, 1, 0, "a"))
+    with pytest.raises(UserError, match="weights version 0 is damaged") as told:
+        verified_weights(task, 0)
+    assert "tasks/prepare, and the same command again" in str(told.value.advice)

@@ -42,7 +42,7 @@ def folders_read(recipe: Experiment) -> list[str]:
 
 def _model_paths(recipe: Experiment) -> Iterator[str]:
     if isinstance(recipe, EvaluationRecipe):
-        yield from (model.path for model in recipe.models)
+        yield from (model.run or model.path for model in recipe.models)  # a version to come has no folder yet
     elif isinstance(recipe.model, HuggingFaceModel):
         yield recipe.model.path
     for prover in (getattr(recipe, "prover", None), recipe.evaluation.prover):

@@ -18,6 +18,7 @@ from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.inference.server_control import Address, ServerControl
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.weights import Weights, published_versions
@@ -46,18 +47,18 @@ def verified_weights(task: Task, version: int) -> Weights:
 
     Raises:
         DamagedError: it was damaged.
-        UserError: version 0 is damaged, which only its own job can make again.
+        UserError: the first job published it, and only this job can make it again.
     """
     directory = task.layout.weights_version(version)
     before = _identity(directory)
     try:
         return Weights(version, task.retrying(lambda: verify(directory), f"reading {directory}").digest, directory)
     except DamagedError as damage:
-        if version == 0:
+        if version == 0 or isinstance(task.experiment, EvaluationRecipe):
             raise UserError(
-                f"weights version 0 is damaged: {damage.what}",
+                f"weights version {version} is damaged: {damage.what}",
                 where=damage.where,
-                advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same submit command again",
+                advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same command again",
             ) from damage
         if before is not None and _identity(directory) == before:  # else it has been published again in the meantime
             if version == task.plan.iterations:  # no trainer continues from there
