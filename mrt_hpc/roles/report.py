@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import read_measurements
@@ -17,7 +18,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions, role_resources
 from mrt_hpc.plan.jobs import JobResources, Plan, Role, read_plan
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
+from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.roles.happenings import happenings
@@ -77,6 +78,7 @@ def write_report(layout: RunLayout, page: Path | None = None) -> tuple[str, ...]
     if isinstance(recipe, EvaluationRecipe):
         write_evaluation_report(evaluation_summary(layout, recipe, found), layout.root)
         log.info("report: %s", layout.report)
+        write_page(page or layout.page, model_records(layout, recipe, plan, found))
         return found.missing
     summary = run_summary(layout, recipe, plan, found)
     write_summary(summary, layout.root)
@@ -86,16 +88,28 @@ def write_report(layout: RunLayout, page: Path | None = None) -> tuple[str, ...]
 
 
 def write_comparison(layouts: Sequence[RunLayout], page: Path) -> None:
-    """Write one page with several runs side by side; their own reports stay as they are."""
-    recipes = [read_recipe_lock(layout.recipe_lock) for layout in layouts]
+    """Write one page with several runs, and models of evaluations, side by side; their own reports stay as they are."""
+    recipes = [read_lock(layout.recipe_lock) for layout in layouts]
     records = []
     for layout, recipe, name in zip(layouts, recipes, run_names(layouts, recipes), strict=True):
         plan, found = read_plan(layout.plan), measurements(layout, recipe)
-        records.append(run_record(layout, recipe, plan, run_summary(layout, recipe, plan, found), name))
-    write_page(page, records)
+        if isinstance(recipe, EvaluationRecipe):
+            records += model_records(layout, recipe, plan, found)
+        else:
+            records.append(run_record(layout, recipe, plan, run_summary(layout, recipe, plan, found), name))
+    write_page(page, with_names_that_differ(records))
 
 
-def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Recipe]) -> list[str]:
+def with_names_that_differ(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The records of a page; of those that share a name, each has its number in it."""
+    names = [record.name for record in records]
+    return [
+        record if names.count(record.name) == 1 else replace(record, name=f"{record.name} #{number + 1}")
+        for number, record in enumerate(records)
+    ]
+
+
+def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Experiment]) -> list[str]:
     """The shortest kind of name that tells the runs apart: of the recipe, of the directory, or its path."""
     kinds = (
         [recipe.name for recipe in recipes],
@@ -120,7 +134,50 @@ def run_record(layout: RunLayout, recipe: Recipe, plan: Plan, summary: RunSummar
     )
 
 
-def role_uses(layout: RunLayout, plan: Plan, recipe: Recipe) -> tuple[RoleUse, ...]:
+def model_records(layout: RunLayout, recipe: EvaluationRecipe, plan: Plan, found: Measurements) -> list[RunRecord]:
+    """What the page shows of an evaluation on its own: each of its models as a run. What they share stands with the
+    first one.
+    """
+    records = [_model_record(layout, recipe, found, number) for number in range(len(recipe.models))]
+    first = replace(
+        records[0],
+        summary=records[0].summary.model_copy(update={"missing": found.missing}),
+        roles=role_uses(layout, plan, recipe),
+        happenings=happenings(layout),
+        recipe=layout.recipe_lock.read_text(),
+    )
+    return [first, *records[1:]]
+
+
+def _model_record(layout: RunLayout, recipe: EvaluationRecipe, found: Measurements, number: int) -> RunRecord:
+    """What the page shows of one model, whose evaluations have the number of its weights version in its own run."""
+    model = recipe.models[number]
+    summary = RunSummary(
+        recipe=model.name,
+        algorithm="evaluation",
+        model=model.path,
+        iterations_planned=0,
+        evaluations=tuple(one for one in found.evaluations if one.version == number),
+        versions=packages_of(layout),
+    )
+    samples = trace_samples(layout, recipe, summary)
+    as_named = tuple(one.model_copy(update={"version": model.version or 0}) for one in summary.evaluations)
+    return RunRecord(
+        name=model.name,
+        summary=summary.model_copy(update={"evaluations": as_named}),
+        traces=samples.traces,
+        problems=samples.problems,
+        choice=samples.told,
+    )
+
+
+def packages_of(layout: RunLayout) -> dict[str, str]:
+    """The versions of the packages that matter, by the lock."""
+    locked = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.root}").data
+    return {"mrt-hpc": locked["mrt_hpc"], **locked["packages"]}
+
+
+def role_uses(layout: RunLayout, plan: Plan, recipe: Experiment) -> tuple[RoleUse, ...]:
     """The resources that the attempts of each role have used, by the run's events."""
     spans: dict[Role, list[tuple[float, JobResources]]] = defaultdict(list)
     for job, start, end in attempt_spans(layout):
@@ -153,7 +210,6 @@ def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
 
 def evaluation_summary(layout: RunLayout, recipe: EvaluationRecipe, found: Measurements) -> ModelEvaluations:
     """All that the report of an evaluation on its own shows."""
-    packages = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.root}").data
     how = recipe.evaluation
     return ModelEvaluations(
         name=recipe.name,
@@ -162,14 +218,13 @@ def evaluation_summary(layout: RunLayout, recipe: EvaluationRecipe, found: Measu
         evaluations=found.evaluations,
         missing=found.missing,
         results=how.results,
-        versions={"mrt-hpc": packages["mrt_hpc"], **packages["packages"]},
+        versions=packages_of(layout),
     )
 
 
 def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measurements) -> RunSummary:
     """All that the report shows."""
     waiting = upload(layout)
-    packages = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.root}").data
     return RunSummary(
         recipe=recipe.name,
         algorithm=recipe.algorithm.type,
@@ -188,7 +243,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
             RunFile(what="evaluation samples", path="evals/"),
             RunFile(what="events of all attempts", path="events/"),
         ),
-        versions={"mrt-hpc": packages["mrt_hpc"], **packages["packages"]},
+        versions=packages_of(layout),
         upload=None if waiting is None else str(waiting),
         upload_command=None if waiting is None else waiting.command,
     )
@@ -239,7 +294,7 @@ def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[Ite
     )
 
 
-def resources_of(job: str, plan: Plan, recipe: Recipe) -> JobResources:
+def resources_of(job: str, plan: Plan, recipe: Experiment) -> JobResources:
     """The resources of a task of a job. A job that the plan no longer has, as its recipe was changed, gets those of its
     role.
     """

@@ -14,6 +14,7 @@ import numpy as np
 from mrt_hpc.analysis.page.traces import Boundary, ForcedAnswer, SampleProblem, SampleTrace
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.token_pieces import StoredTokens
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import read_group
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.groups import Group
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Problem, Rollout
@@ -60,7 +61,7 @@ class _Source:
     groups: Sequence[Group]
 
 
-def trace_samples(layout: RunLayout, recipe: Recipe, summary: RunSummary) -> TraceSamples:
+def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> TraceSamples:
     """Read the sample traces of a run. What is damaged or missing is told, and the others are shown."""
     troubles: list[str] = []
     sources = [*_evaluated(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
@@ -81,20 +82,26 @@ def _choice(sources: Sequence[_Source]) -> list[str]:
     ]
 
 
-def _evaluated(layout: RunLayout, recipe: Recipe, summary: RunSummary, troubles: list[str]) -> Iterator[_Source]:
+def _evaluated(layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]) -> Iterator[_Source]:
     """The first and the last evaluated version of each benchmark."""
     for name, found in groupby(summary.evaluations, lambda one: one.benchmark):
         versions = list(found)
         for one in dict.fromkeys(e.version for e in (versions[0], versions[-1])):
+            what = f"evaluation of {_model_word(recipe, one)} on {name}"
             try:
                 groups = _shards(layout, recipe, next(e for e in versions if e.version == one))
             except (UserError, OSError) as error:
-                troubles.append(_unread(f"evaluation of version {one} on {name}", error))
+                troubles.append(_unread(what, error))
                 continue
-            yield _Source(f"evaluation of version {one} on {name}", name, groups)
+            yield _Source(what, name, groups)
 
 
-def _shards(layout: RunLayout, recipe: Recipe, evaluation: EvaluationSummary) -> list[Group]:
+def _model_word(recipe: Experiment, version: int) -> str:
+    """What the page calls a weights version: by its number, or by the name of the model that it is."""
+    return recipe.models[version].name if isinstance(recipe, EvaluationRecipe) else f"version {version}"
+
+
+def _shards(layout: RunLayout, recipe: Experiment, evaluation: EvaluationSummary) -> list[Group]:
     """The chosen problems of one evaluation, from the shards that have them."""
     problems = read_problems(layout.benchmark_data(evaluation.benchmark))
     wanted: dict[int, set[str]] = defaultdict(set)

@@ -160,6 +160,10 @@ def test_status_and_report_of_an_evaluation_on_its_own(tmp_path: Path) -> None:
     assert report.exit_code == 0, report.output
     assert "missing: evaluation on held-out of weights versions 0" in report.output
     assert "No evaluation has been finished" in layout.report.read_text()
+    page = layout.page.read_text()
+    assert "one@20" in page
+    assert "Learning curves" not in page, "nothing is trained"
+    assert "Missing: evaluation on held-out of weights versions 0" in page
     assert json.loads(layout.plan.read_text())["iterations"] == 0
 
 

@@ -53,10 +53,10 @@ MOST_HAPPENINGS = 200
 
 def sections(records: Sequence[RunRecord]) -> tuple[Section, ...]:
     """All sections of the page but the reader of sample traces."""
+    trained = [record for record in records if record.summary.iterations_planned]
     every = (
         results(records),
-        learning(records),
-        Section("progress", "Progress by episode", plots=progress_plots(records)),
+        *(training(trained) if trained else ()),
         costs(records),
         faults(records),
         setup(records),
@@ -102,7 +102,7 @@ def _sentences(records: Sequence[RunRecord]) -> list[str]:
         prefix = "" if len(records) == 1 else f"{record.name}: "
         rows = outcomes(evaluation_rows(record.summary.evaluations))
         told += [f"{prefix}{_outcome(row)}" for row in rows]
-        if not rows:
+        if not rows and record.summary.iterations_planned:
             told.append(f"{prefix}No two weights versions have been evaluated on the same problems.")
         if warning := last_few_answers(record.summary):
             told.append(f"{prefix}Few answers: {warning}.")
@@ -225,6 +225,11 @@ def _regret_cells(record: RunRecord, row: RegretRow) -> tuple[str, ...]:
 
 
 # -- training
+
+
+def training(records: Sequence[RunRecord]) -> tuple[Section, Section]:
+    """The curves of the training, and its progress by episode."""
+    return learning(records), Section("progress", "Progress by episode", plots=progress_plots(records))
 
 
 def learning(records: Sequence[RunRecord]) -> Section:
