@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mrt_hpc.domains
+from mrt_hpc.recipe.user_code import module_file
 
 if TYPE_CHECKING:
     from mrt_hpc.domains.base import Verifier
@@ -36,11 +37,11 @@ def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: flo
 
 
 def _code(verifier: Verifier) -> list[Path]:
-    """The modules of the package that judge answers, and the one of the verifier's own class."""
-    own = Path(inspect.getfile(type(verifier)))
+    """The modules of the package that judge answers, and the user's own one of the verifier's class or function."""
     folder = Path(mrt_hpc.domains.__file__).parent
     modules = [path for path in sorted(folder.rglob("*.py")) if "small_world" not in path.parts]
-    return [*modules, *([] if own in modules else [own])]
+    named = {Path(inspect.getfile(type(verifier))), *([module_file(verifier.type)] if ":" in verifier.type else [])}
+    return [*modules, *sorted(named.difference(modules))]
 
 
 def _version(package: str) -> str | None:

@@ -6,7 +6,9 @@ the run directory keeps a copy, so that its tasks and a later report use the cod
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import shutil
 import sys
 import sysconfig
@@ -36,6 +38,15 @@ def origin(name: str) -> Path | None:
         return None
     path = Path(spec.origin)
     return path.parent.parent if path.name == "__init__.py" else path.parent
+
+
+def module_file(name: str) -> Path:
+    """The file of the module whose class or function ``module:name`` is.
+
+    Raises:
+        ImportError: there is no such module.
+    """
+    return Path(inspect.getfile(importlib.import_module(name.partition(":")[0])))
 
 
 def modules_named(recipe: Experiment) -> list[str]:

@@ -144,12 +144,14 @@ class StoredSamples:
         """
         return samples_of(read_group(batch.path), numbers)
 
-    def set_aside(self, batch: Batch) -> Path:
-        """Move a damaged batch out of the way, and return its new place."""
+    def set_aside(self, batch: Batch) -> Path | None:
+        """Move a damaged batch out of the way, and return its new place; None if another task has moved it already."""
         place = self.directory / "set_aside" / f"{batch.path.parent.name}.{batch.path.name}.{uuid.uuid4().hex[:8]}"
         place.parent.mkdir(exist_ok=True)
-        batch.path.rename(place)
-        return place
+        try:
+            return batch.path.rename(place)
+        except FileNotFoundError:
+            return None
 
 
 def samples_of(sampled: Sampled, numbers: Collection[int]) -> Sampled:

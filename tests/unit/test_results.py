@@ -90,8 +90,11 @@ def test_a_damaged_batch_leaves_a_gap_that_is_sampled_again(store: StoredSamples
     (damaged.path / "rollouts.parquet").write_bytes(b"damaged")
     with pytest.raises(DamagedError):
         store.read(damaged, numbers)
-    assert store.set_aside(damaged).is_dir()
+    place = store.set_aside(damaged)
+    assert place is not None
+    assert place.is_dir()
     assert store.lacking(0, 4) == range(2)
+    assert store.set_aside(damaged) is None, "another task has moved it"
 
 
 def test_some_samples_of_a_batch_have_their_own_counts() -> None:

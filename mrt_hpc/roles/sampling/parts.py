@@ -61,8 +61,7 @@ class Parts:
         raise RuntimeError(f"another task was to sample {sum(map(len, lacking.values()))} problems of this shard")
 
     def sampled(self, positions: range) -> dict[int, Sampled]:
-        """The parts that are there, by position of the problem within the shard. A damaged part, and one of other
-        weights or settings, is set aside.
+        """The parts that are there, by position of the problem within the shard.
 
         A part that is damaged, or that other weights or settings made, is set aside.
         """
