@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 from mrt_hpc.algorithms.starts import WholeTraces
+from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Split, problems
@@ -33,7 +34,7 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.evaluation import run, valued_traces
+from mrt_hpc.roles.evaluation import run
 from mrt_hpc.roles.sampling.grading import GradedTrace, graded_in_order
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.groups import read_group
