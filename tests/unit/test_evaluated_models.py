@@ -13,7 +13,7 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.evaluated_models import models_asked
-from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
+from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, refuse_other_queue
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
 from mrt_hpc.plan.jobs import Role
@@ -100,6 +100,34 @@ def test_other_settings_make_another_run_directory_and_other_resources_do_not(tm
     assert name().startswith("eval-small_world-one-")
     assert name("evaluation.max_tokens=99") != name()
     assert name("resources.evaluation.cpus=9") == name()
+
+
+def test_models_that_queued_jobs_publish_are_not_awaited_where_there_is_no_queue() -> None:
+    with pytest.raises(UserError, match="tasks on this machine cannot wait") as told:
+        refuse_other_queue(["17"], LocalSite())
+    assert (told.value.value, told.value.where) == ("17", "site local")
+    refuse_other_queue([], LocalSite())
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("prompt={shots: 2}", "prompt.examples"),
+        ("evaluation.prompt={shots: 2}", "evaluation.prompt.examples"),
+        ("evaluation.benchmarks.0.prompt={shots: 2}", "evaluation.benchmarks.0.prompt.examples"),
+        ("evaluation.prompt={thought_end: ''}", "evaluation.prompt.thought_start"),
+        (
+            "evaluation.benchmarks.0.problems={type: small_world, split: held_out, verifier: python, "
+            "extraction: any_box}",
+            "evaluation.benchmarks.0.problems.extraction",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_as_in_a_run(tmp_path: Path, override: str, field: str) -> None:
+    asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
+    with pytest.raises(UserError) as told:
+        evaluation_recipe(EvaluationAsked(asked, "small_world", (override,), tmp_path / "r"))
+    assert field in told.value.message()
 
 
 def test_runs_with_different_prompts_are_not_evaluated_together(tmp_path: Path) -> None:
