@@ -130,6 +130,23 @@ def submit_evaluation(
         UserError: models or data are wrong, the run is in use, the site refuses, or a task failed.
     """
     plan = evaluation_plan(recipe, site)
+    refuse_other_queue(awaited, site)
     refuse_objections(site.backend(), plan, listener.warn)
     layout = create_or_open(root, recipe, plan, group_access=site.group_access)
     start(recipe, plan, layout, site, listener, awaited)
+
+
+def refuse_other_queue(awaited: Sequence[str], site: Site) -> None:
+    """Refuse to wait for queued jobs at a site without a queue, which would start at once and find no weights.
+
+    Raises:
+        UserError: the models are yet to be published by jobs of a queue, and the site has none.
+    """
+    if awaited and site.backend().queue is None:
+        raise UserError(
+            "the models are not there yet: queued jobs will publish them, and tasks on this machine cannot wait for "
+            "those",
+            value=", ".join(awaited),
+            where=f"site {site.name}",
+            advice="the same command with --site and the site of the training, or later without",
+        )

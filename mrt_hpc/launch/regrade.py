@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import claimed
 from mrt_hpc.launch.queued_jobs import live_jobs
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.benchmarks.stored_parts import grader_of
@@ -18,10 +21,11 @@ from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.quarantine import set_aside
-from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
@@ -99,29 +103,59 @@ def _regrade(
     """Judge one evaluation again; None where today's grader has judged it."""
     shards = range(experiment.evaluation.problem_shards)
     paths = [layout.evaluation_shard(version, benchmark.name, shard) for shard in shards]
-    grader = grader_of(experiment, benchmark)
-    if all(read_manifest(path).about.get("grader") == grader for path in paths):
+    grader, waiting = grader_of(experiment, benchmark), layout.regraded(version, benchmark.name)
+    interrupted = _finish_interrupted(waiting, paths)
+    if not interrupted and all(read_manifest(path).about.get("grader") == grader for path in paths):
         tell(f"version {version} on {benchmark.name}: this grader has judged it already")
         return None
     before = [read_group(path) for path in paths]
     golds = {p.id: p.answer for p in read_problems(layout.benchmark_data(benchmark.name))}
-    regrader = Regrader.of(experiment, benchmark, layout.weights_version(version))
+    regrader = Regrader.of(experiment, benchmark, tokenizer_of(layout, experiment, version))
     now = asyncio.run(regrader.all(before, golds))
-    for path, sampled in zip(paths, now, strict=True):
-        _replace(layout, path, sampled, grader)
+    _replace(layout, waiting, paths, now, grader)
     old = read_summary(layout, version, benchmark.name)
     new = summary_of(layout, experiment, benchmark, version, now)
     new.write(layout.evaluation_summary(version, benchmark.name))
+    retrying(lambda: shutil.rmtree(waiting), f"removing {waiting}")
     pairs = [(b, n) for one, other in zip(before, now, strict=True) for b, n in _pairs(one, other)]
     changed = [_changed(version, benchmark.name, golds, *pair) for pair in pairs if pair[0].reward != pair[1].reward]
     return Regraded(version, benchmark.name, len(pairs), tuple(changed), (old.accuracy, new.accuracy))
 
 
-def _replace(layout: RunLayout, path: Path, sampled: Sampled, grader: str) -> None:
-    """Put the samples with their new verdicts in the place of a shard."""
-    about = {name: value for name, value in read_manifest(path).about.items() if name not in ("statistics", "grader")}
-    set_aside(layout, [path], "its verdicts were those of another grader; the samples were judged again")
-    commit_group(path, sampled, **about, grader=grader)
+def tokenizer_of(layout: RunLayout, experiment: Experiment, version: int) -> Path:
+    """A model directory with the tokenizer of a weights version: another version's where training has pruned it."""
+    there = published_versions(layout)
+    if version in there or isinstance(experiment, EvaluationRecipe):
+        return layout.weights_version(version)
+    return layout.weights_version(max(there, default=version))
+
+
+def _replace(layout: RunLayout, waiting: Path, paths: Sequence[Path], judged: Sequence[Sampled], grader: str) -> None:
+    """Put the samples with their new verdicts in the places of the shards. They are written whole first, so that a
+    shard is in one place or the other whenever this is interrupted.
+    """
+    for path, sampled in zip(paths, judged, strict=True):
+        about = {key: value for key, value in read_manifest(path).about.items() if key not in ("statistics", "grader")}
+        retrying(partial(commit_group, waiting / path.name, sampled, **about, grader=grader), f"the shard {path}")
+    for path in paths:
+        set_aside(layout, [path], "its verdicts were those of another grader; the samples were judged again")
+        (waiting / path.name).rename(path)
+
+
+def _finish_interrupted(waiting: Path, paths: Sequence[Path]) -> bool:
+    """Put shards in their places that an interrupted command has left without any, and drop its other ones.
+
+    Returns:
+        Whether a command was interrupted, so that the summary may be that of the earlier verdicts.
+    """
+    if not waiting.exists():
+        return False
+    for path in paths:
+        if not path.exists() and (waiting / path.name).exists():
+            (waiting / path.name).rename(path)
+    shutil.rmtree(waiting)
+    waiting.mkdir()
+    return True
 
 
 def _pairs(before: Sampled, now: Sampled) -> Iterator[tuple[Rollout, Rollout]]:

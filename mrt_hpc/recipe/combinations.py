@@ -9,7 +9,7 @@ from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.schema import Prompt, Recipe
 
 
 def prover_fits(recipe: Recipe) -> None:
@@ -27,25 +27,31 @@ def prover_fits(recipe: Recipe) -> None:
         prover.check(recipe)
 
 
-def prompt_fits(recipe: Recipe) -> None:
-    """Refuse a thought that is opened and never closed, choices that need a closing tag if there is none, and shots
-    without examples.
-    """
-    if recipe.prompt.shots and recipe.prompt.examples is None:
-        raise misfit("prompt.examples", f"a file of examples where prompt.shots is {recipe.prompt.shots}")
-    if recipe.prompt.thought_end:
+def prompt_fits(recipe: Experiment) -> None:
+    """Refuse a thought that is opened and never closed, and shots without examples, in each prompt of a recipe."""
+    evaluation = recipe.evaluation
+    _one_prompt_fits("prompt", recipe.prompt)
+    _one_prompt_fits("evaluation.prompt", evaluation.prompt)
+    for number, benchmark in enumerate(evaluation.benchmarks):
+        _one_prompt_fits(f"evaluation.benchmarks.{number}.prompt", benchmark.prompt)
+
+
+def _one_prompt_fits(field: str, prompt: Prompt | None) -> None:
+    if prompt is None:
         return
-    if recipe.prompt.thought_start:
+    if prompt.shots and prompt.examples is None:
+        raise misfit(f"{field}.examples", f"a file of examples where {field}.shots is {prompt.shots}")
+    if prompt.thought_start and not prompt.thought_end:
         raise misfit(
-            "prompt.thought_start",
+            f"{field}.thought_start",
             'an empty text ("") where prompt.thought_end is empty: a model that writes no closing tag gets no opening '
             "one",
         )
 
 
-def verifiers_fit(recipe: Recipe) -> None:
+def verifiers_fit(recipe: Experiment) -> None:
     """Refuse a prover that opens a box where the verifier of the problems reads none."""
-    sections = {"prover": (recipe.prover, [recipe.data])}
+    sections = {"prover": (getattr(recipe, "prover", None), [getattr(recipe, "data", None)])}
     sections["evaluation.prover"] = (recipe.evaluation.prover, [b.problems for b in recipe.evaluation.benchmarks])
     for field, (prover, problems) in sections.items():
         verifiers = [v for source in problems if (v := getattr(source, "verifier", None)) is not None]
@@ -58,10 +64,10 @@ def verifiers_fit(recipe: Recipe) -> None:
             )
 
 
-def extraction_fits(recipe: Recipe) -> None:
+def extraction_fits(recipe: Experiment) -> None:
     """Refuse a rule of extraction beside a verifier that finds answers by a rule of its own."""
     benchmarks = {f"evaluation.benchmarks.{n}.problems": b.problems for n, b in enumerate(recipe.evaluation.benchmarks)}
-    for field, source in {"data": recipe.data, **benchmarks}.items():
+    for field, source in {"data": getattr(recipe, "data", None), **benchmarks}.items():
         rule, verifier = getattr(source, "extraction", None), getattr(source, "verifier", None)
         if rule is not None and verifier is not None and not verifier.reads_boxes:
             raise misfit(

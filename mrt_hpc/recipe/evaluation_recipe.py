@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.base import Line, Name, NotNegative, Section, misfit
-from mrt_hpc.recipe.combinations import evaluation_fits
+from mrt_hpc.recipe.combinations import evaluation_fits, extraction_fits, prompt_fits, verifiers_fit
 from mrt_hpc.recipe.resources import Resources
 from mrt_hpc.recipe.schema import (
     Episodes,
@@ -78,6 +78,9 @@ class EvaluationRecipe(Section):
         names = [benchmark.name for benchmark in self.evaluation.benchmarks]
         if len(set(names)) < len(names):
             raise misfit("evaluation.benchmarks", f"each name once; they are {names}")
+        prompt_fits(self)
+        verifiers_fit(self)
+        extraction_fits(self)
         evaluation_fits(self)
         return self
 

@@ -28,12 +28,13 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.parts import Parts, merged
-from mrt_hpc.roles.sampling.serving import client_of, grader_pool, running_server, verified_weights
+from mrt_hpc.roles.sampling.serving import client_of, grader_pool, publish_again, running_server, verified_weights
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
@@ -146,6 +147,9 @@ class UnitEvaluation:
             UserError: no trainer will publish it.
         """
         version, layout = self.unit.version, self.task.layout
+        if isinstance(self.task.experiment, EvaluationRecipe):
+            self._refuse_missing_model(self.task.experiment)
+            return
 
         def is_there() -> bool:
             published = published_versions(layout)
@@ -161,6 +165,23 @@ class UnitEvaluation:
 
         trainers = self.task.peers(Role.TRAINER, range(max(0, version - 1), self.task.plan.iterations))
         self.task.keep(self.task.vigil(f"weights version {version}", trainers), is_there)
+
+    def _refuse_missing_model(self, recipe: EvaluationRecipe) -> None:
+        """Refuse to go on without a model that was set aside: only the first job publishes it again.
+
+        Raises:
+            UserError: it is not there.
+        """
+        version, layout = self.unit.version, self.task.layout
+        if version in published_versions(layout):
+            return
+        publish_again(self.task, f"model {version} is missing")
+        raise UserError(
+            f"model {recipe.models[version].name}, which this task evaluates, is missing from the run directory",
+            where=layout.weights_version(version),
+            advice="the same mrt-hpc eval command again, which takes the model over again; "
+            f"ls {layout.set_aside} shows what was moved away and why",
+        )
 
     def sample(self) -> None:
         """Sample, grade and commit the problems that the shard lacks, one at a time; then commit the shard."""

@@ -174,6 +174,12 @@ class RunLayout:
         """The evaluation's result."""
         return self.evaluation(version, benchmark) / "summary.json"
 
+    def regraded(self, version: int, benchmark: str) -> Path:
+        """Parent of the shards of an evaluation that were judged again, until they are in their places; absent but
+        while that goes on, and after it was interrupted.
+        """
+        return self.root / "regraded" / f"v{version:06d}" / benchmark
+
     @property
     def first_evaluation_settings(self) -> Path:
         """The settings of evaluations that name none; absent until a recipe is changed."""

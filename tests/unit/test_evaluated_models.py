@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch import create
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.evaluated_models import models_asked
-from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
+from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, refuse_other_queue
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm.containers import folders_read
@@ -24,7 +25,11 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
+from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.serving import verified_weights
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
@@ -107,6 +112,55 @@ def test_other_settings_make_another_run_directory_and_other_resources_do_not(tm
     assert name().startswith("eval-small_world-one-")
     assert name("evaluation.max_tokens=99") != name()
     assert name("resources.evaluation.cpus=9") == name()
+
+
+def test_a_damaged_model_is_published_again_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two models is damaged after the first job is done: that job is opened again."""
+    asked = models_asked([f"{trained(tmp_path / 'one', 0, 20).root}@0,last"])
+    recipe = evaluation_recipe(EvaluationAsked(asked, "small_world", results=tmp_path / "r"))
+    monkeypatch.setattr(create, "check_model", lambda _: None)  # these models are a file without content
+    layout = create_or_open(tmp_path / "eval", recipe, evaluation_plan(recipe, LocalSite()))
+    for version in (0, 1):
+        publish(layout, version, lambda directory: write_json(directory / "config.json", {}))
+    write_task(layout, "prepare", 0, TaskRecord(TaskState.DONE))
+    task = load_task(layout, "evaluation", 1, Placement(0, 1, 0, "a"))
+    (layout.weights_version(1) / "config.json").write_text("damaged")
+    with pytest.raises(DamagedError):
+        verified_weights(task, 1)
+    assert read_task(layout, "prepare", 0).state is TaskState.FAILED
+    with pytest.raises(UserError, match="model one@20, which this task evaluates, is missing") as told:
+        UnitEvaluation(task, task.job.evaluations[1]).sample()
+    assert "the same mrt-hpc eval command again" in str(told.value.advice)
+
+
+def test_models_that_queued_jobs_publish_are_not_awaited_where_there_is_no_queue() -> None:
+    with pytest.raises(UserError, match="tasks on this machine cannot wait") as told:
+        refuse_other_queue(["17"], LocalSite())
+    assert (told.value.value, told.value.where) == ("17", "site local")
+    refuse_other_queue([], LocalSite())
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("prompt={shots: 2}", "prompt.examples"),
+        ("evaluation.prompt={shots: 2}", "evaluation.prompt.examples"),
+        ("evaluation.benchmarks.0.prompt={shots: 2}", "evaluation.benchmarks.0.prompt.examples"),
+        ("evaluation.prompt={thought_end: ''}", "evaluation.prompt.thought_start"),
+        (
+            "evaluation.benchmarks.0.problems={type: small_world, split: held_out, verifier: python, "
+            "extraction: any_box}",
+            "evaluation.benchmarks.0.problems.extraction",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_as_in_a_run(tmp_path: Path, override: str, field: str) -> None:
+    asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
+    with pytest.raises(UserError) as told:
+        evaluation_recipe(EvaluationAsked(asked, "small_world", (override,), tmp_path / "r"))
+    assert field in told.value.message()
 
 
 def test_runs_with_different_prompts_are_not_evaluated_together(tmp_path: Path) -> None:

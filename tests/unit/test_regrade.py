@@ -12,6 +12,7 @@ from samples import rollout, sampled
 
 from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.cli.main import main
+from mrt_hpc.launch import regrade
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.regrade import regrade_run
@@ -83,6 +84,52 @@ def test_what_this_grader_has_judged_is_left_as_it_is(tmp_path: Path) -> None:
     told: list[str] = []
     assert regrade_run(layout, told.append) == []
     assert told == ["version 0 on held-out: this grader has judged it already"]
+
+
+class Killed(Exception):
+    """Stands for the end of the process at one call."""
+
+
+@pytest.mark.parametrize("at", ["set_aside", "commit_group", "summary_of"])
+@pytest.mark.parametrize("done", [True, False])
+def test_a_command_that_is_killed_is_finished_by_the_next_one(
+    evaluated: tuple[RunLayout, Recipe], monkeypatch: pytest.MonkeyPatch, at: str, done: bool
+) -> None:
+    """Killed right before and right after each step that writes; the next command gives the shard and the summary."""
+    layout, recipe = evaluated
+    step = getattr(regrade, at)
+
+    def killed(*args: object, **kwargs: object) -> None:
+        if done:
+            step(*args, **kwargs)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(regrade, at, killed)
+        with pytest.raises(Killed):
+            regrade_run(layout, print)
+    as_another_process(layout)
+    regrade_run(layout, print)
+    assert read_summary(layout, 0, "held-out").accuracy == 0.5
+    shard = layout.evaluation_shard(0, "held-out", 0)
+    assert read_manifest(shard).about["grader"] == grader_of(recipe, recipe.evaluation.benchmarks[0])
+    assert sum(r.reward for r in read_group(shard).rollouts) == 3.0
+    as_another_process(layout)
+    assert regrade_run(layout, print) == [], "nothing is left to do"
+
+
+def as_another_process(layout: RunLayout) -> None:
+    """End the claim on the run, which lasts as long as this process."""
+    for claim in layout.jobs.glob("local-*.json"):
+        claim.unlink()
+
+
+def test_the_tokenizer_of_a_pruned_version_is_that_of_another(evaluated: tuple[RunLayout, Recipe]) -> None:
+    layout, recipe = evaluated
+    layout.weights_version(0).mkdir(parents=True)
+    layout.weights_version(20).mkdir()
+    assert regrade.tokenizer_of(layout, recipe, 0) == layout.weights_version(0)
+    assert regrade.tokenizer_of(layout, recipe, 5) == layout.weights_version(20)
 
 
 def test_the_command_prints_a_table(evaluated: tuple[RunLayout, Recipe]) -> None:

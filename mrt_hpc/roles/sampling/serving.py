@@ -43,7 +43,7 @@ LOOKS_A_STALL = 5
 def verified_weights(task: Task, version: int) -> Weights:
     """A weights version whose checksums are right.
 
-    A damaged one is set aside: the trainer publishes it again.
+    A damaged one is set aside: the trainer publishes it again, or the first job of an evaluation on its own.
 
     Raises:
         DamagedError: it was damaged.
@@ -54,17 +54,25 @@ def verified_weights(task: Task, version: int) -> Weights:
     try:
         return Weights(version, task.retrying(lambda: verify(directory), f"reading {directory}").digest, directory)
     except DamagedError as damage:
-        if version == 0 or isinstance(task.experiment, EvaluationRecipe):
+        if version == 0:
             raise UserError(
-                f"weights version {version} is damaged: {damage.what}",
+                f"weights version 0 is damaged: {damage.what}",
                 where=damage.where,
                 advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same command again",
             ) from damage
         if before is not None and _identity(directory) == before:  # else it has been published again in the meantime
             if version == task.plan.iterations:  # no trainer continues from there
                 task.reopen(trainer_to(task.plan, version), f"weights version {version}, its last, was damaged")
+            if isinstance(task.experiment, EvaluationRecipe):
+                publish_again(task, f"model {version} was damaged")
             task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
         raise
+
+
+def publish_again(task: Task, why: str) -> None:
+    """Have the next submission of an evaluation on its own run the first job again, which publishes all models."""
+    first = [job.name for job in task.plan.jobs if job.role is Role.PREPARE]
+    task.reopen([(name, 0) for name in first], why)
 
 
 def _identity(directory: Path) -> int | None:
