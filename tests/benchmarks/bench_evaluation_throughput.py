@@ -1,0 +1,426 @@
+"""Generated tokens per second of the evaluation role against vLLM's own offline ``LLM.generate``, on this machine, side
+by side.
+
+    python tests/benchmarks/bench_evaluation_throughput.py
+
+The role is the real one: ``mrt-hpc eval`` of a model with random weights and 104 M parameters, whose task starts a
+server, samples, finds and grades the answers, and commits. The offline engine gets the same prompts, seeds, settings of
+the engine and sampling parameters (log-probabilities of the sampled tokens, no text), in a process of its own that does
+nothing else. In the same process follows what one would write by hand: one request a problem with ``n`` completions,
+their text, and no log-probabilities. Role and offline engine take turns, each time in new processes, with a new folder
+of results. No completion can end before its limit, so both generate equally many tokens; it is checked that they do.
+
+The role's time is told by its events: from the answer of its server to the commit of its shard, with the grading and
+all that it writes. The offline engine's time is that of ``generate`` alone. The goal is a ratio of 0.95 at least. It
+takes about ten minutes on two cores, which should have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, fields
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.sampler import RolloutPlan
+from mrt_hpc.inference.server import cpu_environment, on_cpu
+from mrt_hpc.recipe.schema import Prompt
+from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.data import read_problems, write_problems
+from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import Problem
+from mrt_hpc.run.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from transformers import PreTrainedTokenizerFast
+
+    from mrt_hpc.run.records import Rollout
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results" / "evaluation-throughput"
+GOAL = 0.95
+BENCHMARK, SEED, CORES = "noise", 0, 2
+TASK = "evaluation"
+"""The name of the job, which its events tell at the start and end of its task."""
+MAX_PROMPT_TOKENS = 128
+KV_CACHE_GIB = 2.0
+TEMPERATURE, TOP_P = 0.6, 0.95
+UNLIKELY = -100.0
+"""Of a token that is never sampled: its logit is lower by 100 times the constant dimension of the last state, which is
+1 or more."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sampled."""
+
+    problems: int
+    samples: int
+    tokens: int
+    """Of each completion."""
+    at_once: int
+    """The maximum number of sequences in one batch of the engine."""
+
+    @property
+    def generated(self) -> int:
+        """The number of tokens of all completions."""
+        return self.problems * self.samples * self.tokens
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One pair: seconds of the role, and of the offline engine after it or before it."""
+
+    pair: int
+    role: float
+    """From the server's first answer to the commit of the shard."""
+    role_to_last_part: float
+    """From the server's first answer to the last problem that was graded and committed."""
+    role_task: float
+    """From the start of the evaluation task to its end, with the start and the end of its server."""
+    role_whole: float
+    """The command ``mrt-hpc eval``, with the jobs before and behind the evaluation task."""
+    offline: float
+    """``LLM.generate``, same prompts, seeds and sampling parameters."""
+    offline_by_hand: float
+    """``LLM.generate`` with text, and without log-probabilities."""
+    offline_whole: float
+    """The process, without the second generation."""
+    same: float
+    """The share of completions that are equal, token by token."""
+    answered: float
+    """The share of completions in which the role found an answer to grade."""
+
+    @property
+    def ratio(self) -> float:
+        """Tokens per second of the role over those of the offline engine; both generate equally many."""
+        return self.offline / self.role
+
+
+def main() -> None:
+    """Measure all pairs, and write and print the table."""
+    arguments = parse_arguments()
+    load = Load(arguments.problems, arguments.samples, arguments.tokens, arguments.at_once)
+    if arguments.offline_worker:
+        offline_worker(arguments.offline_worker, load)
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.work) as scratch:
+        folder = Path(scratch)
+        parameters = make_model(folder / "model")
+        write_problems(folder / "problems.jsonl", problems(load.problems))
+        measured = list(pairs(folder, load, arguments.pairs))
+    table = as_table(measured, load, parameters)
+    write_text(arguments.into / "table.csv", as_csv(measured))
+    write_text(arguments.into / "table.md", table)
+    print(table)
+    sys.exit(statistics.median(m.ratio for m in measured) < GOAL)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=12)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--at-once", type=int, default=64)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--into", type=Path, default=RESULTS, help="where the table goes")
+    parser.add_argument("--work", type=Path, help="where model and runs go while it lasts")
+    parser.add_argument("--offline-worker", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# -- model and problems -----------------------------------------------------------------------------------------------
+
+
+def make_model(directory: Path) -> float:
+    """Write a model with random weights that writes noise of the small world's words and never ends; return its size
+    in millions of parameters.
+    """
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=16000, hidden_size=768, intermediate_size=2304, num_hidden_layers=13, num_attention_heads=12,
+        num_key_value_heads=6, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    forbid(model, tokenizer)
+    model.to(torch.bfloat16).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return sum(p.numel() for p in model.parameters()) / 1e6
+
+
+@torch.no_grad()
+def forbid(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Make all special tokens, and those that the tokenizer does not know, too unlikely to be sampled: the first
+    dimension of the hidden state is 1 after any other token, no layer changes it, and these tokens are far away in it.
+    """
+    embedding_VD = model.get_input_embeddings().weight
+    embedding_VD[:, 0] = UNLIKELY
+    embedding_VD[: tokenizer.vocab_size, 0] = 1.0
+    embedding_VD[list(tokenizer.added_tokens_decoder), 0] = UNLIKELY
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight[0] = 0.0
+        layer.mlp.down_proj.weight[0] = 0.0
+
+
+def problems(count: int) -> list[Problem]:
+    """Distinct sums: a shared prompt would measure the prefix cache."""
+    draw = random.Random(0)
+    sums = [[draw.randint(1, 127) for _ in range(8)] for _ in range(count)]
+    return [Problem(f"sum-{i}", f"Solve {'+'.join(map(str, s))}=x", str(sum(s))) for i, s in enumerate(sums)]
+
+
+# -- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def pairs(folder: Path, load: Load, count: int) -> Iterator[Measured]:
+    """Measure role and offline engine in turn; print a line a pair."""
+    for pair in range(count):
+        role = of_role(folder, load, pair)
+        offline = of_offline(folder, load)
+        measured = joined(pair, role, offline)
+        print(
+            f"pair {pair}: role {load.generated / measured.role:.0f} tokens/s, offline "
+            f"{load.generated / measured.offline:.0f}, ratio {measured.ratio:.3f}; {measured}",
+            flush=True,
+        )
+        yield measured
+
+
+@dataclass(frozen=True)
+class RoleRun:
+    """An evaluation that has ended."""
+
+    layout: RunLayout
+    rollouts: list[Rollout]
+    whole: float
+
+    def time(self, kind: EventKind) -> float:
+        """The time of the last event of a kind of the evaluation task."""
+        return max(
+            e["time"] for e in read_events(self.layout.events, kind) if e.get("job", "evaluation") == "evaluation"
+        )
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """What the offline process tells."""
+
+    seconds: float
+    by_hand: float
+    token_ids: list[list[int]]
+    """By problem and sample."""
+    whole: float
+
+
+def joined(pair: int, role: RoleRun, offline: OfflineRun) -> Measured:
+    """One pair; checks that both have generated the same number of tokens."""
+    ready = role.time(EventKind.SERVER_STARTED)
+    mine = [list(r.token_ids) for r in role.rollouts]
+    assert [len(ids) for ids in mine] == [len(ids) for ids in offline.token_ids]
+    return Measured(
+        pair=pair,
+        role=role.time(EventKind.SHARD_COMMITTED) - ready,
+        role_to_last_part=role.time(EventKind.PART_COMMITTED) - ready,
+        role_task=role.time(EventKind.TASK_ENDED) - role.time(EventKind.TASK_STARTED),
+        role_whole=role.whole,
+        offline=offline.seconds,
+        offline_by_hand=offline.by_hand,
+        offline_whole=offline.whole,
+        same=statistics.mean(a == b for a, b in zip(mine, offline.token_ids, strict=True)),
+        answered=statistics.mean(r.answer is not None for r in role.rollouts),
+    )
+
+
+# -- the role ---------------------------------------------------------------------------------------------------------
+
+
+def of_role(folder: Path, load: Load, pair: int) -> RoleRun:
+    """Evaluate with a new run directory and a new results folder."""
+    suite = folder / "noise.yaml"
+    suite.write_text(yaml.safe_dump(suite_of(folder, load)))
+    run = folder / f"run-{pair}"
+    settings = {
+        "seed": SEED,
+        "serving.max_concurrent_sequences": load.at_once,
+        "serving.kv_cache_gib": KV_CACHE_GIB,
+        "sampling.max_prompt_tokens": MAX_PROMPT_TOKENS,
+        "resources.evaluation.cpus": CORES,
+    }
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "eval", str(folder / "model"), "--suite", str(suite)]
+    command += ["--run", str(run), "--results", str(folder / f"results-{pair}")]
+    command += [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
+    start = time.perf_counter()
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL)
+    whole = time.perf_counter() - start
+    layout = RunLayout(run)
+    rollouts = read_group(layout.evaluation_shard(0, BENCHMARK, 0)).rollouts
+    order = {problem.id: i for i, problem in enumerate(read_problems(folder / "problems.jsonl"))}
+    return RoleRun(layout, sorted(rollouts, key=lambda r: (order[r.problem_id], r.sample)), whole)
+
+
+def suite_of(folder: Path, load: Load) -> dict[str, Any]:
+    """The suite: answers are looked for anywhere, since noise ends no thought."""
+    source = {"type": "jsonl", "path": str(folder / "problems.jsonl"), "extraction": "any_box"}
+    return {
+        "prompt": {"instruction": ""},
+        "benchmarks": [{"name": BENCHMARK, "samples": load.samples, "problems": source}],
+        "temperature": TEMPERATURE,
+        "top_p": TOP_P,
+        "max_tokens": load.tokens,
+    }
+
+
+# -- the offline engine -----------------------------------------------------------------------------------------------
+
+
+def of_offline(folder: Path, load: Load) -> OfflineRun:
+    """Generate in a process of its own."""
+    options = [f"--{f.name.replace('_', '-')}={getattr(load, f.name)}" for f in fields(load)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= cpu_environment(CORES) if on_cpu() else {}
+    start = time.perf_counter()
+    with (folder / "offline.log").open("w") as log:
+        ended = subprocess.run(
+            [sys.executable, __file__, "--offline-worker", str(folder), *options],
+            env=environment, stdout=log, stderr=log, check=False,
+        )  # fmt: skip
+    if ended.returncode:
+        raise RuntimeError(f"the offline engine ended with {ended.returncode}:\n{(folder / 'offline.log').read_text()}")
+    told = json.loads((folder / "offline.json").read_text())
+    return OfflineRun(**told, whole=time.perf_counter() - start - told["by_hand"])
+
+
+def engine_options(model: Path, load: Load) -> dict[str, Any]:
+    """The settings of the role's server, by their names in ``LLM``."""
+    of_cpu = {
+        "kv_cache_memory_bytes": int(KV_CACHE_GIB * 2**30),
+        "block_size": 32,
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+    }
+    return {
+        "model": str(model),
+        "dtype": "bfloat16",
+        "max_model_len": MAX_PROMPT_TOKENS + load.tokens,
+        "max_num_seqs": load.at_once,
+        "gpu_memory_utilization": 0.8,
+        "seed": SEED,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        **(of_cpu if on_cpu() else {}),
+    }
+
+
+def offline_worker(folder: Path, load: Load) -> None:
+    """Body of the offline process: both generations, and what they took."""
+    from vllm import LLM, SamplingParams
+
+    prompter = Prompter.of(folder / "model", Prompt(instruction=""))
+    asked = read_problems(folder / "problems.jsonl")
+    prompts = [{"prompt_token_ids": prompter.prompt_ids(problem, MAX_PROMPT_TOKENS)} for problem in asked]
+    plan = RolloutPlan(derive_seed(SEED, "evaluation", BENCHMARK), iteration=0, group_size=load.samples)
+    common = {
+        "max_tokens": load.tokens,
+        "temperature": TEMPERATURE,
+        "top_p": TOP_P,
+        "stop_token_ids": list(prompter.stop_token_ids),
+    }
+    repeated = [prompt for prompt in prompts for _ in range(load.samples)]
+    seeds = [plan.rollout_seed(problem.id, sample) for problem in asked for sample in range(load.samples)]
+    alike = [SamplingParams(**common, seed=seed, logprobs=0, detokenize=False) for seed in seeds]
+    by_hand = SamplingParams(**common, seed=0, n=load.samples)
+
+    llm = LLM(**engine_options(folder / "model", load))
+    seconds, token_ids = generated(llm, repeated, alike)
+    llm.reset_prefix_cache()
+    seconds_by_hand, others = generated(llm, prompts, by_hand)
+    assert sum(map(len, token_ids)) == sum(map(len, others)) == load.generated
+    told = {"seconds": seconds, "by_hand": seconds_by_hand, "token_ids": token_ids}
+    (folder / "offline.json").write_text(json.dumps(told))
+
+
+def generated(llm: Any, prompts: Sequence[Any], params: Any) -> tuple[float, list[list[int]]]:
+    """The seconds, and the tokens of each completion."""
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    return seconds, [list(o.token_ids) for request in outputs for o in request.outputs]
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def as_csv(measured: Sequence[Measured]) -> str:
+    """A line a pair, seconds."""
+    text = StringIO()
+    writer = csv.DictWriter(text, [f.name for f in fields(Measured)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: round(v, 4) for k, v in asdict(m).items()} for m in measured)
+    return text.getvalue()
+
+
+def as_table(measured: Sequence[Measured], load: Load, parameters: float) -> str:
+    """Medians, with the least and the greatest."""
+    rows = [
+        ("evaluation role, server ready to shard committed", [m.role for m in measured]),
+        ("evaluation role, to the last problem committed", [m.role_to_last_part for m in measured]),
+        ("`LLM.generate`, same seeds and parameters", [m.offline for m in measured]),
+        ("`LLM.generate`, `n` completions with text, without log-probabilities", [m.offline_by_hand for m in measured]),
+        ("evaluation task, start to end", [m.role_task for m in measured]),
+        ("`mrt-hpc eval`, start to end", [m.role_whole for m in measured]),
+        ("offline process, start to end", [m.offline_whole for m in measured]),
+    ]
+    lines = [f"| {name} | {spread(s, 1)} | {spread([load.generated / x for x in s], 0)} |" for name, s in rows]
+    ratio, hand = [m.ratio for m in measured], [m.offline_by_hand / m.role for m in measured]
+    return "\n".join(
+        [
+            f"{parameters:.0f} M parameters; {load.problems} problems x {load.samples} completions x {load.tokens} "
+            f"tokens, at most {load.at_once} at once; {len(measured)} pairs in turn; medians, with the least and the "
+            "greatest.",
+            "",
+            "| | seconds | tokens/s |",
+            "|---|---:|---:|",
+            *lines,
+            "",
+            f"Tokens per second of the role over those of `LLM.generate`: {spread(ratio, 3)} (goal {GOAL}: "
+            f"{'reached' if statistics.median(ratio) >= GOAL else 'missed'}); over `n` completions with text: "
+            f"{spread(hand, 3)}.",
+            f"Completions that are equal token by token: {spread([100 * m.same for m in measured], 0)} %; in which the "
+            f"role found an answer to grade: {spread([100 * m.answered for m in measured], 0)} %.",
+            "",
+        ]
+    )
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Median, least and greatest."""
+    middle, low, high = (f"{x:.{digits}f}" for x in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
+
+
+if __name__ == "__main__":
+    main()
