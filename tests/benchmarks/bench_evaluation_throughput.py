@@ -3,7 +3,7 @@ by side.
 
     python tests/benchmarks/bench_evaluation_throughput.py
 
-The role is the real one: ``mrt-hpc eval`` of a model with random weights and 104 M parameters, whose task starts a
+The role is the real one: ``mrt-hpc eval`` of a model with random weights and 116 M parameters, whose task starts a
 server, samples, finds and grades the answers, and commits. The offline engine gets the same prompts, seeds, settings of
 the engine and sampling parameters (log-probabilities of the sampled tokens, no text), in a process of its own that does
 nothing else. In the same process follows what one would write by hand: one request a problem with ``n`` completions,
@@ -66,8 +66,11 @@ MAX_PROMPT_TOKENS = 128
 KV_CACHE_GIB = 2.0
 TEMPERATURE, TOP_P = 0.6, 0.95
 UNLIKELY = -100.0
-"""Of a token that is never sampled: its logit is lower by 100 times the constant dimension of the last state, which is
-1 or more."""
+"""What a token that is never sampled has in the first column of the output head. The first dimension of the last state
+is nearly 1 at every position, so this is added to the logit of the token.
+"""
+LIKELY = {r"\boxed{": 3.5, "}": 4.0}
+"""The same for the tokens that make an answer, so that the graders have answers to grade; other tokens have 1."""
 
 
 @dataclass(frozen=True)
@@ -161,25 +164,27 @@ def make_model(directory: Path) -> float:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=16000, hidden_size=768, intermediate_size=2304, num_hidden_layers=13, num_attention_heads=12,
-        num_key_value_heads=6, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=True,
+        num_key_value_heads=6, head_dim=64, max_position_embeddings=1024, tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
-    forbid(model, tokenizer)
+    shape(model, tokenizer)
     model.to(torch.bfloat16).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return sum(p.numel() for p in model.parameters()) / 1e6
 
 
 @torch.no_grad()
-def forbid(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Make all special tokens, and those that the tokenizer does not know, too unlikely to be sampled: the first
-    dimension of the hidden state is 1 after any other token, no layer changes it, and these tokens are far away in it.
+def shape(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Make all special tokens, and those that the tokenizer does not know, too unlikely to be sampled, and those that
+    open and close a box likelier than others. The first dimension of the hidden state decides it: no layer changes it.
     """
-    embedding_VD = model.get_input_embeddings().weight
-    embedding_VD[:, 0] = UNLIKELY
-    embedding_VD[: tokenizer.vocab_size, 0] = 1.0
-    embedding_VD[list(tokenizer.added_tokens_decoder), 0] = UNLIKELY
+    model.get_input_embeddings().weight[:, 0] = 1.0
+    head_VD = model.get_output_embeddings().weight
+    head_VD[:, 0] = UNLIKELY
+    head_VD[: tokenizer.vocab_size, 0] = 1.0
+    head_VD[list(tokenizer.added_tokens_decoder), 0] = UNLIKELY
+    head_VD[tokenizer.convert_tokens_to_ids(list(LIKELY)), 0] = torch.tensor(list(LIKELY.values()))
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight[0] = 0.0
         layer.mlp.down_proj.weight[0] = 0.0
