@@ -9,18 +9,22 @@ import click
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
-from mrt_hpc.cli.plan import TABLE_WIDTH, plan_lines, plan_table
+from mrt_hpc.cli.plan import print_cost, print_jobs, print_missing, print_objections
 from mrt_hpc.cli.submit import listener
 from mrt_hpc.launch.evaluated_models import models_asked
 from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, submit_evaluation
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import evaluation_plan
+from mrt_hpc.plan.expected import expected_hours
+from mrt_hpc.plan.throughput import throughput
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.launch.backend import Site
+    from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 
 
 def evaluate(
@@ -44,19 +48,25 @@ def evaluate(
     site = find_site(site_name)
     root = run_path(recipe.name, run)
     if plan_only:
-        print_evaluation_plan(evaluation_plan(recipe, site), root)
+        print_evaluation_plan(recipe, site, root)
         return
     submit_evaluation(recipe, asked.awaited, site, root, listener())
     click.echo(f"run directory: {root}")
 
 
-def print_evaluation_plan(plan: Plan, root: Path) -> None:
-    """Print the jobs of an evaluation."""
+def print_evaluation_plan(recipe: EvaluationRecipe, site: Site, root: Path) -> None:
+    """Print the jobs of an evaluation, their expected hours, and what is not there.
+
+    Raises:
+        UserError: the plan is beyond what the site lets a user submit.
+    """
+    plan, rates = evaluation_plan(recipe, site), throughput(recipe, site)
+    expected = {} if rates is None else expected_hours(plan, recipe, rates)
     console = console_of(sys.stdout)
-    if console.width >= TABLE_WIDTH:
-        console.print(plan_table(plan, {}))
-    else:
-        for line in plan_lines(plan, {}, console.width):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_jobs(console, plan, expected)
     console.print(f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.", highlight=False)
+    print_cost(console, plan, expected, rates)
     console.print(f"Run directory: {root}", highlight=False, soft_wrap=True)
+    if not RunLayout(root).recipe_lock.is_file():
+        print_missing(console, recipe, "eval")
+    print_objections(console, plan, site.backend(), "eval")

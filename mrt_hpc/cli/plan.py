@@ -21,17 +21,21 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, late_checkpoint
 from mrt_hpc.plan.throughput import throughput
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console
+
+    from mrt_hpc.launch.backend import Backend
     from mrt_hpc.plan.expected import ExpectedHours
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.plan.throughput import Throughput
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
 
 TABLE_WIDTH = 140
 """The columns that the table of jobs needs to print every name in one piece."""
@@ -45,34 +49,67 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     console = console_of(sys.stdout)
-    wide = console.width >= TABLE_WIDTH  # a file or a pipe is, and gets each sentence as one line
-    if wide:
-        console.print(plan_table(plan, expected))
-    else:
-        for line in plan_lines(plan, expected, console.width):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    print_jobs(console, plan, expected)
+    wide = is_wide(console)
     console.print(
         f"{plan.iterations} iterations in {plan.segments} segment(s); "
         f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.",
         highlight=False,
     )
-    for line in cost_lines(plan, expected, rates):
-        console.print(line, highlight=False, soft_wrap=wide)
+    print_cost(console, plan, expected, rates)
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
     if layout.recipe_lock.is_file():
         for refused, sentence in foreseen(layout, recipe, plan):
             words = "[yellow]submit will refuse:[/]" if refused else "submit will change the run:"
             console.print(f"{words} {escape(sentence)}", highlight=False, soft_wrap=wide)
     else:
-        for missing in missing_inputs(recipe):
-            console.print(f"[yellow]not there yet, submit will refuse:[/] {missing}", highlight=False, soft_wrap=True)
+        print_missing(console, recipe, "submit")
     if rates is not None and (late := late_checkpoint(recipe, site, rates)):
         console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
-    backend = site.backend()
+    print_objections(console, plan, site.backend(), "submit")
+
+
+def is_wide(console: Console) -> bool:
+    """Whether the table of jobs fits. A file or a pipe is wide, and gets each sentence as one line."""
+    return console.width >= TABLE_WIDTH
+
+
+def print_jobs(console: Console, plan: Plan, expected: dict[str, ExpectedHours]) -> None:
+    """Print the jobs as a table, or as paragraphs on a terminal that is too narrow for it.
+
+    Args:
+        console: where to.
+        plan: the jobs.
+        expected: hours by job name, of those that are known.
+    """
+    if is_wide(console):
+        console.print(plan_table(plan, expected))
+        return
+    for line in plan_lines(plan, expected, console.width):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_cost(console: Console, plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput | None) -> None:
+    """Print the expected hours and those of the time limits."""
+    for line in cost_lines(plan, expected, rates):
+        console.print(line, highlight=False, soft_wrap=is_wide(console))
+
+
+def print_missing(console: Console, recipe: Experiment, command: str) -> None:
+    """Print what is not there: the command waits for models of runs, and refuses to do without anything else."""
+    for model in awaited_models(recipe):
+        console.print(f"not there yet, {command} will wait for it: {escape(model)}", highlight=False, soft_wrap=True)
+    for missing in missing_inputs(recipe):
+        told = f"[yellow]not there yet, {command} will refuse:[/] {escape(missing)}"
+        console.print(told, highlight=False, soft_wrap=True)
+
+
+def print_objections(console: Console, plan: Plan, backend: Backend, command: str) -> None:
+    """Print what the place of the jobs refuses, and what is doubtful there."""
     objections = backend.objections(plan)
-    beyond = [(f"beyond {backend.place}, submit will refuse", sentence) for sentence in objections.refused]
+    beyond = [(f"beyond {backend.place}, {command} will refuse", sentence) for sentence in objections.refused]
     for words, sentence in [*beyond, *(("doubtful", sentence) for sentence in objections.doubts)]:
-        console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=wide)
+        console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
 
 
 def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
@@ -170,14 +207,36 @@ def _clock(minutes: int) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}"
 
 
-def missing_inputs(recipe: Recipe) -> Iterator[str]:
-    """The files and folders that the recipe names and that do not exist."""
-    if isinstance(recipe.model, HuggingFaceModel) and not Path(recipe.model.path).is_dir():
-        yield f"model.path {Path(recipe.model.path).resolve()}"
-    sources = {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
-    for what, problems in sources.items():
+def awaited_models(recipe: Experiment) -> Iterator[str]:
+    """The models of an evaluation that a run has yet to publish."""
+    if isinstance(recipe, EvaluationRecipe):
+        for model in recipe.models:
+            if model.run is not None and not Path(model.path).is_dir():
+                yield f"model {model.name} {model.path}"
+
+
+def missing_inputs(recipe: Experiment) -> Iterator[str]:
+    """The files and folders that the recipe names and that do not exist, but those that a run has yet to publish."""
+    for what, directory in _model_directories(recipe).items():
+        if not Path(directory).is_dir():
+            yield f"{what} {Path(directory).resolve()}"
+    for what, problems in _problem_sources(recipe).items():
         path = getattr(problems, "path", None)
         if path is not None and not Path(path).is_file():
             yield f"{what} {Path(path).resolve()}"
-    if recipe.prover is not None and recipe.prover.model is not None and not Path(recipe.prover.model).is_dir():
-        yield f"prover.model {Path(recipe.prover.model).resolve()}"
+
+
+def _model_directories(recipe: Experiment) -> dict[str, str]:
+    """The model directories that have to be there, by what they are in words."""
+    if isinstance(recipe, EvaluationRecipe):
+        return {f"model {model.name}": model.path for model in recipe.models if model.run is None}
+    found = {"model.path": recipe.model.path} if isinstance(recipe.model, HuggingFaceModel) else {}
+    if recipe.prover is not None and recipe.prover.model is not None:
+        found["prover.model"] = recipe.prover.model
+    return found
+
+
+def _problem_sources(recipe: Experiment) -> dict[str, object]:
+    """The sources of training data and of problems, by what they are in words."""
+    training: dict[str, object] = {"data": recipe.data} if isinstance(recipe, Recipe) else {}
+    return {**training, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}

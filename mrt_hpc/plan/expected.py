@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.token_counts import tokens_per_value
-from mrt_hpc.recipe.schema import Coupling
+from mrt_hpc.recipe.schema import Coupling, Recipe
 from mrt_hpc.run.layout import is_collection
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
     from mrt_hpc.plan.throughput import Throughput
-    from mrt_hpc.recipe.schema import Problems, Recipe
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Problems
     from mrt_hpc.recipe.site import SiteSettings
 
 START_S = 180.0
@@ -40,7 +41,7 @@ class ExpectedHours:
         return ceil(self.hours * 60 / job.resources.time_limit_minutes)
 
 
-def expected_hours(plan: Plan, recipe: Recipe, throughput: Throughput) -> dict[str, ExpectedHours]:
+def expected_hours(plan: Plan, recipe: Experiment, throughput: Throughput) -> dict[str, ExpectedHours]:
     """By job name; a job is left out where its problems cannot be counted because their file is not there."""
     found = {job.name: _job_hours(job, recipe, throughput) for job in plan.jobs}
     return {
@@ -50,7 +51,7 @@ def expected_hours(plan: Plan, recipe: Recipe, throughput: Throughput) -> dict[s
     }
 
 
-def _job_hours(job: Job, recipe: Recipe, throughput: Throughput) -> float | None:
+def _job_hours(job: Job, recipe: Experiment, throughput: Throughput) -> float | None:
     """Return the hours of one task of a job; None where they cannot be known."""
     if job.role in (Role.PREPARE, Role.REPORT):
         return 0.1
@@ -58,6 +59,7 @@ def _job_hours(job: Job, recipe: Recipe, throughput: Throughput) -> float | None
         seconds = [_unit_seconds(unit, recipe, throughput) for unit in job.evaluations]
         known = [one for one in seconds if one is not None]
         return None if len(known) < len(seconds) else (START_S + sum(known) / len(known)) / 3600
+    assert isinstance(recipe, Recipe), "an evaluation on its own has no other jobs"
     lengths = [_iteration_seconds(job, recipe, iteration, throughput) for iteration in job.iterations]
     known = [length for length in lengths if length is not None]
     return None if len(known) < len(lengths) else (START_S + sum(known)) / 3600
@@ -115,7 +117,7 @@ def late_checkpoint(recipe: Recipe, site: SiteSettings, throughput: Throughput) 
     )
 
 
-def _unit_seconds(unit: EvaluationUnit, recipe: Recipe, throughput: Throughput) -> float | None:
+def _unit_seconds(unit: EvaluationUnit, recipe: Experiment, throughput: Throughput) -> float | None:
     evaluation = recipe.evaluation
     benchmark = next(b for b in evaluation.benchmarks if b.name == unit.benchmark)
     problems = count_problems(benchmark.problems)

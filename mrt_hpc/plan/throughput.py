@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, Experiment
     from mrt_hpc.recipe.site import SiteSettings
 
 SMALL, LARGE = 1.5, 7.0
@@ -53,47 +54,63 @@ class Throughput:
     sampled_per_s: float
     """Tokens a second that one inference or evaluation process samples."""
     trained_per_s: float
-    """Tokens a second that one rank of the trainer computes, forward and backward."""
+    """Tokens a second that one rank of the trainer computes, forward and backward; 0 where nothing is trained."""
     publish_s: float
     checkpoint_s: float
     source: str
     """Where the rates come from, in words."""
 
 
-def throughput(recipe: Recipe, site: SiteSettings) -> Throughput | None:
-    """The rates of a recipe on a site; None where neither the site profile nor the table states them."""
-    stated = _stated(recipe, site)
-    given = site.throughput
+def throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
+    """The rates of a recipe on a site; None where neither the site profile nor the table states them. An evaluation on
+    its own needs no rate of training.
+    """
+    stated, given = _stated(recipe, site), site.throughput
+    trains = isinstance(recipe, Recipe)
     sampled = given.sampled_tokens_per_second or (stated.sampled_per_s if stated else None)
     trained = given.trained_tokens_per_second or (stated.trained_per_s if stated else None)
-    if sampled is None or trained is None:
+    if sampled is None or (trains and trained is None):
         return None
-    if given.sampled_tokens_per_second and given.trained_tokens_per_second:
+    if given.sampled_tokens_per_second and (given.trained_tokens_per_second or not trains):
         source = f"throughput of site profile {site.name}"
     else:
         source = "" if stated is None else stated.source
     publish_s, checkpoint_s = (stated.publish_s, stated.checkpoint_s) if stated else (0.0, 0.0)
-    return Throughput(sampled, trained, publish_s, checkpoint_s, source)
+    return Throughput(sampled, trained or 0.0, publish_s, checkpoint_s, source)
 
 
-def _stated(recipe: Recipe, site: SiteSettings) -> Throughput | None:
+def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:
     """By the table; None for jobs without GPUs, and for models of unknown size."""
-    billions = model_billions(recipe)
-    if billions is None or not _has_gpus(recipe):
+    billions, gpus = model_billions(recipe), _gpus(recipe)
+    if billions is None or gpus is None:
         return None
     gpu = _gpu(site)
     rates = STATED[gpu]
     return Throughput(
-        sampled_per_s=power_law(rates.sampled, billions) * recipe.resources.inference.gpus,
-        trained_per_s=power_law(rates.trained, billions) * recipe.resources.trainer.gpus,
+        sampled_per_s=power_law(rates.sampled, billions) * gpus.sampling,
+        trained_per_s=power_law(rates.trained, billions) * gpus.training,
         publish_s=PUBLISH_S * billions / site.throughput.checkpoint_gb_per_second,
         checkpoint_s=CHECKPOINT_S * billions / site.throughput.checkpoint_gb_per_second,
         source=f"stated rates of {gpu} for {billions:.2g} billion parameters",
     )
 
 
-def _has_gpus(recipe: Recipe) -> bool:
-    return min(recipe.resources.inference.gpus, recipe.resources.trainer.gpus) > 0
+@dataclass(frozen=True)
+class _Gpus:
+    """The GPUs of one process."""
+
+    sampling: int
+    training: int
+    """0 where nothing is trained."""
+
+
+def _gpus(recipe: Experiment) -> _Gpus | None:
+    """The GPUs that the processes ask for; None where one of them has none."""
+    resources = recipe.resources
+    if isinstance(recipe, EvaluationRecipe):
+        return _Gpus(resources.evaluation.gpus, 0) if resources.evaluation.gpus else None
+    both = _Gpus(resources.inference.gpus, resources.trainer.gpus)
+    return both if min(both.sampling, both.training) > 0 else None
 
 
 def _gpu(site: SiteSettings) -> str:
@@ -107,11 +124,26 @@ def power_law(rates: tuple[float, float], billions: float) -> float:
     return float(rates[0] * (billions / SMALL) ** exponent)
 
 
-def model_billions(recipe: Recipe) -> float | None:
-    """Parameters of the policy in billions: by its files where they are there, else by its name; None if unknown."""
+def model_billions(recipe: Experiment) -> float | None:
+    """Parameters in billions, of the policy or of the largest evaluated model whose size is known; None if none is.
+    A size is known by the files of a model where they are there, else by its name.
+    """
+    if isinstance(recipe, EvaluationRecipe):
+        return max(filter(None, map(_evaluated_billions, recipe.models)), default=None)
     if not isinstance(recipe.model, HuggingFaceModel):
         return None
-    return _by_files(Path(recipe.model.path)) or _by_name(Path(recipe.model.path).name)
+    return _billions(Path(recipe.model.path))
+
+
+def _billions(directory: Path) -> float | None:
+    return _by_files(directory) or _by_name(directory.name)
+
+
+def _evaluated_billions(model: EvaluatedModel) -> float | None:
+    """Of a weights version that a run has yet to publish, the size is that of another one of the run."""
+    path = Path(model.path)
+    others = sorted(path.parent.glob("v*")) if model.run is not None else []
+    return next(filter(None, map(_billions, (path, *others))), None)
 
 
 def _by_files(directory: Path) -> float | None:

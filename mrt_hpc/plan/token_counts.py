@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.run.layout import is_collection
 
 if TYPE_CHECKING:
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.prover import ProverSettings
     from mrt_hpc.recipe.schema import Recipe
 
@@ -33,12 +34,12 @@ def boundaries_per_trace(recipe: Recipe) -> int:
     return recipe.episodes.max_episodes + 1
 
 
-def tokens_per_value(prover: ProverSettings | None, recipe: Recipe) -> float:
+def tokens_per_value(prover: ProverSettings | None, recipe: Experiment) -> float:
     """Tokens that one boundary's value takes: those of its branches; 0 without a prover."""
     return 0.0 if prover is None else prover.branches_per_boundary * branch_tokens(prover, recipe)
 
 
-def branch_tokens(prover: ProverSettings, recipe: Recipe) -> float:
+def branch_tokens(prover: ProverSettings, recipe: Experiment) -> float:
     """Mean tokens of a branch: as stated, else half of the limit where it continues to think, few where it answers."""
     usual = prover.max_tokens / 2 if prover.thinks_on else ANSWER_TOKENS
     return min(prover.max_tokens, recipe.expected.branch_tokens or usual)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
+from mrt_hpc.cli.plan import awaited_models, missing_inputs
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch import create
 from mrt_hpc.launch.create import create_or_open
@@ -22,6 +23,7 @@ from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm.containers import folders_read
 from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
@@ -197,6 +199,37 @@ def test_the_plan_is_printed_and_nothing_is_made(tmp_path: Path) -> None:
     assert out.exit_code == 0, out.output
     assert "3 sbatch calls, 3 array tasks" in out.output
     assert not (tmp_path / "e").exists()
+
+
+def test_the_plan_tells_expected_hours_and_what_is_not_there(tmp_path: Path) -> None:
+    """872 problems, 20 samples of 100 tokens each, at 5,500 tokens a second: a twelfth of an hour, and 40 starts."""
+    model = tmp_path / "some-1.5B"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    site = tmp_path / "site.yaml"
+    site.write_text("type: slurm\nname: here\ngpu_type: h100\n")
+    command = ["eval", str(model), "--suite", "paper_20", "--plan", "--site", str(site), "--data", str(tmp_path)]
+    command += ["--set", "expected.trace_tokens=100", "--set", "resources.evaluation.gpus=1"]
+    out = CliRunner().invoke(main, [*command, "--run", str(tmp_path / "e")])
+    assert out.exit_code == 0, out.output
+    assert "Expected: 2 GPU-hours, by stated rates of h100 for 1.5 billion parameters." in out.output
+    assert f"not there yet, eval will refuse: benchmark aime24 {tmp_path / 'aime24.jsonl'}" in out.output
+    assert "The time limits allot" in out.output
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_plan_names_models_and_data_that_are_not_there(tmp_path: Path) -> None:
+    asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
+    recipe = evaluation_recipe(EvaluationAsked(asked, "paper_20", data=tmp_path))
+    (tmp_path / "aime24.jsonl").write_text("")
+    later = recipe.models[0].model_copy(update={"path": str(tmp_path / "later")})
+    gone = EvaluatedModel(name="gone", path=str(tmp_path / "gone"))
+    changed = recipe.model_copy(update={"models": (recipe.models[0], later, gone)})
+    assert [*awaited_models(changed)] == [f"model one@20 {tmp_path / 'later'}"]
+    files = [f"{name} {tmp_path / file}.jsonl" for name, file in (
+        ("aime25", "aime25"), ("amc23", "amc23"), ("minerva", "minerva_math"), ("math500", "math500"),
+    )]  # fmt: skip
+    assert [*missing_inputs(changed)] == [f"model gone {tmp_path / 'gone'}", *(f"benchmark {file}" for file in files)]
 
 
 def test_status_and_report_of_an_evaluation_on_its_own(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from click.testing import CliRunner
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.cli.main import main
+from mrt_hpc.launch.evaluated_models import models_asked
+from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.expected import (
     expected_hours,
     late_checkpoint,
@@ -21,12 +23,14 @@ from mrt_hpc.plan.expected import (
     training_seconds,
 )
 from mrt_hpc.plan.throughput import STATED, Throughput, model_billions, power_law, throughput
+from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import MeasuredThroughput
 from mrt_hpc.roles.report import sampled_rate, trained_rate
 from mrt_hpc.run.layout import COLLECTION
 
 if TYPE_CHECKING:
+    from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
     from mrt_hpc.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -85,6 +89,48 @@ def test_an_evaluation_is_counted_by_its_problems(tmp_path: Path) -> None:
     assert hours["segment-000.evaluation"].hours == pytest.approx((180 + 15 * 8 * 1000 / 1000) / 3600)
     problems.unlink()
     assert "segment-000.evaluation" not in expected_hours(compile_plan(one, LocalSite()), one, RATES)
+
+
+def evaluation(place: Path, *overrides: str, names: tuple[str, ...] = ("small-1.5B",)) -> EvaluationRecipe:
+    """An evaluation of models of these names, which have no weights, on the paper's suite."""
+    for name in names:
+        (place / name).mkdir(parents=True)
+        (place / name / "config.json").write_text("{}")
+    asked = models_asked([str(place / name) for name in names])
+    return evaluation_recipe(EvaluationAsked(asked, "paper_20", overrides, data=place))
+
+
+def test_an_evaluation_on_its_own_is_counted_by_its_problems(tmp_path: Path) -> None:
+    """872 problems of five benchmarks in shards of an eighth, 20 samples of 1,000 tokens each, for two models."""
+    two = evaluation(tmp_path, "expected.trace_tokens=1000", "resources.evaluation.gpus=2", names=("a", "b"))
+    plan = evaluation_plan(two, LocalSite())
+    hours = expected_hours(plan, two, RATES)
+    assert plan.jobs[1].tasks == 2 * 5 * 8
+    assert hours["evaluation"].hours == pytest.approx((180 + (30 + 30 + 40 + 272 + 500) / 5 / 8 * 20) / 3600)
+    assert hours["evaluation"].gpu_hours == pytest.approx(80 * 2 * hours["evaluation"].hours)
+
+
+def test_the_rates_of_an_evaluation_are_those_of_its_largest_model(tmp_path: Path) -> None:
+    both = evaluation(tmp_path / "both", "resources.evaluation.gpus=2", names=("small-1.5B", "large-7B", "nameless"))
+    rates = throughput(both, H100)
+    assert rates is not None
+    assert rates.sampled_per_s == pytest.approx(2 * 2400)
+    assert (rates.trained_per_s, rates.source) == (0, "stated rates of h100 for 7 billion parameters")
+    assert throughput(evaluation(tmp_path / "none", "resources.evaluation.gpus=1", names=("nameless",)), H100) is None
+    measured = LocalSite(throughput=MeasuredThroughput(sampled_tokens_per_second=70.0))
+    on_cpu = throughput(evaluation(tmp_path / "cpu", "resources.evaluation.gpus=0"), measured)
+    assert on_cpu is not None
+    assert (on_cpu.sampled_per_s, on_cpu.source) == (70, "throughput of site profile local")
+
+
+def test_a_version_that_is_not_there_yet_has_the_size_of_another_one(tmp_path: Path) -> None:
+    weights = tmp_path / "run" / "weights"
+    (weights / "v000000").mkdir(parents=True)
+    (weights / "v000000" / "config.json").write_text('{"dtype": "bfloat16"}')
+    (weights / "v000000" / "model.safetensors").write_bytes(bytes(4000))
+    later = EvaluatedModel(name="run@9", path=str(weights / "v000009"), run=str(tmp_path / "run"), version=9)
+    one = evaluation(tmp_path / "models").model_copy(update={"models": (later,)})
+    assert model_billions(one) == pytest.approx(2e-6)
 
 
 def test_stated_rates_follow_gpu_and_size() -> None:
