@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.evaluated_models import ModelsAsked
+from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.plan.compile import evaluation_plan
+from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
+from mrt_hpc.recipe.prompts import DEFAULT_SEND_BACK
+from mrt_hpc.recipe.registry import MODES
 from mrt_hpc.recipe.schema import JsonlProblems
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +40,28 @@ def test_every_suite_can_be_loaded(path: Path) -> None:
     how = load_recipe(QUICKSTART, (WHOLE % path.stem,)).evaluation
     assert how.benchmarks
     assert how.suite == path.stem
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "suites").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_suite_makes_an_evaluation_on_its_own(path: Path, tmp_path: Path) -> None:
+    model = EvaluatedModel(name="m", path=str(tmp_path))
+    recipe = evaluation_recipe(EvaluationAsked(ModelsAsked((model,), (), ()), path.stem))
+    assert recipe.evaluation.suite == path.stem
+    assert all(job.tasks for job in evaluation_plan(recipe, LocalSite()).jobs)
+
+
+def test_the_small_world_has_every_way_of_evaluating() -> None:
+    how = load_recipe(QUICKSTART, (WHOLE % "small_world_modes",)).evaluation
+    used = {b.mode.type for b in how.benchmarks if b.mode is not None}
+    assert {"direct", *used} == set(MODES.built_in)
+
+
+def test_history_is_shown_with_and_without_the_sentence_that_sends_back() -> None:
+    how = load_recipe(QUICKSTART, (WHOLE % "paper_20_history_conditioned",)).evaluation
+    modes = {b.name: b.mode.model_dump()["backtrack"] for b in how.benchmarks if b.mode is not None}
+    assert len(modes) == 10
+    assert modes["aime24"] == DEFAULT_SEND_BACK
+    assert modes["aime24-again"] is None
 
 
 def test_the_suite_of_extrapolation_reaches_twice_the_budget() -> None:
