@@ -78,7 +78,7 @@ def write_report(layout: RunLayout, page: Path | None = None) -> tuple[str, ...]
     if isinstance(recipe, EvaluationRecipe):
         write_evaluation_report(evaluation_summary(layout, recipe, found), layout.root)
         log.info("report: %s", layout.report)
-        write_page(page or layout.page, model_records(layout, recipe, plan, found))
+        write_page(page or layout.page, model_records(layout, recipe, plan, found, recipe.name))
         return found.missing
     summary = run_summary(layout, recipe, plan, found)
     write_summary(summary, layout.root)
@@ -94,18 +94,20 @@ def write_comparison(layouts: Sequence[RunLayout], page: Path) -> None:
     for layout, recipe, name in zip(layouts, recipes, run_names(layouts, recipes), strict=True):
         plan, found = read_plan(layout.plan), measurements(layout, recipe)
         if isinstance(recipe, EvaluationRecipe):
-            records += model_records(layout, recipe, plan, found)
+            records += model_records(layout, recipe, plan, found, name)
         else:
             records.append(run_record(layout, recipe, plan, run_summary(layout, recipe, plan, found), name))
     write_page(page, with_names_that_differ(records))
 
 
 def with_names_that_differ(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The records of a page; of those that share a name, each has its number in it."""
+    """The records of a page; a model that shares its name has that of its evaluation in it."""
     names = [record.name for record in records]
     return [
-        record if names.count(record.name) == 1 else replace(record, name=f"{record.name} #{number + 1}")
-        for number, record in enumerate(records)
+        record
+        if names.count(record.name) == 1 or record.evaluation is None
+        else replace(record, name=f"{record.name} ({record.evaluation})")
+        for record in records
     ]
 
 
@@ -134,41 +136,68 @@ def run_record(layout: RunLayout, recipe: Recipe, plan: Plan, summary: RunSummar
     )
 
 
-def model_records(layout: RunLayout, recipe: EvaluationRecipe, plan: Plan, found: Measurements) -> list[RunRecord]:
-    """What the page shows of an evaluation on its own: each of its models as a run. What they share stands with the
-    first one.
+def model_records(
+    layout: RunLayout, recipe: EvaluationRecipe, plan: Plan, found: Measurements, name: str
+) -> list[RunRecord]:
+    """What the page shows of an evaluation on its own: each of its models, side by side as runs are. What they share
+    stands with the first one.
     """
-    records = [_model_record(layout, recipe, found, number) for number in range(len(recipe.models))]
+    first, *others = (_model_record(layout, recipe, found, name, number) for number in range(len(recipe.models)))
+    shared = {
+        "missing": (*found.missing, *found.unmade),
+        "cost": allocated(layout, plan, recipe),
+        "settings": evaluation_table(recipe),
+        "files": (
+            RunFile(what="resolved recipe", path="recipe.lock.yaml"),
+            RunFile(what="evaluation samples", path="evals/"),
+            RunFile(what="events of all attempts", path="events/"),
+        ),
+        "versions": packages_of(layout),
+    }
     first = replace(
-        records[0],
-        summary=records[0].summary.model_copy(update={"missing": found.missing}),
+        first,
+        summary=first.summary.model_copy(update=shared),
         roles=role_uses(layout, plan, recipe),
         happenings=happenings(layout),
         recipe=layout.recipe_lock.read_text(),
     )
-    return [first, *records[1:]]
+    return [first, *others]
 
 
-def _model_record(layout: RunLayout, recipe: EvaluationRecipe, found: Measurements, number: int) -> RunRecord:
-    """What the page shows of one model, whose evaluations have the number of its weights version in its own run."""
+def _model_record(
+    layout: RunLayout, recipe: EvaluationRecipe, found: Measurements, name: str, number: int
+) -> RunRecord:
+    """What the page shows of one model, whose evaluations have its number as their version."""
     model = recipe.models[number]
     summary = RunSummary(
-        recipe=model.name,
-        algorithm="evaluation",
+        recipe=recipe.name,
+        algorithm="",
         model=model.path,
         iterations_planned=0,
         evaluations=tuple(one for one in found.evaluations if one.version == number),
-        versions=packages_of(layout),
     )
     samples = trace_samples(layout, recipe, summary)
-    as_named = tuple(one.model_copy(update={"version": model.version or 0}) for one in summary.evaluations)
     return RunRecord(
         name=model.name,
-        summary=summary.model_copy(update={"evaluations": as_named}),
+        summary=summary,
         traces=samples.traces,
         problems=samples.problems,
         choice=samples.told,
+        evaluation=name,
     )
+
+
+def evaluation_table(recipe: EvaluationRecipe) -> dict[str, str]:
+    """The settings of an evaluation on its own that a reader wants to see beside the results."""
+    how = recipe.evaluation
+    table = {"suite": how.suite or "of its own", "seed": str(recipe.seed)}
+    table |= {"sampling": f"temperature {how.temperature:g}, top-p {how.top_p:g}", "token limit": f"{how.max_tokens:,}"}
+    table |= {f"mode of {b.name}": b.mode.type for b in how.benchmarks if b.mode is not None}
+    if how.prover is not None:
+        table["prover of regret"] = f"{how.prover.type}, temperature {how.prover.temperature:g}"
+    if how.results is not None:
+        table["results folder"] = how.results
+    return table
 
 
 def packages_of(layout: RunLayout) -> dict[str, str]:
@@ -279,18 +308,30 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
 
 
 def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> RunCost:
-    """What the run has used, by its events. An attempt that was lost counts to the last event of its process."""
+    """What the run has used, with the rates that it has reached."""
+    found = allocated(layout, plan, recipe)
+    if found.wall_seconds is None:
+        return found
+    measured = {
+        "generated_tokens": sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout, recipe),
+        "sampled_tokens_per_second": sampled_rate(iterations, recipe.resources.inference.tasks),
+        "trained_tokens_per_second": trained_rate(iterations, recipe.resources.trainer.ranks),
+    }
+    return found.model_copy(update=measured)
+
+
+def allocated(layout: RunLayout, plan: Plan, recipe: Experiment) -> RunCost:
+    """The time and the hours of a run or an evaluation, by its events; nothing before its first attempt. An attempt
+    that was lost counts to the last event of its process.
+    """
     spans = attempt_spans(layout)
     if not spans:
         return RunCost()
     resources = {job: resources_of(job, plan, recipe) for job, _, _ in spans}
     return RunCost(
         wall_seconds=max(end for _, _, end in spans) - min(start for _, start, _ in spans),
-        generated_tokens=sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout, recipe),
         gpu_hours=sum((end - start) * resources[job].gpus for job, start, end in spans) / 3600,
         cpu_hours=sum((end - start) * resources[job].cpus for job, start, end in spans) / 3600,
-        sampled_tokens_per_second=sampled_rate(iterations, recipe.resources.inference.tasks),
-        trained_tokens_per_second=trained_rate(iterations, recipe.resources.trainer.ranks),
     )
 
 

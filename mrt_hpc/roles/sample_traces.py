@@ -23,6 +23,7 @@ from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
     from typing import TypeVar
 
     from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
@@ -65,7 +66,7 @@ def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) ->
     """Read the sample traces of a run. What is damaged or missing is told, and the others are shown."""
     troubles: list[str] = []
     sources = [*_evaluated(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
-    tokens = _tokens(layout, troubles) if sources else None
+    tokens = _tokens(_tokenizers(layout, recipe, summary), troubles) if sources else None
     traces = [trace for source in sources for trace in _traces(source, tokens)]
     if unmarked := sum(not trace.marked for trace in traces):
         troubles.append(f"The episodes of {unmarked} traces cannot be marked: their tokens do not give their texts.")
@@ -87,18 +88,14 @@ def _evaluated(layout: RunLayout, recipe: Experiment, summary: RunSummary, troub
     for name, found in groupby(summary.evaluations, lambda one: one.benchmark):
         versions = list(found)
         for one in dict.fromkeys(e.version for e in (versions[0], versions[-1])):
-            what = f"evaluation of {_model_word(recipe, one)} on {name}"
+            of_version = "" if isinstance(recipe, EvaluationRecipe) else f" of version {one}"
+            what = f"evaluation{of_version} on {name}"
             try:
                 groups = _shards(layout, recipe, next(e for e in versions if e.version == one))
             except (UserError, OSError) as error:
                 troubles.append(_unread(what, error))
                 continue
             yield _Source(what, name, groups)
-
-
-def _model_word(recipe: Experiment, version: int) -> str:
-    """What the page calls a weights version: by its number, or by the name of the model that it is."""
-    return recipe.models[version].name if isinstance(recipe, EvaluationRecipe) else f"version {version}"
 
 
 def _shards(layout: RunLayout, recipe: Experiment, evaluation: EvaluationSummary) -> list[Group]:
@@ -134,9 +131,18 @@ def _spaced(items: Sequence[Item], most: int) -> list[Item]:
     return [items[i] for i in sorted({round(x) for x in np.linspace(0, len(items) - 1, most)})] if items else []
 
 
-def _tokens(layout: RunLayout, troubles: list[str]) -> StoredTokens | None:
-    """The tokenizer of any weights version: all of a run have the same."""
-    for version in list_directory(layout.weights, "v*"):
+def _tokenizers(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> list[Path]:
+    """The weights versions whose tokenizers wrote the traces: all of a run have the same, each model of an evaluation
+    its own.
+    """
+    if isinstance(recipe, EvaluationRecipe):
+        return sorted({layout.weights_version(one.version) for one in summary.evaluations})
+    return list_directory(layout.weights, "v*")
+
+
+def _tokens(versions: Sequence[Path], troubles: list[str]) -> StoredTokens | None:
+    """The tokenizer of the first version that has a readable one."""
+    for version in versions:
         try:
             return StoredTokens.read(version / "tokenizer.json")
         except (OSError, ValueError):
@@ -170,7 +176,7 @@ def _traces(source: _Source, tokens: StoredTokens | None) -> Iterator[SampleTrac
     for group in source.groups:
         boundaries = _boundaries(group)
         taken: Counter[str] = Counter()
-        for rollout in group.rollouts:
+        for rollout in (rollout for rollout in group.rollouts if rollout.counts):
             taken[rollout.problem_id] += 1
             if taken[rollout.problem_id] <= SAMPLES:
                 yield _trace(source, rollout, boundaries, tokens)
@@ -206,7 +212,7 @@ def _trace(
     return SampleTrace(
         source=source.name,
         problem=f"{source.where}: {rollout.problem_id}",
-        sample=rollout.sample,
+        sample=rollout.sample // rollout.stages,
         right=rollout.reward >= 1,
         answer=rollout.answer,
         tokens=len(rollout.token_ids),

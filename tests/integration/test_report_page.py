@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from browser import ELEMENT, Browser, browser, missing_programs
-from synthetic_run import HOSTILE, Shape, SyntheticRun
+from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.page.text import visible
 from mrt_hpc.roles.report import write_comparison, write_report
@@ -305,3 +305,21 @@ def test_runs_stand_side_by_side(run: RunLayout, page: Browser, tmp_path: Path) 
     )
     assert "long-run" in legend
     assert "other-run" in legend
+
+
+def test_the_models_of_an_evaluation_can_be_filtered(page: Browser, tmp_path: Path) -> None:
+    layout = SyntheticEvaluation(tmp_path / "evaluation").write()
+    write_report(layout)
+    page.open(layout.page, PHONE)
+    assert page.script("return document.documentElement.scrollWidth") <= PHONE
+    words = page.script("return document.getElementById('run').parentElement.innerText")
+    assert words.split() == ["Model", "all", "models", "first", "second"]
+    assert page.script("return [...document.querySelectorAll('h2')].map((h) => h.textContent)") == [
+        "Results", "Time and cost", "Faults and resumes", "Recipe and versions", "Sample traces",
+    ]  # fmt: skip
+    assert count(page) == (64, 64)
+    choose(page, "run", "second")
+    assert count(page) == (32, 64)
+    assert all("second · evaluation on" in text for text in listed(page))
+    titles = page.script("return [...document.querySelectorAll('figure h3')].map((h) => h.textContent)")
+    assert titles == ["Regret", "Scaling with samples"]

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mrt_hpc.analysis.intervals import summarise_evaluation
-from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.evaluated_models import ModelsAsked
+from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
 from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.compile import compile_plan, evaluation_plan
+from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.data import draw_problems, read_problems
@@ -29,6 +33,7 @@ from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, PrefixVal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Problem
 
@@ -63,11 +68,14 @@ class SyntheticRun:
 
     def __init__(self, root: Path, shape: Shape) -> None:
         self.shape, self.random = shape, np.random.default_rng(shape.seed)
-        self.recipe = load_recipe(QUICKSTART, _overrides(shape))
-        self.layout = create_or_open(root, self.recipe, compile_plan(self.recipe, LocalSite()))
+        self.recipe, self.layout = self._directory(root)
         self.tokenizer = build_tokenizer()
         self.tokens = TokenBytes(self.tokenizer)
         self.paragraphs = {text: self._ids(text) for text in ("First, x=3: 2*x+4 = 10 vs 12, low.\n\n", HOSTILE)}
+
+    def _directory(self, root: Path) -> tuple[Experiment, RunLayout]:
+        recipe = load_recipe(QUICKSTART, _overrides(self.shape))
+        return recipe, create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
 
     def write(self) -> RunLayout:
         """Write everything that a report reads."""
@@ -113,6 +121,7 @@ class SyntheticRun:
 
     def _groups(self, iteration: int) -> None:
         problems = read_problems(self.layout.train_data)
+        assert isinstance(self.recipe, Recipe)
         drawn = draw_problems(problems, self.recipe.seed, iteration, self.recipe.sampling.problems_per_iteration)
         for position, problem in enumerate(drawn):
             commit_group(self.layout.group(iteration, position), self._sampled(iteration, [problem]))
@@ -126,7 +135,7 @@ class SyntheticRun:
             shard = self.layout.evaluation_shard(version, benchmark, 0)
             commit_group(shard, sampled, weights="digest", settings=settings.sampled)
         rewards: dict[str, list[float]] = {}
-        for rollout in sampled.rollouts:
+        for rollout in (rollout for rollout in sampled.rollouts if rollout.counts):
             rewards.setdefault(rollout.problem_id, []).append(rollout.reward)
         regret = {
             budget: {p: 1 - float(np.mean(r)) * budget / (budget + 4096) for p, r in rewards.items()}
@@ -188,6 +197,50 @@ class SyntheticRun:
         wanted = [line for line in lines if job.endswith("trainer") or line["kind"].startswith("task_")]
         text = "".join(f"{json.dumps(line)}\n" for line in (wanted if ended else wanted[:-1]))
         write_text(event_file(self.layout.events, job, 0, 0, attempt), text)
+
+
+class SyntheticEvaluation(SyntheticRun):
+    """Writes the directory of an evaluation on its own of two models, ``first`` and ``second``. Each sample has a first
+    attempt besides its result.
+    """
+
+    def __init__(self, root: Path, seed: int = 0) -> None:
+        super().__init__(root, Shape(1, 1, ("aime24", "math500"), problems=4, paragraphs=2, seed=seed))
+
+    def _directory(self, root: Path) -> tuple[Experiment, RunLayout]:
+        source = f"{{type: small_world, split: held_out, problems: {self.shape.problems}}}"
+        entry = f"samples: {SAMPLES}, problems: {source}, mode: {{type: history_conditioned}}"
+        entries = ", ".join(f"{{name: {name}, {entry}}}" for name in self.shape.benchmarks)
+        changes = (f"evaluation.benchmarks=[{entries}]", f"seed={self.shape.seed}")
+        models = tuple(self._model(root.parent, name) for name in ("first", "second"))
+        asked = EvaluationAsked(ModelsAsked(models, (), ()), "small_world", changes, root.parent / "results")
+        recipe = evaluation_recipe(asked)
+        return recipe, create_or_open(root, recipe, evaluation_plan(recipe, LocalSite()))
+
+    def _model(self, folder: Path, name: str) -> EvaluatedModel:
+        """A model that a run has yet to publish, as its files need not be there."""
+        return EvaluatedModel(name=name, path=str(folder / name), run=str(folder / "run"), version=0)
+
+    def write(self) -> RunLayout:
+        """Write everything that a report reads."""
+        for version in range(2):
+            self.tokenizer.save_pretrained(self.layout.weights_version(version))
+            for benchmark in self.shape.benchmarks:
+                self._evaluation(version, benchmark)
+                path = self.layout.evaluation_summary(version, benchmark)
+                summary = EvaluationSummary.read(path)
+                stages = {"first attempt": 0.125, "second attempt": summary.accuracy}
+                summary.model_copy(update={"stages": stages}).write(path)
+        self._attempt("evaluation", "aaaa", 0, "done")
+        return self.layout
+
+    def _sampled(self, iteration: int, problems: Sequence[Problem]) -> Sampled:
+        found = super()._sampled(iteration, problems)
+        firsts = [replace(r, sample=2 * r.sample, stages=2, reward=0.0) for r in found.rollouts]
+        results = [replace(r, sample=2 * r.sample + 1, stage=1, stages=2) for r in found.rollouts]
+        branches = [replace(b, sample=2 * b.sample + 1) for b in found.branches]
+        values = [replace(v, sample=2 * v.sample + 1) for v in found.values]
+        return replace(found, rollouts=[*firsts, *results], branches=branches, values=values)
 
 
 def _overrides(shape: Shape) -> tuple[str, ...]:

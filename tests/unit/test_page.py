@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from synthetic_run import BEGIN, HOSTILE, Shape, SyntheticRun
+from synthetic_run import BEGIN, HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
-from mrt_hpc.analysis.measures import IterationMetrics, Phase, RunCost, RunSummary
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunSummary
 from mrt_hpc.analysis.page.content import Happening, RoleUse, RunRecord
-from mrt_hpc.analysis.page.figures import inlined
+from mrt_hpc.analysis.page.figures import inlined, mean_of
 from mrt_hpc.analysis.page.render import render_page, script_hash
 from mrt_hpc.analysis.page.sections import MOST_HAPPENINGS, sections
 from mrt_hpc.analysis.page.text import script_json, visible
@@ -207,6 +207,77 @@ def test_runs_stand_side_by_side() -> None:
     assert ("algorithm", "mrt_online", "mrt_online") in settings.rows
 
 
+def evaluated(name: str, version: int = 0, **benchmarks: dict[str, float]) -> RunRecord:
+    """A record with the mean rewards of the problems of some benchmarks; regret is what is left to 1."""
+    summaries = tuple(
+        EvaluationSummary(
+            version=version, benchmark=benchmark, problems=len(of), samples=4, accuracy=sum(of.values()) / len(of),
+            low=0.0, high=1.0, per_problem=of, regret={64: {problem: 1 - share for problem, share in of.items()}},
+            stages={"round 1": 0.125, "round 2": sum(of.values()) / len(of)},
+        )
+        for benchmark, of in benchmarks.items()
+    )  # fmt: skip
+    return RunRecord(name, SUMMARY.model_copy(update={"evaluations": summaries}), evaluation="e")
+
+
+def test_models_are_compared_with_the_first_one_by_problem() -> None:
+    """Gains of +0.5 and 0 on x, mean 25 points; of +0.25 and +0.25 on y; no common problems on z."""
+    first = evaluated("first", x={"a": 0.0, "b": 1.0}, y={"c": 0.5, "d": 0.25}, z={"e": 1.0})
+    second = evaluated("second", x={"a": 0.5, "b": 1.0}, y={"c": 0.75, "d": 0.5}, z={"f": 1.0})
+    found = sections([first, second])[0]
+    rows = table_of(found, "Difference of pass@1 to first, points").rows
+    assert [(name, told.partition(" ")[0]) for name, told in rows] == [("x", "+25.0"), ("y", "+25.0")]
+    regrets = table_of(found, "Difference of normalised regret to first, points").rows
+    assert [told.partition(" ")[0] for _, told in regrets] == ["−25.0", "−25.0"]
+    assert regrets[0][0] == "x, 64 sampled tokens"
+    (told,) = found.paragraphs
+    assert told.startswith("second: +25.0 (")
+    assert "against first on the mean over 2 benchmarks; the 95 % interval includes zero" in told
+    assert table_of(found, "pass@1, with 95 % intervals").rows[0] == (
+        "x", "50.0 % (0.0 % to 100.0 %)", "75.0 % (0.0 % to 100.0 %)",
+    )  # fmt: skip
+
+
+def test_the_tables_of_models_name_them_and_have_no_versions() -> None:
+    found = sections([evaluated("first", x={"a": 0.0}), evaluated("second", 1, x={"a": 0.5})])
+    assert [section.anchor for section in found] == ["results", "cost", "faults", "setup"]
+    each = table_of(found[0], "Each benchmark")
+    assert [column.name for column in each.columns][:3] == ["benchmark", "model", "problems × samples"]
+    assert "gain over the first, points" not in [column.name for column in each.columns]
+    assert [plot.title for plot in found[0].plots] == ["Regret"]
+    assert table_of(found[0], "Accuracy by stage").rows == (
+        ("x", "first", "round 1", "12.5 %"), ("x", "first", "round 2", "0.0 %"),
+        ("x", "second", "round 1", "12.5 %"), ("x", "second", "round 2", "50.0 %"),
+    )  # fmt: skip
+    assert table_of(found[3], "Models").rows == (("first", "e", "m"), ("second", "e", "m"))
+
+
+def test_stages_of_a_run_are_those_of_its_last_version() -> None:
+    last = replace(evaluated("r", 7, x={"a": 0.5}), evaluation=None)
+    first = evaluated("r", 0, x={"a": 0.0}).summary.evaluations
+    both = last.summary.model_copy(update={"evaluations": (*first, *last.summary.evaluations)})
+    stages = table_of(sections([replace(last, summary=both)])[0], "Accuracy by stage of the last evaluated version")
+    assert stages.rows == (("x", "7", "round 1", "12.5 %"), ("x", "7", "round 2", "50.0 %"))
+
+
+def test_runs_and_models_may_share_a_page() -> None:
+    run = replace(evaluated("run", 7, x={"a": 0.5}), evaluation=None)
+    found = sections([run, evaluated("model", x={"a": 0.25})])
+    last = table_of(found[0], "First and last evaluated version")
+    assert [row[:3] for row in last.rows] == [("x", "run", "7"), ("x", "model", "–")]
+    assert [row[0] for row in table_of(found[5], "Settings").rows] == ["recipe", "algorithm", "model", "prover"]
+    assert table_of(found[5], "Settings").rows[1] == ("algorithm", "mrt_online", "–")
+
+
+def test_regret_has_an_interval_of_shares() -> None:
+    """Two problems of regret 1: Wilson's lower end is 2 / (2 + 1.96²), a third, and no end is beyond 1."""
+    alone = mean_of({"a": 1.0, "b": 1.0})
+    assert (alone.mean, round(alone.low, 2), alone.high) == (1.0, 0.34, pytest.approx(1.0))
+    several = mean_of({"a": 0.0, "b": 0.125}, {"c": 0.0, "d": 0.0}, {"e": 0.25, "f": 0.0})
+    assert several.mean == pytest.approx(0.0625)
+    assert several.low == 0.0
+
+
 def test_of_many_events_the_newest_are_listed() -> None:
     many = tuple(Happening(float(n), "resumed from a checkpoint", "t", str(n)) for n in range(MOST_HAPPENINGS + 5))
     found = sections([replace(record(), happenings=many)])[4]
@@ -308,3 +379,64 @@ def test_runs_of_one_recipe_are_told_apart_by_their_directories(run: RunLayout) 
     assert run_names([run], [recipe]) == ["long-run"]
     assert run_names([run, RunLayout(run.root.parent / "second")], [recipe] * 2) == ["run", "second"]
     assert run_names([run, elsewhere], [recipe] * 2) == [str(run.root), str(elsewhere.root)]
+
+
+# -- of an evaluation on its own
+
+
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    layout = SyntheticEvaluation(tmp_path_factory.mktemp("alone") / "evaluation").write()
+    assert write_report(layout) == ()
+    return layout
+
+
+def test_the_page_of_an_evaluation_has_its_models_and_what_they_share(evaluation: RunLayout) -> None:
+    page = evaluation.page.read_text()
+    name = re.findall("<title>(.*) · mrt-hpc</title>", page)[0]
+    assert name.startswith("eval-small_world-run-")
+    assert f"evaluated by {name}" in page
+    assert "Difference of pass@1 to first, points" in page
+    assert ">first attempt<" in page
+    assert "Model <select" in page
+    assert "Learning curves" not in page
+    assert "2 h 0 min" in page, "the wall time of its one attempt"
+    assert "history_conditioned" in page
+    assert str(evaluation.root.parent / "second") in page
+
+
+def test_traces_of_an_evaluation_are_results_and_not_first_attempts(evaluation: RunLayout) -> None:
+    found = data_of(evaluation.page.read_text())
+    assert found["name"] == "first"
+    assert {t["source"] for t in found["traces"]} == {"evaluation on aime24", "evaluation on math500"}
+    assert sorted({t["sample"] for t in found["traces"]}) == [0, 1, 2, 3]
+    assert len(found["traces"]) == 2 * 4 * 4
+    assert all(t["marked"] and t["values"][0] == 0.25 for t in found["traces"])
+
+
+def test_each_model_has_its_own_tokenizer(tmp_path: Path) -> None:
+    layout = SyntheticEvaluation(tmp_path / "evaluation").write()
+    path = layout.weights_version(1) / "tokenizer.json"
+    stored = json.loads(path.read_text())
+    stored["model"]["vocab"] = {token: -number for token, number in stored["model"]["vocab"].items()}
+    path.write_text(json.dumps(stored))
+    write_report(layout)
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', layout.page.read_text())
+    first, second = json.loads(text)["runs"]
+    assert {t["marked"] for t in first["traces"]} == {True}
+    assert {t["marked"] for t in second["traces"]} == {False}
+    assert "second: The episodes of 32 traces cannot be marked" in layout.page.read_text()
+
+
+def test_several_evaluations_share_a_page_and_models_of_one_name_are_told_apart(
+    evaluation: RunLayout, tmp_path: Path
+) -> None:
+    other = SyntheticEvaluation(evaluation.root.parent / "other", seed=1).write()
+    page = tmp_path / "both.html"
+    told = CliRunner().invoke(main, ["report", str(evaluation.root), str(other.root), "--page", str(page)])
+    assert told.output == f"page: {page}\n"
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    names = [run["name"] for run in json.loads(text)["runs"]]
+    assert len(set(names)) == 4
+    assert [name.partition(" ")[0] for name in names] == ["first", "second"] * 2
+    assert all(name in page.read_text() for name in names)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mrt_hpc.analysis.measures import RunSummary
     from mrt_hpc.analysis.page.traces import SampleProblem, SampleTrace
@@ -40,10 +40,10 @@ class Happening:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run on the page."""
+    """One run on the page, or one model of an evaluation on its own."""
 
     name: str
-    """No two runs of a page have the same."""
+    """No two runs or models of a page have the same."""
     summary: RunSummary
     roles: tuple[RoleUse, ...] = ()
     happenings: tuple[Happening, ...] = ()
@@ -56,6 +56,23 @@ class RunRecord:
     """By the names that the traces give."""
     choice: tuple[str, ...] = ()
     """How the traces were chosen, and what could not be read, a sentence each."""
+    evaluation: str | None = None
+    """The name of the evaluation on its own that has the model; None for a run. The first model of an evaluation has
+    what all of them share: its cost, its events, its settings and what is missing.
+    """
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is a run, whose weights versions are numbered by their training."""
+        return self.evaluation is None
+
+
+def by_directory(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """One record for each run and for each evaluation: that of its first model, with the name of the evaluation."""
+    found: dict[str, RunRecord] = {}
+    for record in records:
+        found.setdefault(record.evaluation or record.name, record)
+    return [replace(record, name=name) for name, record in found.items()]
 
 
 @dataclass(frozen=True)

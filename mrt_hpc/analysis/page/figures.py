@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis import plots
-from mrt_hpc.analysis.intervals import mean_paired_difference
+from mrt_hpc.analysis.intervals import mean_of_shares, mean_paired_difference
 from mrt_hpc.analysis.measures import Phase
 from mrt_hpc.analysis.page.content import Column, Plot, Table
 from mrt_hpc.analysis.plots import PhaseTimes, Series
@@ -47,6 +47,7 @@ def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
             tuple(one.high for one in versions),
         )
         for record, benchmark, versions in _evaluated(records)
+        if record.trained
     ]
     caption = "pass@1 of each evaluated weights version, with its 95 % interval over problems."
     return _plot("Accuracy", caption, "weights version", lines, plots.accuracy_by_iteration)
@@ -59,8 +60,8 @@ def _regret(records: Sequence[RunRecord]) -> Plot | None:
         means = [mean_of(*(one.regret[budget] for one in group)) for budget in budgets]
         lines.append(_estimates(label, budgets, means))
     caption = (
-        "Normalised regret at each budget of tokens, first and last version, with 95 % intervals over problems: lower "
-        "is better."
+        f"Normalised regret at each budget of tokens{_ends(records)}, with 95 % intervals over problems: lower is "
+        "better."
     )
     return _compared("Regret", caption, "budget (tokens)", "normalised regret", [line for line in lines if line.x])
 
@@ -71,10 +72,15 @@ def _scaling(records: Sequence[RunRecord]) -> Plot | None:
         ks = sorted(set.intersection(*(set(one.pass_at_k) for one in group)))
         shares = tuple(float(np.mean([one.pass_at_k[k] for one in group])) for k in ks)
         lines.append(Series(label, tuple(map(float, ks)), shares))
-    caption = "pass@k against the number of samples k, unbiased, of the first and the last version."
+    caption = f"pass@k against the number of samples k, unbiased{_ends(records)}."
     return _compared(
         "Scaling with samples", caption, "samples k", "pass@k", [line for line in lines if len(line.x) > 1]
     )
+
+
+def _ends(records: Sequence[RunRecord]) -> str:
+    """Words for a caption that tell which versions of a run are shown."""
+    return ", first and last version" if any(record.trained for record in records) else ""
 
 
 def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list[EvaluationSummary]]]:
@@ -87,7 +93,7 @@ def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list
             name = benchmarks[0][0].benchmark if len(benchmarks) == 1 else f"mean of {len(benchmarks)} benchmarks"
             for version in sorted({min(shared), max(shared)} if shared else shared):
                 members = [one for versions in benchmarks for one in versions if one.version == version]
-                yield labelled(records, record, f"{name}, version {version}"), members
+                yield labelled(records, record, f"{name}, version {version}" if record.trained else name), members
 
 
 def progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
@@ -223,8 +229,11 @@ def labelled(records: Sequence[RunRecord], record: RunRecord, text: str, alone: 
 
 
 def mean_of(*benchmarks: Means) -> IntervalEstimate:
-    """The mean over the problems of a benchmark, or over several benchmarks, with its interval."""
-    return mean_paired_difference([(dict.fromkeys(one, 0.0), one) for one in benchmarks])
+    """The mean of a share over the problems of a benchmark, or over several benchmarks, with its interval in [0, 1]."""
+    if len(benchmarks) == 1:
+        return mean_of_shares(benchmarks[0])
+    found = mean_paired_difference([(dict.fromkeys(one, 0.0), one) for one in benchmarks])
+    return replace(found, low=max(found.low, 0.0))
 
 
 def _evaluated(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:

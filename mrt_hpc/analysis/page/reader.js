@@ -163,7 +163,7 @@ function distinct(values) {
   return [...new Set(values)];
 }
 
-options(filters.run, "all runs", data.runs.map((run) => run.name));
+options(filters.run, data.models ? "all models" : "all runs", data.runs.map((run) => run.name));
 options(filters.source, "all sources", distinct(traces.map((trace) => trace.source)));
 options(filters.problem, "all problems", distinct(traces.map(problemName)).sort());
 filters.run.parentElement.hidden = data.runs.length < 2;

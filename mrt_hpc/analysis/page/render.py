@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup
 
+from mrt_hpc.analysis.page.content import by_directory
 from mrt_hpc.analysis.page.sections import sections
 from mrt_hpc.analysis.page.text import visible
 from mrt_hpc.analysis.page.traces import TEXT_LIMIT, TRACE_BYTES, choose
@@ -47,8 +48,9 @@ def render_page(records: Sequence[RunRecord], budget: int = TRACE_BYTES) -> str:
     script = _file("reader.js")
     chosen = choose(records, budget)
     return _environment().get_template("page.html.j2").render(
-        title=", ".join(record.name for record in records),
+        title=", ".join(record.name for record in by_directory(records)),
         records=records,
+        trained=any(record.trained for record in records),
         sections=sections(records),
         choice=_choice(records, chosen),
         traces=Markup(chosen.data),
@@ -87,10 +89,11 @@ def _file(name: str) -> str:
 
 def _choice(records: Sequence[RunRecord], chosen: Chosen) -> list[str]:
     """What the reader of the page is told about the choice of the traces."""
-    told = []
+    common = _common([record.choice for record in records])
+    told = [*common]
     for record, shown in zip(records, chosen.shown, strict=True):
         prefix = "" if len(records) == 1 else f"{record.name}: "
-        told += [f"{prefix}{sentence}" for sentence in record.choice]
+        told += [f"{prefix}{sentence}" for sentence in record.choice if sentence not in common]
         if shown < len(record.traces):
             told.append(
                 f"{prefix}The first {shown} of these {len(record.traces)} traces fit into the space that the page has "
@@ -100,3 +103,9 @@ def _choice(records: Sequence[RunRecord], chosen: Chosen) -> list[str]:
         f"Of a trace with more than {TEXT_LIMIT:,} characters the middle of long episodes is left out; no boundary is."
     )
     return [*told, cut] if any(chosen.shown) else told
+
+
+def _common(choices: Sequence[Sequence[str]]) -> list[str]:
+    """The sentences that are the same for all runs or models that have traces."""
+    having = [choice for choice in choices if choice]
+    return [sentence for sentence in having[0] if all(sentence in other for other in having)] if having else []

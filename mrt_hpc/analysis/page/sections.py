@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.page.content import Column, Listing, Section, Table
+from mrt_hpc.analysis.page.content import Column, Listing, Section, Table, by_directory
 from mrt_hpc.analysis.page.figures import (
     labelled,
     learning_plots,
@@ -16,6 +16,7 @@ from mrt_hpc.analysis.page.figures import (
     result_plots,
     time_plots,
 )
+from mrt_hpc.analysis.page.side_by_side import comparisons, last_by_benchmark, of_last, outcomes_against_first
 from mrt_hpc.analysis.plots import MARKED_POINTS
 from mrt_hpc.analysis.render import (
     DASH,
@@ -36,9 +37,9 @@ from mrt_hpc.analysis.render import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+    from mrt_hpc.analysis.measures import IterationMetrics
     from mrt_hpc.analysis.page.content import RunRecord
     from mrt_hpc.analysis.render import EvaluationRow, RegretRow
 
@@ -46,33 +47,48 @@ SMOOTHED = (
     "In the figures, a light line has the value of each iteration, and the strong line is the mean over a twentieth of "
     "the run around it."
 )
-RUN = Column("run", numeric=False)
+RUN, MODEL = Column("run", numeric=False), Column("model", numeric=False)
+VERSION = Column("version")
+OF_VERSIONS = (VERSION, Column("gain over the first, points"), Column("change from the first, points"))
+"""The columns that tell the weights versions of a run apart."""
 MOST_HAPPENINGS = 200
 """Of a run's faults and resumes, so many of the newest are listed."""
 
 
 def sections(records: Sequence[RunRecord]) -> tuple[Section, ...]:
     """All sections of the page but the reader of sample traces."""
-    trained = [record for record in records if record.summary.iterations_planned]
-    every = (
-        results(records),
-        *(training(trained) if trained else ()),
-        costs(records),
-        faults(records),
+    trained = [record for record in records if record.trained]
+    directories = by_directory(records)
+    return (
+        _fitted(results(records), records) if trained else _of_models(results(records)),
+        *(_fitted(section, trained) for section in (training(trained) if trained else ())),
+        _fitted(costs(directories), directories),
+        _fitted(faults(directories), directories),
         setup(records),
     )
-    return every if len(records) > 1 else tuple(map(_of_one_run, every))
 
 
-def _of_one_run(section: Section) -> Section:
-    """A section whose tables do not name the run in every row."""
-    return replace(section, tables=tuple(map(_without_run, section.tables)))
+def _fitted(section: Section, records: Sequence[RunRecord]) -> Section:
+    """A section whose tables name the run or model in every row only where there are several."""
+    if len(records) > 1:
+        return section
+    return replace(section, tables=tuple(_without(table, {RUN}) for table in section.tables))
 
 
-def _without_run(table: Table) -> Table:
-    kept = [i for i, column in enumerate(table.columns) if column != RUN]
+def _of_models(section: Section) -> Section:
+    """A section whose tables call models by their names alone."""
+    named = (_without(table, OF_VERSIONS) for table in section.tables)
+    return replace(section, tables=tuple(_renamed(table, RUN, MODEL) for table in named))
+
+
+def _without(table: Table, columns: Collection[Column]) -> Table:
+    kept = [i for i, column in enumerate(table.columns) if column not in columns]
     rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
     return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
+
+
+def _renamed(table: Table, before: Column, after: Column) -> Table:
+    return replace(table, columns=tuple(after if column == before else column for column in table.columns))
 
 
 # -- results
@@ -82,11 +98,13 @@ def results(records: Sequence[RunRecord]) -> Section:
     """What came out, with intervals."""
     rows = [(record, row) for record in records for row in evaluation_rows(record.summary.evaluations)]
     lasts = [(record, row) for record, row in rows if row.evaluation.version in _ends_of(record, row)]
+    trained = any(record.trained for record in records)
     tables = [
-        *([_side_by_side(records)] if len(records) > 1 else []),
-        _evaluations("First and last evaluated version", lasts),
+        *comparisons(records),
+        _evaluations("First and last evaluated version" if trained else "Each benchmark", lasts),
         _means(records),
         _pass_at_k(records),
+        _stages(records),
         *_regrets(records),
         *([_evaluations("All evaluated versions", rows, folded=True)] if len(rows) > len(lasts) else []),
     ]
@@ -96,17 +114,27 @@ def results(records: Sequence[RunRecord]) -> Section:
 
 
 def _sentences(records: Sequence[RunRecord]) -> list[str]:
-    """The outcome of each run in words, and what is wrong with it or missing."""
-    told = []
-    for record in records:
-        prefix = "" if len(records) == 1 else f"{record.name}: "
-        rows = outcomes(evaluation_rows(record.summary.evaluations))
-        told += [f"{prefix}{_outcome(row)}" for row in rows]
-        if not rows and record.summary.iterations_planned:
-            told.append(f"{prefix}No two weights versions have been evaluated on the same problems.")
-        if warning := last_few_answers(record.summary):
-            told.append(f"{prefix}Few answers: {warning}.")
-        told += [f"{prefix}Missing: {gap}." for gap in record.summary.missing]
+    """The outcome of each run or model in words, and what is wrong with it or missing."""
+    directories = by_directory(records)
+    return [
+        *(_prefix(records, record) + sentence for record in records for sentence in _outcomes(record)),
+        *outcomes_against_first(records),
+        *(f"{_prefix(directories, one)}Missing: {gap}." for one in directories for gap in one.summary.missing),
+    ]
+
+
+def _prefix(records: Sequence[RunRecord], record: RunRecord) -> str:
+    return "" if len(records) == 1 else f"{record.name}: "
+
+
+def _outcomes(record: RunRecord) -> list[str]:
+    """What one run has gained, and a warning."""
+    rows = outcomes(evaluation_rows(record.summary.evaluations))
+    told = [_outcome(row) for row in rows]
+    if not rows and record.trained:
+        told.append("No two weights versions have been evaluated on the same problems.")
+    if warning := last_few_answers(record.summary):
+        told.append(f"Few answers: {warning}.")
     return told
 
 
@@ -125,44 +153,25 @@ def _ends_of(record: RunRecord, row: EvaluationRow) -> tuple[int, int]:
     return min(versions), max(versions)
 
 
-def _side_by_side(records: Sequence[RunRecord]) -> Table:
-    """The last version of each run, a row each benchmark."""
-    lasts = [_last_by_benchmark(record) for record in records]
-    benchmarks = list(dict.fromkeys(name for found in lasts for name in found))
-    rows = tuple((name, *(_accuracy(found.get(name)) for found in lasts)) for name in benchmarks)
-    columns = (Column("benchmark"), *(Column(record.name) for record in records))
-    return Table("pass@1 of the last evaluated version, with 95 % intervals", columns, rows)
-
-
-def _last_by_benchmark(record: RunRecord) -> dict[str, EvaluationSummary]:
-    """Evaluations are ascending in version, so the last of a name stays."""
-    return {one.benchmark: one for one in record.summary.evaluations}
-
-
-def _accuracy(one: EvaluationSummary | None) -> str:
-    if one is None:
-        return DASH
-    return f"{percent(one.accuracy)} ({percent(one.low)} to {percent(one.high)}), version {one.version}"
-
-
 def _evaluations(caption: str, rows: Sequence[tuple[RunRecord, EvaluationRow]], *, folded: bool = False) -> Table:
     names = (
         "version", "problems × samples", "pass@1", "95 % interval", "gain over the first, points", "tokens", "cut off",
         "answered",
     )  # fmt: skip
-    note = (
-        "pass@1 is the mean over problems of the mean reward of their samples. Its interval varies over problems; that "
-        "of the gain is over the gains of the same problems, so it is narrower than the two intervals suggest."
+    note = "pass@1 is the mean over problems of the mean reward of their samples. Its interval varies over problems" + (
+        "; that of the gain is over the gains of the same problems, so it is narrower than the two intervals suggest."
+        if any(record.trained for record, _ in rows)
+        else "."
     )
     columns = (Column("benchmark"), RUN, *map(Column, names))
-    told = tuple((row.evaluation.benchmark, record.name, *_evaluation_cells(row)) for record, row in rows)
+    told = tuple((row.evaluation.benchmark, record.name, *_evaluation_cells(record, row)) for record, row in rows)
     return Table(caption, columns, told, note, folded)
 
 
-def _evaluation_cells(row: EvaluationRow) -> tuple[str, ...]:
+def _evaluation_cells(record: RunRecord, row: EvaluationRow) -> tuple[str, ...]:
     one = row.evaluation
     return (
-        str(one.version),
+        _version(record, one.version),
         f"{one.problems} × {one.samples}",
         percent(one.accuracy),
         f"{percent(one.low)} to {percent(one.high)}",
@@ -173,6 +182,11 @@ def _evaluation_cells(row: EvaluationRow) -> tuple[str, ...]:
     )
 
 
+def _version(record: RunRecord, number: int) -> str:
+    """The number of a weights version; a model of an evaluation on its own has its number in its name, if any."""
+    return str(number) if record.trained else DASH
+
+
 def _means(records: Sequence[RunRecord]) -> Table:
     """The first and the last version that was evaluated on all benchmarks."""
     rows = []
@@ -180,27 +194,40 @@ def _means(records: Sequence[RunRecord]) -> Table:
         means = mean_rows(record.summary.evaluations)
         for mean in [*means[:1], *means[1:][-1:]]:
             gain = interval(mean.difference) if mean.difference else DASH
-            rows.append((str(mean.version), record.name, percent(mean.accuracy), gain))
-    columns = (Column("version"), RUN, Column("pass@1"), Column("gain over the first, points"))
+            rows.append((record.name, _version(record, mean.version), percent(mean.accuracy), gain))
+    columns = (RUN, VERSION, Column("pass@1"), Column("gain over the first, points"))
     return Table("Mean over benchmarks", columns, tuple(rows))
 
 
 def _pass_at_k(records: Sequence[RunRecord]) -> Table:
-    lasts = [(record, one) for record in records for one in _last_by_benchmark(record).values() if one.pass_at_k]
+    lasts = [(record, one) for record in records for one in last_by_benchmark(record).values() if one.pass_at_k]
     ks = sorted({k for _, one in lasts for k in one.pass_at_k})
     rows = tuple(
-        (one.benchmark, record.name, str(one.version), *(percent(one.pass_at_k.get(k)) for k in ks))
+        (one.benchmark, record.name, _version(record, one.version), *(percent(one.pass_at_k.get(k)) for k in ks))
         for record, one in lasts
     )
-    columns = (Column("benchmark"), RUN, Column("version"), *(Column(f"pass@{k}") for k in ks))
-    return Table("pass@k of the last evaluated version", columns, rows)
+    columns = (Column("benchmark"), RUN, VERSION, *(Column(f"pass@{k}") for k in ks))
+    return Table(f"pass@k{of_last(records)}", columns, rows)
+
+
+def _stages(records: Sequence[RunRecord]) -> Table:
+    """A row for each round or budget of a way of evaluating that has several."""
+    rows = tuple(
+        (one.benchmark, record.name, _version(record, one.version), stage, percent(accuracy))
+        for record in records
+        for one in last_by_benchmark(record).values()
+        for stage, accuracy in one.stages.items()
+    )
+    columns = (Column("benchmark"), RUN, VERSION, Column("stage", numeric=False), Column("accuracy"))
+    note = "The last stage of a benchmark is its result; all other tables and figures show that one alone."
+    return Table(f"Accuracy by stage{of_last(records)}", columns, rows, note)
 
 
 def _regrets(records: Sequence[RunRecord]) -> tuple[Table, Table]:
     """The last version against the first, and all of them."""
     found = [(record, row) for record in records for row in regret_rows(record.summary.evaluations)]
     lasts = {(record.name, row.benchmark, row.budget): (record, row) for record, row in found}
-    shown = _regret_table("Normalised regret of the last evaluated version", list(lasts.values()))
+    shown = _regret_table(f"Normalised regret{of_last(records)}", list(lasts.values()))
     every = _regret_table("Normalised regret of all evaluated versions", found if len(found) > len(lasts) else [])
     return shown, replace(every, folded=True)
 
@@ -221,7 +248,7 @@ def _regret_cells(record: RunRecord, row: RegretRow) -> tuple[str, ...]:
     mean = mean_of(one.regret[row.budget])
     change = interval(row.difference) if row.difference else DASH
     told = f"{mean.mean:.3f} ({mean.low:.3f} to {mean.high:.3f})"
-    return (row.benchmark, record.name, count(row.budget), str(row.version), told, change, row.counted)
+    return (row.benchmark, record.name, count(row.budget), _version(record, row.version), told, change, row.counted)
 
 
 # -- training
@@ -284,7 +311,7 @@ def _totals(records: Sequence[RunRecord]) -> Table:
         "tokens sampled per second and inference process": [number(one.sampled_tokens_per_second) for one in every],
         "tokens trained per second and rank": [number(one.trained_tokens_per_second) for one in every],
     }
-    return _by_run("Cost", records, rows)
+    return _by_run("Cost", records, {name: told for name, told in rows.items() if set(told) != {DASH}})
 
 
 def _phases(records: Sequence[RunRecord]) -> Table:
@@ -344,21 +371,36 @@ def when(time: float) -> str:
 
 def setup(records: Sequence[RunRecord]) -> Section:
     """Recipe, versions and files."""
-    summaries = [record.summary for record in records]
-    facts = [
-        {"recipe": s.recipe, "algorithm": s.algorithm, "model": s.model, "prover": s.prover or DASH, **s.settings}
-        for s in summaries
-    ]
+    directories = by_directory(records)
+    summaries = [record.summary for record in directories]
     files = [{file.what: file.path for file in s.files} for s in summaries]
     tables = (
-        _by_run("Settings", records, _joined(facts)),
-        _by_run("Versions", records, _joined([s.versions for s in summaries])),
-        _by_run("Files in the run directory", records, _joined(files)),
+        _by_run("Settings", directories, _joined([_settings(record) for record in directories])),
+        _models(records),
+        _by_run("Versions", directories, _joined([s.versions for s in summaries])),
+        _by_run("Files in the run directory", directories, _joined(files)),
     )
     listings = tuple(
-        Listing(labelled(records, record, "Resolved recipe"), record.recipe) for record in records if record.recipe
+        Listing(labelled(directories, record, "Resolved recipe"), record.recipe)
+        for record in directories
+        if record.recipe
     )
     return Section("setup", "Recipe and versions", (), tuple(t for t in tables if t.rows), listings=listings)
+
+
+def _settings(record: RunRecord) -> dict[str, str]:
+    summary = record.summary
+    if not record.trained:
+        return {"recipe": summary.recipe, **summary.settings}
+    method = {"algorithm": summary.algorithm, "model": summary.model, "prover": summary.prover or DASH}
+    return {"recipe": summary.recipe, **method, **summary.settings}
+
+
+def _models(records: Sequence[RunRecord]) -> Table:
+    """Where the models of evaluations on their own are from."""
+    rows = tuple((r.name, r.evaluation, r.summary.model) for r in records if r.evaluation is not None)
+    names = ("model", "evaluation", "directory")
+    return Table("Models", tuple(Column(name, numeric=False) for name in names), rows)
 
 
 def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:

@@ -89,9 +89,9 @@ class Chosen:
     """The sample traces that fit on a page."""
 
     data: str
-    """JSON for a script element: of each run its traces and problems."""
+    """JSON for a script element: of each run or model its traces and problems, and whether all of them are models."""
     shown: tuple[int, ...]
-    """Of each run, the number of its traces that fit."""
+    """Of each run or model, the number of its traces that fit."""
 
 
 def progress_of(boundaries: Sequence[Boundary]) -> list[float | None]:
@@ -108,7 +108,8 @@ def choose(records: Sequence[RunRecord], budget: int = TRACE_BYTES) -> Chosen:
         budget: bytes of all traces and problems together, as they stand in the page.
     """
     runs = [_run_data(record, budget // len(records)) for record in records]
-    return Chosen(script_json({"runs": runs}), tuple(len(run["traces"]) for run in runs))
+    models = not any(record.trained for record in records)
+    return Chosen(script_json({"runs": runs, "models": models}), tuple(len(run["traces"]) for run in runs))
 
 
 def _run_data(record: RunRecord, budget: int) -> dict[str, Any]:
