@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from mrt_hpc.domains.small_world.network import ModelSize
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.launch.evaluated_models import ModelsAsked
 from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.modes.base import Mode
+from mrt_hpc.modes.direct import Direct
 from mrt_hpc.plan.compile import evaluation_plan
+from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
+from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import load_recipe
@@ -54,6 +62,20 @@ def test_the_small_world_has_every_way_of_evaluating() -> None:
     how = load_recipe(QUICKSTART, (WHOLE % "small_world_modes",)).evaluation
     used = {b.mode.type for b in how.benchmarks if b.mode is not None}
     assert {"direct", *used} == set(MODES.built_in)
+
+
+def test_the_model_of_the_small_world_has_room_for_every_way_of_evaluating(tmp_path: Path) -> None:
+    """The server is started for the longest trace and question, and refuses more tokens than there are positions."""
+    build_tokenizer().save_pretrained(tmp_path)
+    recipe = load_recipe(QUICKSTART, (WHOLE % "small_world_modes",))
+    prover = recipe.evaluation.prover
+    assert prover is not None
+    for benchmark in recipe.evaluation.benchmarks:
+        sampling = benchmark_sampling(recipe, benchmark)
+        prompter = Prompter.of(tmp_path, sampling.prompt)
+        question = ProverFactory.of(prover, ProverModel.of(prompter), 0).longest_question
+        trace = as_kind(benchmark.mode or Direct(), Mode).longest(prompter, sampling)
+        assert recipe.sampling.max_prompt_tokens + trace + question <= ModelSize().longest, benchmark.name
 
 
 def test_history_is_shown_with_and_without_the_sentence_that_sends_back() -> None:
