@@ -104,17 +104,28 @@ def cpu_environment(threads: int | None) -> dict[str, str]:
     """Return the environment variables with which vLLM computes without an accelerator.
 
     Its threads are not bound to cores unless the environment says so: bound ones wait for each other, and so for
-    other processes on one of their cores, such as the role whose server it is.
+    other processes on one of their cores, such as the role whose server it is. Threads that are not bound compute in
+    the process of the engine. vLLM by default gives them a process of their own to bind them there, for which the
+    engine waits in a loop that takes a core from them. Between two operations a thread waits for some microseconds
+    without sleeping; by default OpenMP lets it sleep at once, because the process has more threads than cores.
 
     Args:
         threads: the number of threads, at most the cores that this process may use; None for all of these.
     """
     cores = len(os.sched_getaffinity(0))
-    return {
-        "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+    binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": binding,
         "OMP_NUM_THREADS": str(min(threads or cores, cores)),
+        "OMP_WAIT_POLICY": "active",
+        "GOMP_SPINCOUNT": "300000",  # at most some milliseconds; "active" alone means minutes, also in an idle server
         "TORCHDYNAMO_DISABLE": "1",  # otherwise the first sample needs a C++ compiler, which a node may lack
     }
+    if binding == "nobind":
+        # vLLM reads this in every process. The server has its engine in another process all the same; with more than
+        # one rank the ranks have processes of their own, too.
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return environment
 
 
 @dataclass

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+PROCESSES = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,13 @@ def test_threads_are_as_many_as_wanted_and_bound_to_no_core(wanted: int | None, 
 
 def test_a_site_may_bind_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BINDING, "0-2")
-    assert cpu_environment(None)[BINDING] == "0-2"
+    environment = cpu_environment(None)
+    assert environment[BINDING] == "0-2"
+    assert PROCESSES not in environment, "vLLM binds threads in processes of their own only"
+
+
+def test_threads_that_are_not_bound_compute_in_the_process_of_the_engine() -> None:
+    assert cpu_environment(None)[PROCESSES] == "0"
 
 
 @pytest.mark.parametrize(
