@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 TAKEN = ("prompt", "episodes", "serving", "grading", "resources", "resilience", "expected")
 """The sections that an evaluation takes over from the recipe of the run whose weights it evaluates."""
+DECIDING = (
+    "prompt", "episodes", "grading.strict", "grading.time_limit_s", "grading.memory_limit_gib", "serving.dtype",
+    "sampling.max_prompt_tokens", "sampling.long_prompts",
+)  # fmt: skip
+"""The fields taken over that decide the numbers of an evaluation, which has one value of each for all models."""
 RESULTS = Path("results")
 """The results folder, unless another one is given."""
 DIGITS = 8
@@ -53,7 +58,8 @@ def evaluation_recipe(asked: EvaluationAsked) -> EvaluationRecipe:
     """The recipe of an evaluation. What the suite does not say is taken from the recipe of the models' run.
 
     Raises:
-        UserError: there is no such suite, a field is wrong, or the models are of runs with different prompts.
+        UserError: there is no such suite, a field is wrong, or the recipes of the models' runs differ in a field that
+            decides numbers.
     """
     source = read_suite(find(SUITES, asked.suite), advice=f"mrt-hpc eval MODEL --suite {asked.suite}")
     section = dict(source.data[SECTION])
@@ -87,21 +93,31 @@ def _taken(recipes: Sequence[Recipe]) -> dict[str, Any]:
     """The sections that are taken over from the recipes of runs.
 
     Raises:
-        UserError: their prompts differ, so that one prompt cannot suit all models.
+        UserError: they differ in a field that decides numbers, so that one evaluation cannot suit all models.
     """
     if not recipes:
         return {}
-    if len({recipe.prompt.model_dump_json() for recipe in recipes}) > 1:
-        raise UserError(
-            "these runs have different prompts, and one evaluation has one prompt",
-            value=", ".join(recipe.name for recipe in recipes),
-            where="prompt",
-            advice="evaluate them one after the other; mrt-hpc compare takes the results of several evaluations",
-        )
-    first = recipes[0].model_dump(mode="json")
+    dumped = [recipe.model_dump(mode="json") for recipe in recipes]
+    for name in DECIDING:
+        values = [_at(data, name) for data in dumped]
+        if any(value != values[0] for value in values):
+            raise UserError(
+                f"the recipes of these runs differ in {name}, and one evaluation has one value of it for all models",
+                value=", ".join(recipe.name for recipe in recipes),
+                where=name,
+                advice="evaluate them one after the other; mrt-hpc compare takes the results of several evaluations",
+            )
+    first = dumped[0]
     taken = {name: first[name] for name in TAKEN}
     limits = {name: first["sampling"][name] for name in ("max_prompt_tokens", "long_prompts")}
     return {**taken, "serving": {**taken["serving"], "attach": None}, "sampling": limits}
+
+
+def _at(data: Any, name: str) -> Any:
+    """The value at a dotted name."""
+    for key in name.split("."):
+        data = data[key]
+    return data
 
 
 def name_of(recipe: EvaluationRecipe) -> str:

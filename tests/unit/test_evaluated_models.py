@@ -165,10 +165,22 @@ def test_settings_that_contradict_each_other_are_refused_as_in_a_run(tmp_path: P
     assert field in told.value.message()
 
 
-def test_runs_with_different_prompts_are_not_evaluated_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("prompt.instruction=Think.", "prompt"),
+        ("episodes.max_episodes=3", "episodes"),
+        ("grading.strict=false", "grading.strict"),
+        ("serving.dtype=float16", "serving.dtype"),
+        ("sampling.max_prompt_tokens=96", "sampling.max_prompt_tokens"),
+    ],
+)
+def test_runs_that_differ_in_what_decides_numbers_are_not_evaluated_together(
+    tmp_path: Path, change: str, field: str
+) -> None:
     one = trained(tmp_path / "one", 20).root
-    two = trained(tmp_path / "two", 20, changes=("prompt.instruction=Think.",)).root
-    with pytest.raises(UserError, match="these runs have different prompts"):
+    two = trained(tmp_path / "two", 20, changes=(change,)).root
+    with pytest.raises(UserError, match=f"differ in {field},"):
         evaluation_recipe(EvaluationAsked(models_asked([str(one), str(two)]), "small_world"))
 
 
