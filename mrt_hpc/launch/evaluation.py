@@ -59,13 +59,14 @@ def evaluation_recipe(asked: EvaluationAsked) -> EvaluationRecipe:
 
     Raises:
         UserError: there is no such suite, a field is wrong, or the recipes of the models' runs differ in a field that
-            decides numbers.
+            decides numbers and that neither the suite nor an override states.
     """
     source = read_suite(find(SUITES, asked.suite), advice=f"mrt-hpc eval MODEL --suite {asked.suite}")
     section = dict(source.data[SECTION])
     if asked.data is not None:
         section["benchmarks"] = _with_data(section.get("benchmarks"), asked.data.absolute())
-    data: dict[str, Any] = {**_taken(asked.models.recipes), **source.data, SECTION: section}
+    taken = _taken(asked.models.recipes, stated=_stated(section, asked.overrides))
+    data: dict[str, Any] = {**taken, **source.data, SECTION: section}
     section.setdefault("results", str(asked.results.absolute()))
     data["models"] = [model.model_dump(mode="json") for model in asked.models.models]
     data["name"] = "evaluation"
@@ -89,8 +90,21 @@ def _with_data(benchmarks: Any, folder: Path) -> Any:
     ]
 
 
-def _taken(recipes: Sequence[Recipe]) -> dict[str, Any]:
+def _stated(section: dict[str, Any], overrides: Sequence[str]) -> set[str]:
+    """The dotted names of the fields that a suite or an override gives, so that no recipe of a run decides them."""
+    paths = [override.partition("=")[0].strip() for override in overrides]
+    return {
+        *(name for name, value in section.items() if value is not None),
+        *(p.removeprefix("evaluation.") for p in paths),
+    }
+
+
+def _taken(recipes: Sequence[Recipe], *, stated: set[str]) -> dict[str, Any]:
     """The sections that are taken over from the recipes of runs.
+
+    Args:
+        recipes: of the runs whose weights are evaluated.
+        stated: the names of the fields that do not come from them.
 
     Raises:
         UserError: they differ in a field that decides numbers, so that one evaluation cannot suit all models.
@@ -98,14 +112,14 @@ def _taken(recipes: Sequence[Recipe]) -> dict[str, Any]:
     if not recipes:
         return {}
     dumped = [recipe.model_dump(mode="json") for recipe in recipes]
-    for name in DECIDING:
+    for name in (name for name in DECIDING if name not in stated):
         values = [_at(data, name) for data in dumped]
         if any(value != values[0] for value in values):
             raise UserError(
                 f"the recipes of these runs differ in {name}, and one evaluation has one value of it for all models",
                 value=", ".join(recipe.name for recipe in recipes),
                 where=name,
-                advice="evaluate them one after the other; mrt-hpc compare takes the results of several evaluations",
+                advice=f"the same command with --set {name}=VALUE, or one run at a time, then mrt-hpc compare",
             )
     first = dumped[0]
     taken = {name: first[name] for name in TAKEN}

@@ -178,10 +178,38 @@ def test_settings_that_contradict_each_other_are_refused_as_in_a_run(tmp_path: P
 def test_runs_that_differ_in_what_decides_numbers_are_not_evaluated_together(
     tmp_path: Path, change: str, field: str
 ) -> None:
+    suite = tmp_path / "suite.yaml"
+    suite.write_text("benchmarks: [{name: held-out, problems: {type: small_world, split: held_out}}]\nmax_tokens: 64\n")
     one = trained(tmp_path / "one", 20).root
     two = trained(tmp_path / "two", 20, changes=(change,)).root
     with pytest.raises(UserError, match=f"differ in {field},"):
-        evaluation_recipe(EvaluationAsked(models_asked([str(one), str(two)]), "small_world"))
+        evaluation_recipe(EvaluationAsked(models_asked([str(one), str(two)]), str(suite)))
+
+
+def test_what_the_suite_or_an_override_states_may_differ_between_runs(tmp_path: Path) -> None:
+    """Recipes cut thoughts for training in their own way; the suite cuts those of all runs in one way."""
+    changes = ("episodes.max_episodes=3", "grading.strict=false", "prompt.instruction=Think.")
+    models = models_asked(
+        [str(trained(tmp_path / "one", 20).root), str(trained(tmp_path / "two", 20, changes=changes).root)]
+    )
+    recipe = evaluation_recipe(EvaluationAsked(models, "small_world", ("grading.strict=true",)))
+    assert recipe.grading.strict
+    assert recipe.evaluation.prompt is not None
+    assert recipe.evaluation.prompt.instruction == ""
+    assert recipe.evaluation.episodes is not None
+    assert recipe.evaluation.episodes.markers == ("Wait",)
+    with pytest.raises(UserError, match=r"differ in grading\.strict,") as told:
+        evaluation_recipe(EvaluationAsked(models, "small_world"))
+    assert "--set grading.strict=VALUE" in str(told.value.advice)
+
+
+@pytest.mark.parametrize("suite", [suite.stem for suite in (ROOT / "recipes" / "suites").glob("*.yaml")])
+def test_every_suite_of_the_project_states_how_thoughts_are_cut(suite: str, tmp_path: Path) -> None:
+    """Runs of GRPO and of MRT have other rules, and models without a run have none."""
+    recipe = evaluation_recipe(
+        EvaluationAsked(models_asked([str(trained(tmp_path / "one", 20).root)]), suite, data=tmp_path)
+    )
+    assert recipe.evaluation.episodes is not None
 
 
 def test_a_folder_of_data_replaces_that_of_the_suite(tmp_path: Path) -> None:
