@@ -6,19 +6,17 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.intervals import CONFIDENCE, MeanGain, mean_gain
-from mrt_hpc.analysis.power import detectable, holm, problems_needed, samples_needed, spread_of
+from mrt_hpc.analysis.intervals import MeanGain, mean_gain
+from mrt_hpc.analysis.power import SIGNIFICANCE, detectable, holm, problems_needed, samples_needed, spread_of
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from mrt_hpc.analysis.intervals import IntervalEstimate
     from mrt_hpc.analysis.model_samples import ModelSamples
     from mrt_hpc.analysis.power import Spread
     from mrt_hpc.analysis.problem_measures import Measure
-
-SIGNIFICANCE = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ class Comparison:
     """Of the gains, as shares of ``scale``; None where it is not known."""
     corrected_p: float
     """The p-value with Holm's correction for all comparisons that were made together."""
+    together: int = 1
+    """The number of comparisons that were made together."""
 
     @property
     def shown(self) -> bool:
@@ -60,10 +60,10 @@ class Comparison:
 
     @property
     def detectable(self) -> float:
-        """The smallest difference that 80 % of such comparisons would show, before the correction, in the measure's
-        unit; infinite where a single problem tells nothing.
+        """The smallest difference that 80 % of such comparisons would show after the correction, in the measure's unit;
+        infinite where a single problem tells nothing.
         """
-        return self.scale * detectable(self.gain.error, self.gain.degrees)
+        return self.scale * detectable(self.gain.error, self.gain.degrees, self.together)
 
     def needed(self, difference: float) -> Needed | None:
         """The problems, or the samples, that would show a difference; None where the spread of gains is not known, as
@@ -75,8 +75,8 @@ class Comparison:
         if self.problems < 2 or self.benchmark == MEAN:
             return None
         share, variance = difference / self.scale, self.gain.error**2 * self.problems
-        samples = None if self.spread is None else samples_needed(self.spread, self.problems, share)
-        return Needed(problems_needed(variance, share), samples, self.spread is not None)
+        samples = None if self.spread is None else samples_needed(self.spread, self.problems, share, self.together)
+        return Needed(problems_needed(variance, share, self.together), samples, self.spread is not None)
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,12 @@ def compare(
             if len(single) > 1 and measure.is_share:
                 found.append(_mean(first, other, measure, single))
     corrected = holm([comparison.gain.p_value for comparison in found])
-    return [replace(one, corrected_p=p) for one, p in zip(found, corrected, strict=True)]
+    return [replace(one, corrected_p=p, together=len(found)) for one, p in zip(found, corrected, strict=True)]
 
 
-def _compared(first: ModelSamples, second: ModelSamples, measure: Measure) -> Comparison:
-    before, after = _paired(first, second, measure)
+def _compared(whole_first: ModelSamples, whole_second: ModelSamples, measure: Measure) -> Comparison:
+    first, second = _on_shared_problems(whole_first, whole_second)
+    before, after = measure.values(first), measure.values(second)
     scale = 1.0 if measure.is_share else max(*before.values(), *after.values(), 1.0)
     gain = mean_gain([({p: v / scale for p, v in before.items()}, {p: v / scale for p, v in after.items()})])
     sides = [Side(model.name, *_summary(model, measure), model.fewest) for model in (first, second)]
@@ -130,10 +131,10 @@ def _compared(first: ModelSamples, second: ModelSamples, measure: Measure) -> Co
         sides[0],
         sides[1],
         len(before),
-        len(measure.values(first).keys() ^ measure.values(second).keys()),
+        len(whole_first.problems.keys() ^ whole_second.problems.keys()),
         gain,
         scale,
-        _spread(first, second, measure, before, scale),
+        _spread(first, second, measure, scale),
         gain.p_value,
     )
 
@@ -143,26 +144,28 @@ def _summary(model: ModelSamples, measure: Measure) -> tuple[float, IntervalEsti
     return interval.mean, interval
 
 
-def _paired(first: ModelSamples, second: ModelSamples, measure: Measure) -> tuple[dict[str, float], dict[str, float]]:
-    """The values of the problems that both have."""
-    before, after = measure.values(first), measure.values(second)
-    shared = [problem for problem in before if problem in after]
+def _on_shared_problems(first: ModelSamples, second: ModelSamples) -> tuple[ModelSamples, ModelSamples]:
+    """Both models with the problems that both have, in the order of the first.
+
+    Raises:
+        UserError: there is none.
+    """
+    shared = [problem for problem in first.problems if problem in second.problems]
     if not shared:
         raise UserError(
             f"{first.name} and {second.name} have no problem in common on {first.benchmark}",
-            value=[*list(before)[:3], *list(after)[:3]],
+            value=[*list(first.problems)[:3], *list(second.problems)[:3]],
             advice=f"mrt-hpc eval {first.source} {second.source} --suite SUITE",
         )
-    return {p: before[p] for p in shared}, {p: after[p] for p in shared}
+    before, after = ({problem: model.problems[problem] for problem in shared} for model in (first, second))
+    return replace(first, problems=before), replace(second, problems=after)
 
 
-def _spread(
-    first: ModelSamples, second: ModelSamples, measure: Measure, shared: Mapping[str, float], scale: float
-) -> Spread | None:
+def _spread(first: ModelSamples, second: ModelSamples, measure: Measure, scale: float) -> Spread | None:
     terms = measure.terms(first), measure.terms(second)
-    if terms[0] is None or terms[1] is None or len(shared) < 2:
+    if terms[0] is None or terms[1] is None or len(first.problems) < 2:
         return None
-    before, after = ({problem: side[problem] / scale for problem in shared} for side in terms if side is not None)
+    before, after = ({p: one / scale for p, one in side.items()} for side in terms if side is not None)
     return spread_of(before, after)
 
 
@@ -170,7 +173,8 @@ def _mean(
     first: Sequence[ModelSamples], second: Sequence[ModelSamples], measure: Measure, single: Sequence[Comparison]
 ) -> Comparison:
     """The mean over benchmarks, each with the same weight."""
-    gain = mean_gain([_paired(a, b, measure) for a, b in zip(first, second, strict=True)])
+    shared = [_on_shared_problems(a, b) for a, b in zip(first, second, strict=True)]
+    gain = mean_gain([(measure.values(a), measure.values(b)) for a, b in shared])
     sides = [
         Side(side[0].name, math.fsum(s.mean for s in side) / len(side), None, min(s.samples for s in side))
         for side in ([one.first for one in single], [one.second for one in single])
@@ -187,6 +191,8 @@ def quantity(measure: Measure, amount: float) -> str:
     if not measure.is_share:
         return f"{amount:,.{0 if amount >= 10 else 1}f} tokens"
     text = f"{100 * amount:.1f}".removesuffix(".0")
+    if text == "0" and amount > 0:
+        text = f"{100 * amount:.2g}"
     return f"{text} point" if text == "1" else f"{text} points"
 
 
@@ -194,11 +200,17 @@ def verdict(comparison: Comparison) -> str:
     """What the comparison shows, in one sentence."""
     if comparison.shown:
         return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)}"
-    limit = f"n = {comparison.problems} problems can show {quantity(comparison.measure, comparison.detectable)} or more"
-    if not math.isfinite(comparison.detectable):
-        limit = "a single problem tells nothing of others"
     corrected = " after the correction" if comparison.gain.p_value < SIGNIFICANCE else ""
-    return f"cannot be told apart{corrected}: {limit}"
+    return f"cannot be told apart{corrected}: {_limit(comparison)}"
+
+
+def _limit(comparison: Comparison) -> str:
+    """What so many problems can show."""
+    if not math.isfinite(comparison.detectable):
+        return "a single problem tells nothing of others"
+    if comparison.measure.is_share and comparison.detectable > 1:
+        return f"n = {comparison.problems} problems are too few to show any difference"
+    return f"n = {comparison.problems} problems can show {quantity(comparison.measure, comparison.detectable)} or more"
 
 
 def _more(comparison: Comparison) -> str:
@@ -232,12 +244,15 @@ def _enough_samples(needed: Needed, comparison: Comparison) -> str:
         return f"{_count(needed.samples, 'sample')} each {these}"
     if needed.samples_known:
         return f"no number of samples {these}: they differ too much among themselves"
-    why = (
-        "problems have a single sample"
-        if comparison.measure.is_mean
-        else f"{comparison.measure.name} is no mean over samples"
-    )
-    return f"more samples, how many is not known: {why}"
+    return f"more samples, how many is not known: {_why_samples_are_not_known(comparison)}"
+
+
+def _why_samples_are_not_known(comparison: Comparison) -> str:
+    if not comparison.measure.is_mean:
+        return f"{comparison.measure.name} is no mean over samples"
+    if min(comparison.first.samples, comparison.second.samples) < 2:
+        return "problems have a single sample"
+    return "no sample gains or loses more than another"
 
 
 def _count(number: int, what: str) -> str:

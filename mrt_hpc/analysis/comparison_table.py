@@ -75,7 +75,7 @@ def row_of(comparison: Comparison, points: float) -> ComparisonRow:
         difference_high=gain.high * scale,
         p=comparison.gain.p_value,
         corrected_p=comparison.corrected_p,
-        detectable=comparison.detectable if math.isfinite(comparison.detectable) else None,
+        detectable=finite(comparison.detectable),
         asked=asked,
         problems_needed=None if needed is None else needed.problems,
         samples_needed=None if needed is None else needed.samples,
@@ -85,9 +85,14 @@ def row_of(comparison: Comparison, points: float) -> ComparisonRow:
 
 
 def _side(which: str, side: Side) -> dict[str, Any]:
-    ends = (None, None) if side.interval is None else (side.interval.low, side.interval.high)
+    ends = (None, None) if side.interval is None else map(finite, (side.interval.low, side.interval.high))
     values = (side.name, side.samples, side.mean, *ends)
     return dict(zip([which, *(f"{which}_{of}" for of in ("samples", "mean", "low", "high"))], values, strict=True))
+
+
+def finite(number: float) -> float | None:
+    """The number, or None where it is infinite: JSON has no such number."""
+    return number if math.isfinite(number) else None
 
 
 def asked_difference(comparison: Comparison, points: float) -> float:
@@ -113,7 +118,8 @@ def notes(comparisons: Sequence[Comparison], models: Sequence[Sequence[ModelSamp
     """
     found = ["intervals are 95 %, over problems; a difference that can be shown is found in 80 % of such comparisons"]
     if len(comparisons) > 1:
-        found.append(f"p and verdicts have Holm's correction for {len(comparisons)} comparisons; intervals have none")
+        corrected = f"p, verdicts and differences that can be shown are corrected for {len(comparisons)} comparisons"
+        found.append(f"{corrected} (Holm); intervals are not")
     if any(isinstance(one.measure, MajorityAtK) for one in comparisons):
         found.append(RULE)
     found += dict.fromkeys(_left_out(one) for one in comparisons if one.left_out)

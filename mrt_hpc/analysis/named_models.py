@@ -191,7 +191,9 @@ def _require_different(chosen: Sequence[tuple[EvaluatedRun, int]]) -> None:
                 "a model is named twice",
                 value=run.long_name(version),
                 expected="different models",
-                advice=f"{run.typed}{AT}{FIRST} {run.typed}{AT}{LAST}" if not run.models else f"{run.typed} alone",
+                advice=f"name {run.typed} once"
+                if run.models
+                else f"name {run.typed}{AT}{FIRST} and {run.typed}{AT}{LAST}",
             )
 
 

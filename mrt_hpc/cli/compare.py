@@ -20,7 +20,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from mrt_hpc.analysis.comparison_table import ComparisonRow
@@ -78,9 +78,18 @@ def compared_models(what: Sequence[str]) -> list[NamedModel]:
     if len(models) == 1 and models[0].is_whole_run:
         return [replace(models[0], word=FIRST), replace(models[0], word=LAST)]
     if len(models) < 2:
-        another = "RUN" if models[0].run.models else f"{models[0].run.typed}@{FIRST}"
-        raise UserError("a comparison needs two models", value=what[0], advice=f"mrt-hpc compare {what[0]} {another}")
+        raise UserError(
+            "a comparison needs two models", value=what[0], advice=f"mrt-hpc compare {what[0]} {_another(models[0])}"
+        )
     return models
+
+
+def _another(model: NamedModel) -> str:
+    """A model that this one may be compared with, as the user types it."""
+    if model.run.models:
+        return "RUN"
+    is_first = model.word == FIRST or model.version == 0
+    return f"{model.run.typed}@{LAST if is_first else FIRST}"
 
 
 # -- how it is shown --------------------------------------------------------------------------------------------------
@@ -90,12 +99,8 @@ def as_json(rows: Sequence[ComparisonRow], remarks: Sequence[str], with_publishe
     """Everything as one JSON object."""
     shown: dict[str, object] = {"comparisons": [asdict(row) for row in rows], "notes": list(remarks)}
     if with_published:
-        shown["published"] = {
-            "conditions": published.CONDITIONS,
-            "benchmarks": published.BENCHMARKS,
-            "results": [asdict(result) for result in published.RESULTS],
-        }
-    return json.dumps(shown, indent=2)
+        shown["published"] = [{"benchmarks": published.BENCHMARKS, **asdict(table)} for table in published.TABLES]
+    return json.dumps(shown, indent=2, allow_nan=False)
 
 
 def _print_rows(rows: Sequence[ComparisonRow]) -> None:
@@ -128,19 +133,36 @@ def _numbers(row: ComparisonRow) -> tuple[str, str, str]:
 
 
 def _print_published(rows: Sequence[ComparisonRow]) -> None:
-    """The published results, with one's own pass@1 below them."""
-    table = Table(title=f"published: {published.CONDITIONS}", title_justify="left")
+    """The published results, and one's own pass@1 below them."""
+    console = console_of(sys.stdout)
+    for table in published.TABLES:
+        shown = _accuracy_table(f"published: {table.conditions}")
+        for result in table.results:
+            shown.add_row(result.model, *(f"{share:.{table.digits}f}" for share in (*result.accuracy, result.mean)))
+        console.print(shown)
+    own = own_accuracies(rows)
+    if not own:
+        console.print("For your own results beside them, add --measure pass@1.", highlight=False)
+        return
+    shown = _accuracy_table("yours: pass@1")
+    for name, accuracies in own.items():
+        shown.add_row(name, *_own_cells(accuracies))
+    console.print(shown)
+
+
+def _accuracy_table(title: str) -> Table:
+    table = Table(title=title, title_justify="left")
     for column in ("model", *published.BENCHMARKS, "mean"):
         table.add_column(column)
-    for result in published.RESULTS:
-        table.add_row(result.model, *(f"{share:.2f}" for share in result.accuracy), f"{result.mean:.2f}")
-    table.add_section()
-    for name, accuracies in own_accuracies(rows).items():
-        cells = [accuracies.get(benchmark) for benchmark in published.BENCHMARKS]
-        known = [share for share in cells if share is not None]
-        mean = sum(known) / len(known) if len(known) == len(cells) else None
-        table.add_row(name, *("–" if share is None else f"{100 * share:.2f}" for share in (*cells, mean)))
-    console_of(sys.stdout).print(table)
+    return table
+
+
+def _own_cells(accuracies: Mapping[str, float]) -> list[str]:
+    """pass@1 on each benchmark, and their mean where all are there, per cent."""
+    cells = [accuracies.get(benchmark) for benchmark in published.BENCHMARKS]
+    known = [share for share in cells if share is not None]
+    mean = sum(known) / len(known) if len(known) == len(cells) else None
+    return ["–" if share is None else f"{100 * share:.2f}" for share in (*cells, mean)]
 
 
 def own_accuracies(rows: Sequence[ComparisonRow]) -> dict[str, dict[str, float]]:

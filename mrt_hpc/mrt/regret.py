@@ -45,7 +45,7 @@ def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], 
     at = np.concatenate([[0.0], tokens])
     height = np.concatenate([[0.0], values])
     last = np.interp(budget, at, height)  # this is the last value where the trace ended earlier
-    inside = at < budget
+    inside = at <= budget  # boundaries at the budget itself: of several the first ends the area, the others add none
     return float(np.trapezoid(np.append(height[inside], last), np.append(at[inside], budget)) / budget)
 
 

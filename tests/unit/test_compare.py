@@ -29,10 +29,12 @@ from mrt_hpc.analysis.power import (
     spread_of,
 )
 from mrt_hpc.analysis.problem_measures import MajorityAtK, measure_of
-from mrt_hpc.analysis.published import RESULTS
+from mrt_hpc.analysis.published import BENCHMARKS, RERUN, TABLES
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.suites import read_suite
 from mrt_hpc.run.data import read_problems
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mrt_hpc.analysis.published import PublishedTable
     from mrt_hpc.run.layout import RunLayout
 
     FloatArray = NDArray[np.float64]
@@ -94,7 +97,7 @@ def test_samples_needed_by_hand() -> None:
     assert errors_to_show(99) == pytest.approx(2.8295, abs=1e-4)
     assert samples_needed(Spread(between=0.004, within=0.3), 100, 0.02) == 302
     assert samples_needed(Spread(between=0.005, within=0.3), 100, 0.02) is None
-    assert samples_needed(Spread(between=0.0, within=0.0), 100, 0.02) == 1
+    assert samples_needed(Spread(between=0.0, within=0.3), 100, 0.02) == 61  # 0.3 / 0.0049962 = 60.05
 
 
 def test_the_parts_of_the_variance_by_hand() -> None:
@@ -114,6 +117,26 @@ def test_with_other_numbers_of_samples_the_variances_add_up() -> None:
     gains = np.var([1 / 3 - 1 / 2, 1.0], ddof=1)
     assert spread is not None
     assert (spread.within, spread.between) == pytest.approx((5 / 12, gains - (1 / 4 + 1 / 9) / 2))
+
+
+def test_samples_that_all_agree_tell_nothing_of_the_noise() -> None:
+    rewards = {f"p{i}": [0.0, 0.0] for i in range(30)}
+    (found,) = compare([model("old", rewards)], [[model("new", rewards)]], [measure_of("pass@1")])
+    assert found.spread is None
+    assert "how many is not known: no sample gains or loses" in (requirement(found, 0.01) or "")
+
+
+def test_few_problems_cannot_show_any_difference() -> None:
+    """Two gains of 0 and 0.5: a standard error of 0.25, and t(1) asks for 12.706 + 1.376 of them."""
+    before, after = model("old", {"a": [0, 0], "b": [0, 0]}), model("new", {"a": [0, 0], "b": [0, 1]})
+    (found,) = compare([before], [[after]], [measure_of("pass@1")])
+    assert found.detectable == pytest.approx(0.25 * 14.08, abs=0.01)
+    assert verdict(found) == "cannot be told apart: n = 2 problems are too few to show any difference"
+
+
+def test_a_small_difference_keeps_its_digits() -> None:
+    assert quantity(measure_of("pass@1"), 0.000001) == "0.0001 points"
+    assert quantity(measure_of("pass@1"), 0.0) == "0 points"
 
 
 def test_single_samples_tell_nothing_of_the_noise() -> None:
@@ -205,6 +228,7 @@ def test_problems_of_one_model_alone_are_left_out_and_told() -> None:
     before, after = model("old", {"a": [0], "b": [1], "x": [1]}), model("new", {"a": [1], "b": [1]})
     found = compare([before], [[after]], [measure_of("pass@1")])
     assert (found[0].problems, found[0].left_out, found[0].gain.mean) == (2, 1, 0.5)
+    assert (found[0].first.mean, found[0].second.mean) == (0.5, 1.0), "means are over the shared problems, too"
     assert any("1 problems of b are left out" in note for note in notes(found, [[before], [after]]))
     with pytest.raises(UserError, match="no problem in common"):
         compare([before], [[model("other", {"y": [1]})]], [measure_of("pass@1")])
@@ -231,6 +255,8 @@ def test_several_comparisons_are_corrected_together() -> None:
     (among, *others) = compare([zero], [[some], *[[zero]] * 9], [measure_of("pass@1")])
     assert among.corrected_p == pytest.approx(10 * alone.gain.p_value)
     assert verdict(among).startswith("cannot be told apart after the correction: n = 12 problems can show")
+    assert among.detectable == pytest.approx((3.497 + 0.876) * alone.gain.error, rel=1e-3)  # t(11) at 0.0025 and 0.2
+    assert among.detectable > among.gain.mean, "the difference that was seen is smaller than one that can be shown"
     assert all("cannot be told apart: " in verdict(other) for other in others)
 
 
@@ -333,8 +359,8 @@ def test_versions_and_measures_are_chosen(run: RunLayout, tmp_path: Path) -> Non
     area = (1 + 3 + 8) / 16  # from 0 to a half over four tokens, to one over four more, and eight at one
     assert differences == pytest.approx({"pass@1": -1.0, "maj@2": -1.0, "regret@16": area, "tokens": 0.0})
     assert {row["first"] for row in shown["comparisons"]} == {"run@20"}
-    assert any("Holm's correction for 4 comparisons" in note for note in shown["notes"])
-    assert shown["published"]["results"][0]["accuracy"][0] == 27.34
+    assert any("corrected for 4 comparisons (Holm)" in note for note in shown["notes"])
+    assert [table["results"][0]["accuracy"][0] for table in shown["published"]] == [28.7, 42.8, 27.34]
     with table.open() as stream:
         assert [row["verdict"] for row in csv.DictReader(stream)] == [row["verdict"] for row in shown["comparisons"]]
 
@@ -342,9 +368,28 @@ def test_versions_and_measures_are_chosen(run: RunLayout, tmp_path: Path) -> Non
 def test_published_results_stand_beside_ones_own(run: RunLayout) -> None:
     result = invoke(str(run.root), "--published")
     assert "MRT-online" in result.output
-    assert "run@20" in result.output.split("published")[1]
-    for row in RESULTS:
-        assert sum(row.accuracy) / 5 == pytest.approx(row.mean, abs=0.011), "to the last digit of the rounded numbers"
+    assert "run@20" in result.output.split("published")[-1]
+    assert "add --measure pass@1" in invoke(str(run.root), "--published", "--measure", "maj@2").output
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.conditions[:20])
+def test_published_means_are_those_of_the_benchmarks(table: PublishedTable) -> None:
+    for row in table.results:
+        last = 1.1 * 10**-table.digits
+        assert sum(row.accuracy) / 5 == pytest.approx(row.mean, abs=last), "to the last digit of the rounded numbers"
+
+
+def test_the_published_gains_of_mrt() -> None:
+    """Over the base model: 2.2 and 1.4 points in the paper, 1.20 in the rerun."""
+    gains = [round(table.results[-1].mean - table.results[0].mean, table.digits) for table in TABLES]
+    assert gains == [2.2, 1.4, 1.21], "the rerun states +1.20, from numbers with more digits"
+    assert RERUN.results[0].accuracy[0] == 27.34
+
+
+@pytest.mark.parametrize("suite", ["paper_20", "paper_64"])
+def test_published_benchmarks_have_the_names_of_the_suites(suite: str) -> None:
+    section = read_suite(find(SUITES, suite), advice="").data["evaluation"]
+    assert tuple(benchmark["name"] for benchmark in section["benchmarks"]) == BENCHMARKS
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
