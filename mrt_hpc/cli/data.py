@@ -81,7 +81,8 @@ def prepare(
     metavar="TYPE",
     default="math",
     show_default=True,
-    help="The verifier that must read the answers: math, exact, choice, or another type that a recipe may name.",
+    help="The verifier that must read the answers, as in a recipe: math, exact, '{type: choice, choices: 5}', "
+    "or module:function of your own in this directory.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
 def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, as_json: bool) -> None:

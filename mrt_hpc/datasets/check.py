@@ -4,12 +4,15 @@ that the verifier cannot read.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from itertools import combinations, product
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+from ruamel.yaml import YAML
 
 from mrt_hpc.datasets.answers import unreadable_answers
 from mrt_hpc.datasets.findings import CheckReport, Finding, FindingKind
@@ -20,14 +23,17 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.registry import VERIFIERS
 from mrt_hpc.recipe.schema import Grading
+from mrt_hpc.recipe.source import UNREADABLE
+from mrt_hpc.recipe.user_code import import_from
+from mrt_hpc.recipe.verifier import VerifierSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from mrt_hpc.datasets.loaded import LoadedSet
     from mrt_hpc.domains.pool import GraderPool
 
+_VERIFIER: TypeAdapter[VerifierSettings] = TypeAdapter(Annotated[VerifierSettings, VERIFIERS])
 PROCESSES = min(4, len(os.sched_getaffinity(0)))
 """The number of grader processes; it changes no finding."""
 
@@ -40,7 +46,9 @@ class Check:
     against: tuple[Path, ...] = ()
     """Files whose problems may not stand in ``files``; of their own faults only lines that cannot be read are told."""
     verifier: str = "math"
-    """The type of a verifier, as in a recipe."""
+    """A verifier as in a recipe: its type alone, or its fields in braces. Classes and functions of the user's own may
+    lie in the working directory.
+    """
     grading: Grading = field(default_factory=lambda: Grading(processes=PROCESSES))
 
 
@@ -75,16 +83,20 @@ def _loaded(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
     return [load(path) for path in files.values()], [load(path) for path in against.values()]
 
 
-def _verifier(name: str, grading: Grading) -> Verifier:
-    found = VERIFIERS.find(name)
-    if found is None:
+def _verifier(text: str, grading: Grading) -> Verifier:
+    import_from(Path.cwd())
+    try:
+        settings = _VERIFIER.validate_json(json.dumps(YAML(typ="safe", pure=True).load(text)), strict=True)
+    except (*UNREADABLE, ValidationError) as error:
+        reason = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise UserError(
-            "there is no such verifier",
-            value=name,
-            expected=f"{', '.join(VERIFIERS.built_in)}, or module:Class of your own",
-            advice="--verifier math",
-        )
-    settings = TypeAdapter(found).validate_python({"type": name})
+            f"there is no such verifier: {reason}",
+            value=text,
+            where="--verifier",
+            expected=f"{', '.join(VERIFIERS.built_in)}, or module:Class or module:function of your own; with fields as "
+            "in '{type: choice, choices: 5}'",
+            advice="--verifier math, or mrt-hpc fields data",
+        ) from error
     return as_kind(settings, Verifier).with_defaults(grading)
 
 

@@ -48,7 +48,12 @@ def load(path: Path) -> LoadedSet:
         UserError: there is no such file.
     """
     if not path.is_file():
-        raise UserError("no such data file", value=str(path), expected="a file of JSON lines")
+        raise UserError(
+            "no such data file",
+            value=str(path),
+            expected="a file of JSON lines",
+            advice=f"ls {path.parent}, or mrt-hpc data prepare SOURCE {path}",
+        )
     read = list(_lines(path))
     entries = tuple(item for item in read if isinstance(item, Entry))
     faults = [item for item in read if isinstance(item, Finding)]

@@ -30,6 +30,8 @@ class Judgement:
     correct: bool
     readable: bool
     """False if the verifier cannot read the answer."""
+    error: str | None = None
+    """What the verifier raised, in a line; None where it raised nothing."""
 
 
 class Verifier(VerifierSettings):
@@ -55,6 +57,11 @@ class Verifier(VerifierSettings):
             cut: whether the token limit cut the text off.
         """
         return RULES[self._extraction](text, thinking=thinking, thought_end=thought_end, cut=cut)
+
+    @property
+    def extraction(self) -> Extraction:
+        """The rule by which answers are found; a verifier with an ``extract`` of its own makes no use of it."""
+        return self._extraction
 
     def certain(self, answer: str, gold: str) -> bool | None:  # noqa: ARG002 - some know more
         """The verdict where it is known at once; None leaves it to ``judge``. Runs in the task, so it must be quick."""

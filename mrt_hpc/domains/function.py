@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 
@@ -48,9 +49,11 @@ class FunctionVerifier(Verifier):
         """What the function returns.
 
         Raises:
-            TypeError: it returns something else than true or false.
+            TypeError: it returns something else than true or false, of Python or numpy.
         """
         correct = self.function(answer, gold)
+        if isinstance(correct, np.bool_):
+            correct = bool(correct)
         if not isinstance(correct, bool):
             raise TypeError(f"{self.type} returned {correct!r}, which is neither true nor false")
         return Judgement(correct=correct, readable=True)

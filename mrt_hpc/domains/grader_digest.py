@@ -20,7 +20,8 @@ PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-run
 
 
 def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: float) -> str:
-    """SHA-256 of the verifier's fields and code, of the packages that it uses, and of the limits of its processes.
+    """SHA-256 of the verifier's fields, its rule of extraction and its code, of the packages that it uses, and of the
+    limits of its processes.
 
     Args:
         verifier: with the settings that it takes from the recipe.
@@ -29,6 +30,7 @@ def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: flo
     """
     told = {
         "verifier": {"type": verifier.type, **verifier.model_dump(mode="json")},
+        "extraction": verifier.extraction,
         "packages": {name: _version(name) for name in PACKAGES},
         "limits": [time_limit_s, memory_limit_gib],
         "code": [hashlib.sha256(path.read_bytes()).hexdigest() for path in _code(verifier)],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from pebble import ProcessExpired
 
 from mrt_hpc.domains.lane import Lane
+from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,8 @@ class Verdict:
     status: VerdictStatus
     seconds: float
     """Processor time that a grader process spent on it."""
+    error: str | None = None
+    """What the verifier raised, in a line; None where it raised nothing."""
 
 
 NO_ANSWER = Verdict(0.0, VerdictStatus.NO_ANSWER, 0.0)
@@ -123,7 +126,11 @@ class GraderPool:
         return [verdicts[pair] for pair in pairs]
 
     def readable_all(self, golds: Sequence[str]) -> list[bool]:
-        """Whether the verifier reads each gold answer, within the limits on an answer."""
+        """Whether the verifier reads each gold answer, within the limits on an answer.
+
+        Raises:
+            UserError: a verifier of the user's own raises an error for a gold answer, and would for other answers.
+        """
         return asyncio.run(self._readable_all(golds))
 
     async def _readable_all(self, golds: Sequence[str]) -> list[bool]:
@@ -131,7 +138,17 @@ class GraderPool:
 
     async def _readable(self, gold: str) -> bool:
         judged = await self._judged(gold, gold)
-        return not isinstance(judged, VerdictStatus) and judged[0].readable
+        if isinstance(judged, VerdictStatus):
+            return False
+        if judged[0].error is not None and ":" in self.verifier.type:
+            raise UserError(
+                f"verifier {self.verifier.type} raised an error when it compared a gold answer with itself",
+                value=gold[:LOGGED_CHARS],
+                where=judged[0].error,
+                expected="true or false, or a Judgement, for every answer",
+                advice="correct the verifier, and type the same command again",
+            )
+        return judged[0].readable
 
     async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
         if answer is None or not answer.strip():
@@ -142,9 +159,8 @@ class GraderPool:
             return cached
         verdict = await self._grade_in_process(answer, gold)
         if tell and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
-            logger.warning(
-                "answer scores 0, %s after %.2f s: %r", verdict.status, verdict.seconds, answer[:LOGGED_CHARS]
-            )
+            why = verdict.status if verdict.error is None else f"{verdict.status}, {verdict.error},"
+            logger.warning("answer scores 0, %s after %.2f s: %r", why, verdict.seconds, answer[:LOGGED_CHARS])
         self._remember(answer, gold, verdict)
         return verdict
 
@@ -154,7 +170,8 @@ class GraderPool:
             return Verdict(0.0, judged, self.time_limit_s)
         judgement, seconds = judged
         readable = judgement.correct or judgement.readable
-        return Verdict(float(judgement.correct), VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED, seconds)
+        status = VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED
+        return Verdict(float(judgement.correct), status, seconds, judgement.error)
 
     async def _judged(self, answer: str, gold: str) -> tuple[Judgement, float] | VerdictStatus:
         """The judgement and its processor seconds, or why there is none: a second attempt follows a short first one,

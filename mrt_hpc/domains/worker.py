@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,12 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def _in_a_line(error: Exception) -> str:
+    """An error with the place where it was raised, short enough for a line of the log."""
+    *_, place = traceback.extract_tb(error.__traceback__)
+    return f"{error!r:.200} ({Path(place.filename).name}:{place.lineno})"
+
+
 def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
     """The judgement of one pair and the processor seconds it took; an error of the verifier makes the answer
     unreadable.
@@ -49,8 +56,8 @@ def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> t
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
         judgement = verifier.judge(answer, gold)
-    except Exception:  # any error that a hostile answer causes, MemoryError and RecursionError too, scores 0
-        judgement = Judgement(correct=False, readable=False)
+    except Exception as error:  # any error that a hostile answer causes, MemoryError and RecursionError too, scores 0
+        judgement = Judgement(correct=False, readable=False, error=_in_a_line(error))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
     return judgement, time.process_time() - started

@@ -236,6 +236,22 @@ def test_a_verifier_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked(path, verifier="my_verifier:LastLineChoice").clean
 
 
+def test_verifiers_of_the_users_own_may_lie_in_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path("own")
+    here.mkdir()
+    (here / "of_a_check.py").write_text("def same(answer: str, gold: str) -> bool:\n    return answer == gold\n")
+    path = written("a.jsonl", ("1", "x", "B")).absolute()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert checked(path, verifier="of_a_check:same").clean
+
+
+def test_a_verifier_may_have_fields() -> None:
+    path = written("a.jsonl", ("1", "x", "F"))
+    assert not checked(path, verifier="choice").clean, "there are four choices by default"
+    assert checked(path, verifier="{type: choice, choices: 6}").clean
+
+
 def test_an_unknown_verifier_is_refused() -> None:
     path = written("a.jsonl", ("1", "x", "1"))
     for name in ("maths", "no_module:Verifier"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from itertools import count
 from pathlib import Path
@@ -216,6 +217,9 @@ def own_function(tmp_path: Path) -> str:
 
 HOSTILE_FUNCTIONS = """
 
+import numpy
+
+
 def deaf(answer: str) -> bool:
     return True
 
@@ -227,7 +231,7 @@ def bad(answer: str, gold: str) -> object:
     if answer == "stop":
         import os
         os._exit(3)
-    return {"right": True, "one": 1}[answer]
+    return {"right": numpy.bool_(True), "one": 1}[answer]
 """
 
 
@@ -251,6 +255,30 @@ def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_noth
     graded, hung, *unread = [verdict.status for verdict in verdicts]
     assert (graded, hung) == (VerdictStatus.GRADED, VerdictStatus.TIMED_OUT)
     assert set(unread) == {VerdictStatus.MALFORMED}
+
+
+def test_the_log_says_what_a_function_raised(
+    own_function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = load_recipe(tmp_path / "mine.yaml", (f"data.verifier={own_function}:bad",))
+    with GraderPool(verifier_of(recipe.problems, recipe.grading), processes=1) as pool:
+        (unknown, one) = grade_all(pool, [("unknown", "g"), ("one", "g")])
+    assert unknown.error is not None
+    assert re.fullmatch(rf"KeyError\('unknown'\) \({own_function}\.py:\d+\)", unknown.error)
+    assert "neither true nor false" in str(one.error)
+    assert "KeyError('unknown')" in caplog.text
+
+
+def test_a_function_that_raises_for_gold_answers_is_refused_before_anything_is_sampled(
+    own_function: str, tmp_path: Path
+) -> None:
+    recipe = load_recipe(tmp_path / "mine.yaml", (f"data.verifier={own_function}:bad",))
+    with (
+        GraderPool(verifier_of(recipe.problems, recipe.grading), processes=1) as pool,
+        pytest.raises(UserError, match="raised an error when it compared a gold answer with itself") as told,
+    ):
+        pool.readable_all(["right", "unknown"])
+    assert "KeyError" in str(told.value.where)
 
 
 def test_a_run_keeps_the_function_and_its_lock_names_it(own_function: str, tmp_path: Path) -> None:
