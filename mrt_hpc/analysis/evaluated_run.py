@@ -14,7 +14,9 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.evaluation_settings import has_samples, settings_of
+from mrt_hpc.run.fingerprint import fingerprint_of
 from mrt_hpc.run.layout import existing_run
+from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.outcomes import read_outcomes
 from mrt_hpc.run.retries import list_directory
 
@@ -107,10 +109,16 @@ class EvaluatedRun:
             source=self.evaluable(version),
             benchmark=benchmark,
             problems=evaluated_problems(read_outcomes(shard) for shard in self._shards(version, benchmark)),
-            settings=settings.now.sampled,
+            settings=self._compared(version, benchmark),
             counted=self.recipe.evaluation.regret_tokens,
             budgets=self._budgets(benchmark),
         )
+
+    def _compared(self, version: int, benchmark: str) -> dict[str, str]:
+        """What decides samples and verdicts. Shards of an earlier version of mrt-hpc do not name their grader."""
+        found = fingerprint_of(self.layout, self.recipe, self._benchmark(benchmark), "").compared
+        graders = {str(read_manifest(shard).about.get("grader", "")) for shard in self._shards(version, benchmark)}
+        return found if "" in graders else {**found, "grader": " ".join(sorted(graders))}
 
     def _budgets(self, name: str) -> tuple[int, ...]:
         """The tokens that the boundaries of the traces stand for, where the way of evaluating says so."""

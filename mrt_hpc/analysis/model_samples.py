@@ -5,7 +5,7 @@ values of the prefixes with the answers that were forced there.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.errors import UserError
@@ -74,8 +74,8 @@ class ModelSamples:
     benchmark: str
     problems: EvaluatedProblems
     """Of each problem at least one trace, in the order of sampling."""
-    settings: str | None = None
-    """The digest of what decides the samples beside the weights; None where it is not known."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What decides the samples and their verdicts beside the weights, by words for it; empty where it is not known."""
     counted: Counted = "sampled"
     """The tokens of a boundary, for regret."""
     budgets: tuple[int, ...] = ()
@@ -130,12 +130,20 @@ class ModelSamples:
 
 
 def other_settings(first: ModelSamples, others: Sequence[ModelSamples]) -> list[str]:
-    """A sentence for each model that was sampled with other settings than the first one, on the same benchmark."""
+    """A sentence for each model that was sampled or graded with other settings than the first one, on the same
+    benchmark.
+    """
     return [
-        f"{mine.name} was evaluated on {mine.benchmark} with other settings than {first.name}: compare their recipes"
+        f"{mine.name} was evaluated on {mine.benchmark} with other settings than {first.name}: {', '.join(named)}"
         for mine in others
-        if mine.settings != first.settings
+        if (named := _different(first, mine))
     ]
+
+
+def _different(first: ModelSamples, other: ModelSamples) -> list[str]:
+    """The settings that are known of both, and differ."""
+    shared = [name for name in first.settings if name in other.settings]
+    return [name for name in shared if first.settings[name] != other.settings[name]]
 
 
 def _mean(numbers: Iterable[float]) -> float:

@@ -25,6 +25,7 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.prompt_files import prompt_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,6 +221,9 @@ def missing_inputs(recipe: Experiment) -> Iterator[str]:
     for what, directory in _model_directories(recipe).items():
         if not Path(directory).is_dir():
             yield f"{what} {Path(directory).resolve()}"
+    for what, file in prompt_files(recipe).items():
+        if not file.is_file():
+            yield f"{what} {file.resolve()}"
     for what, problems in _problem_sources(recipe).items():
         path = getattr(problems, "path", None)
         if path is not None and not Path(path).is_file():

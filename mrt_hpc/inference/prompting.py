@@ -47,12 +47,13 @@ class Prompter:
         """Return the prompter of a model directory; nothing is downloaded.
 
         Raises:
-            UserError: the tokenizer cannot be loaded, or the model names no token that ends a completion.
+            UserError: the tokenizer cannot be loaded, the model names no token that ends a completion, or a text that
+                the recipe names as such is no single token.
         """
         tokenizer = load_tokenizer(directory)
         if prompt.chat_template is not None:
             tokenizer.chat_template = Path(prompt.chat_template).read_text()
-        stops = stop_tokens(directory, tokenizer)
+        stops = (*stop_tokens(directory, tokenizer), *_further_stops(tokenizer, prompt))
         if not stops:
             raise UserError(
                 "the model names no end-of-sequence token",
@@ -61,7 +62,7 @@ class Prompter:
                 advice="add eos_token to that file, or fetch all files of the model again",
             )
         examples = read_examples(Path(prompt.examples)) if prompt.examples is not None and prompt.shots else []
-        return Prompter(tokenizer, prompt, stops, tuple(examples))
+        return Prompter(tokenizer, prompt, tuple(dict.fromkeys(stops)), tuple(examples))
 
     def text(self, problem: str) -> str:
         """Return the prompt of a problem, up to the opening of the thought."""
@@ -194,3 +195,24 @@ def stop_tokens(directory: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[in
         named = json.loads(path.read_text()).get("eos_token_id")
         stops.update(named if isinstance(named, list) else [] if named is None else [named])
     return tuple(sorted(stops))
+
+
+def _further_stops(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
+    """The ids of ``prompt.stop_tokens``.
+
+    Raises:
+        UserError: a text is no single token.
+    """
+    found = []
+    for text in prompt.stop_tokens:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) != 1:
+            raise UserError(
+                "a text of prompt.stop_tokens is no single token of the model's tokenizer",
+                value=text,
+                where=tokenizer.name_or_path or None,
+                expected=f"one token; it is {len(ids)}: {tokenizer.convert_ids_to_tokens(ids)}",
+                advice="name a token of the tokenizer's vocabulary in prompt.stop_tokens, or leave it out",
+            )
+        found += ids
+    return found

@@ -100,6 +100,8 @@ def _refusal(layout: RunLayout, refused: Sequence[Change]) -> UserError:
 def _against(layout: RunLayout, locked: Experiment, wanted: Experiment, field: str) -> str | None:
     """Why a field cannot be changed; None where it can."""
     if isinstance(locked, EvaluationRecipe) or isinstance(wanted, EvaluationRecipe):
+        if field.startswith("inputs."):
+            return "this file has changed since the evaluation began"
         return None if field.partition(".")[0] in (*FREE_SECTIONS, "expected") else OF_THE_RESULT
     if field.partition(".")[0] in (*FREE_SECTIONS, *RECORDED_SECTIONS) or field.startswith(SERVER_IN_USE):
         return None

@@ -35,6 +35,7 @@ from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
 
 if TYPE_CHECKING:
@@ -202,17 +203,18 @@ def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
 
 
 def check_model(recipe: Experiment) -> None:
-    """Refuse models and a chat template that are missing, or whose files alone show that they cannot work, before
-    anything is submitted.
+    """Refuse models and files of prompts that are missing, or models whose files alone show that they cannot work,
+    before anything is submitted.
 
     Raises:
         UserError: naming the field, and what is missing, damaged, unknown or too short.
     """
     template = recipe.prompt.chat_template
-    for asked in (recipe.prompt, *(benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks)):
-        if asked.chat_template is not None and not Path(asked.chat_template).is_file():
-            where = "prompt.chat_template"
-            raise UserError("no such file", value=asked.chat_template, where=where, expected="a chat template")
+    for field, path in prompt_files(recipe).items():
+        if not path.is_file():
+            what = "a chat template" if field.endswith("chat_template") else "JSON lines with solved problems"
+            advice = f"correct {field}, or put the file there"
+            raise UserError("no such file", value=str(path), where=field, expected=what, advice=advice)
     if isinstance(recipe, EvaluationRecipe):
         _check_models(recipe)
         return
@@ -266,6 +268,7 @@ def longest_sequence(recipe: Experiment) -> int:
 
 def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> None:
     data.write(layout)
+    keep_prompt_files(layout, recipe)
     keep(recipe, layout.code)
     write_json(layout.plan, plan.as_json())
     layout.secrets.mkdir(mode=0o700)

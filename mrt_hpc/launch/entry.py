@@ -22,7 +22,6 @@ from mrt_hpc.launch.gpus import require_gpus
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.plan.jobs import Role, read_plan
-from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, never_gone
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
@@ -31,6 +30,7 @@ from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.parent_death import signal_at_parent_end
+from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.retries import RetryPolicy
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
@@ -108,7 +108,7 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
     """Read from the run directory what the role needs."""
     plan = read_plan(layout.plan)
     job = plan.job(job_name)
-    recipe = read_lock(layout.recipe_lock)
+    recipe = read_experiment(layout)
     patience = RetryPolicy(full_limit_s=recipe.resilience.full_disk_minutes * 60)
     return Task(
         layout=layout,

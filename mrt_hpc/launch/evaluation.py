@@ -18,8 +18,12 @@ from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.overrides import apply
 from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.prompts import with_open_forced_texts
-from mrt_hpc.recipe.suites import SECTION, read_suite
+from mrt_hpc.recipe.schema import Prompt
+from mrt_hpc.recipe.suites import SECTION, read_suite, with_prompt_of
+from mrt_hpc.recipe.user_code import own_files
 from mrt_hpc.recipe.validate import validate
+from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.prompt_files import prompt_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +35,19 @@ if TYPE_CHECKING:
 
 TAKEN = ("prompt", "episodes", "serving", "grading", "resources", "resilience", "expected")
 """The sections that an evaluation takes over from the recipe of the run whose weights it evaluates."""
-DECIDING = (
-    "prompt", "episodes", "grading.strict", "grading.time_limit_s", "grading.memory_limit_gib", "serving.dtype",
-    "sampling.max_prompt_tokens", "sampling.long_prompts",
-)  # fmt: skip
-"""The fields taken over that decide the numbers of an evaluation, which has one value of each for all models."""
+DECIDING = {
+    **{f"prompt.{field}": f"prompt.{field}" for field in Prompt.model_fields},
+    "episodes": "episodes",
+    "grading.strict": "strict",
+    "grading.time_limit_s": None,
+    "grading.memory_limit_gib": None,
+    "serving.dtype": "dtype",
+    "sampling.max_prompt_tokens": "max_prompt_tokens",
+    "sampling.long_prompts": "long_prompts",
+}
+"""The fields taken over that decide the numbers of an evaluation, which has one value of each for all models; and the
+names by which a suite states them instead, where it can.
+"""
 RESULTS = Path("results")
 """The results folder, unless another one is given."""
 DIGITS = 8
@@ -73,8 +85,10 @@ def evaluation_recipe(asked: EvaluationAsked) -> EvaluationRecipe:
     source = replace(source, data=data, overrides={})
     for override in asked.overrides:
         apply(source, override)
+    source.data[SECTION] = with_prompt_of(source.data[SECTION], source.data.get("prompt"))
     whole = with_open_forced_texts(with_absolute_paths(source.data, Path.cwd()))
     recipe = validate(replace(source, data=whole), EvaluationRecipe, whole)
+    recipe = recipe.model_copy(update={"inputs": inputs_of(recipe)})
     return recipe.model_copy(update={"name": name_of(recipe)})
 
 
@@ -92,11 +106,26 @@ def _with_data(benchmarks: Any, folder: Path) -> Any:
 
 def _stated(section: dict[str, Any], overrides: Sequence[str]) -> set[str]:
     """The dotted names of the fields that a suite or an override gives, so that no recipe of a run decides them."""
-    paths = [override.partition("=")[0].strip() for override in overrides]
-    return {
-        *(name for name, value in section.items() if value is not None),
-        *(p.removeprefix("evaluation.") for p in paths),
-    }
+    paths = [override.partition("=")[0].strip().removeprefix("evaluation.") for override in overrides]
+    named = {name for name, value in section.items() if value is not None}
+    prompt = section.get("prompt")
+    of_prompt = {f"prompt.{field}" for field in prompt} if isinstance(prompt, dict) else set()
+    if "prompt" in paths:
+        of_prompt = {f"prompt.{field}" for field in Prompt.model_fields}
+    strict = {"strict"} if _states_strict(section.get("benchmarks")) else set()
+    return {*named, *paths, *of_prompt, *strict}
+
+
+def _states_strict(benchmarks: Any) -> bool:
+    """Whether the verifier of every benchmark is one that does not ask ``grading.strict``."""
+    if not isinstance(benchmarks, list):
+        return False
+    found = [
+        b["problems"].get("verifier") for b in benchmarks if isinstance(b, dict) and isinstance(b.get("problems"), dict)
+    ]
+    return len(found) == len(benchmarks) and all(
+        isinstance(v, dict) and (v.get("type") != "math" or v.get("strict") is not None) for v in found
+    )
 
 
 def _taken(recipes: Sequence[Recipe], *, stated: set[str]) -> dict[str, Any]:
@@ -112,7 +141,7 @@ def _taken(recipes: Sequence[Recipe], *, stated: set[str]) -> dict[str, Any]:
     if not recipes:
         return {}
     dumped = [recipe.model_dump(mode="json") for recipe in recipes]
-    for name in (name for name in DECIDING if name not in stated):
+    for name in (name for name, by in DECIDING.items() if not {name, by} & stated):
         values = [_at(data, name) for data in dumped]
         if any(value != values[0] for value in values):
             raise UserError(
@@ -132,6 +161,28 @@ def _at(data: Any, name: str) -> Any:
     for key in name.split("."):
         data = data[key]
     return data
+
+
+def inputs_of(recipe: EvaluationRecipe) -> dict[str, str]:
+    """The state of the files that the evaluation reads and that are there, by path: the checksums of problems, of files
+    of prompts and of the user's own code; and of a model directory the names, sizes and times of its files, as reading
+    it takes long. Weights versions of runs never change.
+    """
+    problems = [Path(path) for b in recipe.evaluation.benchmarks if (path := getattr(b.problems, "path", None))]
+    files = [path for path in (*problems, *prompt_files(recipe).values(), *own_files(recipe)) if path.is_file()]
+    models = [Path(model.path) for model in recipe.models if model.run is None and Path(model.path).is_dir()]
+    return {**{str(path): checksum(path) for path in files}, **{str(path): _state(path) for path in models}}
+
+
+def _state(directory: Path) -> str:
+    """A digest of the names, sizes and times of the files of a directory."""
+    found = [(path.name, *_size_and_time(path)) for path in sorted(directory.iterdir()) if path.is_file()]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
 
 
 def name_of(recipe: EvaluationRecipe) -> str:

@@ -13,13 +13,13 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import claimed
 from mrt_hpc.launch.queued_jobs import live_jobs
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.benchmarks.stored_parts import grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.weights import published_versions
@@ -75,7 +75,7 @@ def regrade_run(layout: RunLayout, tell: Callable[[str], None]) -> list[Regraded
         UserError: tasks of the run are queued or running, or the grader processes cannot be started.
         DamagedError: samples are damaged.
     """
-    experiment = read_lock(layout.recipe_lock)
+    experiment = read_experiment(layout)
     with claimed(layout, experiment.resilience.heartbeat_limit_s):
         if live := live_jobs(layout):
             raise UserError(

@@ -17,8 +17,9 @@ from mrt_hpc.launch.create import check_length, problems_of
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.begun import FREE_SECTIONS
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.lock import lock_text, read_lock
-from mrt_hpc.recipe.schema import JsonlProblems, SmallWorldProblems
+from mrt_hpc.recipe.schema import JsonlProblems, PromptLimits, SmallWorldProblems
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.data import left_out_file, write_problems
 from mrt_hpc.run.evaluation_settings import (
@@ -29,6 +30,7 @@ from mrt_hpc.run.evaluation_settings import (
     pruned_versions,
 )
 from mrt_hpc.run.events import EventKind, EventLog, event_file
+from mrt_hpc.run.prompt_files import keep_prompt_files
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file, write_task
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ def renew(layout: RunLayout, recipe: Experiment, plan: Plan) -> list[str]:
     if renewal.evaluates_otherwise:
         keep_first_settings(layout, renewal.locked)
         pass_over(layout, renewal.pruned)
+    keep_prompt_files(layout, recipe)
     for path, problems in renewal.data.items():
         write_problems(path, problems)
         left_out_file(path).unlink(missing_ok=True)
@@ -186,12 +189,32 @@ def changed_data(layout: RunLayout, locked: Experiment, recipe: Experiment) -> s
     """Files of problems that are not there, hold those of another source, or lack some that were left out and would
     not be now.
     """
-    before, limits_changed = problem_sources(layout, locked), recipe.sampling != locked.sampling
+    before, earlier, limits = (
+        problem_sources(layout, locked),
+        prompt_limits(layout, locked),
+        prompt_limits(layout, recipe),
+    )
     return {
         path
         for path, source in problem_sources(layout, recipe).items()
-        if before.get(path) != source or not path.exists() or (limits_changed and returning(path, recipe.sampling))
+        if before.get(path) != source
+        or not path.exists()
+        or (earlier.get(path) != limits[path] and returning(path, limits[path]))
     }
+
+
+def prompt_limits(layout: RunLayout, recipe: Experiment) -> dict[Path, PromptLimits]:
+    """The limits of the prompts of each of the run's files of problems."""
+    training = PromptLimits(
+        max_prompt_tokens=recipe.sampling.max_prompt_tokens, long_prompts=recipe.sampling.long_prompts
+    )
+    found = {layout.train_data: training}
+    for benchmark in recipe.evaluation.benchmarks:
+        how = benchmark_sampling(recipe, benchmark)
+        found[layout.benchmark_data(benchmark.name)] = PromptLimits(
+            max_prompt_tokens=how.max_prompt_tokens, long_prompts=how.long_prompts
+        )
+    return found
 
 
 def is_of_resources(change: Change) -> bool:

@@ -25,6 +25,7 @@ from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.user_code import changed
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of
 from mrt_hpc.run.task_state import TaskState, forget_failures
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ def kept_recipe(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) 
     locked = read_recipe_lock(layout.recipe_lock)
     for file in changed(recipe, layout.code):
         tell(f"the run keeps its own copy of {file.name}, as it began: {layout.code}; another run takes the new one")
+    for file in changed_prompt_files(layout, recipe):
+        place = copy_of(layout, file)
+        tell(f"the run keeps its own copy of {file.name}, as it began: {place}; another run takes the new one")
     kept = with_warmup_begun(layout, locked, as_begun(locked, recipe))
     for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
         tell(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark, Prompt
+    from mrt_hpc.recipe.schema import Benchmark, LongPrompts, NumberFormat, Prompt
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class BenchmarkSampling:
     max_tokens: int
     """The maximum number of tokens of a completion."""
     max_prompt_tokens: int
+    long_prompts: LongPrompts
+    """What is done about a prompt that is longer."""
 
 
 def benchmark_sampling(experiment: Experiment, benchmark: Benchmark) -> BenchmarkSampling:
@@ -30,8 +32,14 @@ def benchmark_sampling(experiment: Experiment, benchmark: Benchmark) -> Benchmar
         temperature=how.temperature if benchmark.temperature is None else benchmark.temperature,
         top_p=how.top_p if benchmark.top_p is None else benchmark.top_p,
         max_tokens=how.max_tokens if benchmark.max_tokens is None else benchmark.max_tokens,
-        max_prompt_tokens=experiment.sampling.max_prompt_tokens,
+        max_prompt_tokens=how.max_prompt_tokens or experiment.sampling.max_prompt_tokens,
+        long_prompts=how.long_prompts or experiment.sampling.long_prompts,
     )
+
+
+def evaluation_dtype(experiment: Experiment) -> NumberFormat:
+    """The number format of the servers that evaluate."""
+    return experiment.evaluation.dtype or experiment.serving.dtype
 
 
 def longest_completion(experiment: Experiment) -> int:

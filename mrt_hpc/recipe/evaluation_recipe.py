@@ -50,6 +50,10 @@ class EvaluationRecipe(Section):
     """The seed from which all other seeds follow."""
     models: Annotated[tuple[EvaluatedModel, ...], Field(min_length=1)]
     """The models to evaluate."""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    """The checksums of the files that the evaluation reads, and the states of its model directories, by path, as they
+    were when it was submitted. A file that has changed makes another evaluation.
+    """
     prompt: Prompt = Prompt()
     """How a problem becomes a prompt, unless the evaluation or the benchmark says it."""
     sampling: PromptLimits = PromptLimits()

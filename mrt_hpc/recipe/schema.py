@@ -34,6 +34,9 @@ from mrt_hpc.recipe.registry import ALGORITHMS, MODES, PROVERS, VERIFIERS
 from mrt_hpc.recipe.resources import Resources
 from mrt_hpc.recipe.verifier import VerifierSettings
 
+NumberFormat = Literal["float32", "bfloat16", "float16"]
+LongPrompts = Literal["refuse", "drop"]
+
 # -- model ------------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +162,10 @@ class Prompt(Section):
     """This text closes the thought; the answer follows it. It is empty, with an empty thought_start, for a model that
     writes no tags: then the completion is the thought up to where its last box opens, which holds the answer.
     """
+    stop_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts of further tokens that end a completion, besides those that the model's own files name. Each must be one
+    token of the model's tokenizer, as ``<|im_end|>`` or ``</s>`` is.
+    """
     chat_template: str | None = None
     """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
     folder.
@@ -202,7 +209,7 @@ class PromptLimits(Section):
     """The maximum number of tokens of a prompt, with instruction and chat template. The first job finds longer prompts
     before anything is sampled, those of benchmarks as well.
     """
-    long_prompts: Literal["refuse", "drop"] = "refuse"
+    long_prompts: LongPrompts = "refuse"
     """Whether a longer prompt stops the run (refuse), or its problem is left out of training or benchmark (drop). The
     log of the first job says how many were left out, and the run's data folder says which.
     """
@@ -242,7 +249,7 @@ class ServerAttachment(Section):
 class Serving(Section):
     """The vLLM servers of inference and evaluation tasks."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: NumberFormat = "bfloat16"
     """The number format of weights and activations."""
     kv_cache_gib: PositiveFloat = 1.0
     """The size of the key-value cache on CPU, GiB."""
@@ -343,7 +350,7 @@ class Training(Section):
     """
     max_tokens_per_micro_batch: Positive = 16384
     """The maximum number of padded tokens of a micro-batch. A longer sequence gets a micro-batch of its own."""
-    weights_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    weights_dtype: NumberFormat = "bfloat16"
     """The number format of the published weights versions."""
     gradient_checkpointing: bool = True
     """Whether activations are computed again in the backward pass, which saves memory."""
@@ -466,6 +473,14 @@ class Evaluation(Section):
     """
     prompt: Prompt | None = None
     """How problems of benchmarks become prompts; null takes the recipe's prompt."""
+    max_prompt_tokens: Positive | None = None
+    """The maximum number of tokens of a prompt of a benchmark; null takes sampling.max_prompt_tokens."""
+    long_prompts: LongPrompts | None = None
+    """Whether a longer prompt of a benchmark stops the run (refuse), or its problem is left out (drop); null takes
+    sampling.long_prompts.
+    """
+    dtype: NumberFormat | None = None
+    """The number format of weights and activations in the servers of evaluations; null takes serving.dtype."""
     benchmarks: tuple[Benchmark, ...] = ()
     """The benchmarks to evaluate on; an empty list turns evaluation off."""
     every: Positive | None = None

@@ -9,17 +9,20 @@ from mrt_hpc.recipe.extends import merged, merged_places
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.source import Place, Source, read_source
+from mrt_hpc.recipe.user_code import import_from
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SECTION = "evaluation"
+PROMPT = "prompt"
 SUITE = "suite"
 """The field of the section that names a suite."""
 
 
 def read_suite(path: Path, *, advice: str) -> Source:
-    """A suite file as a source with the section ``evaluation``; its relative paths start at its own folder.
+    """A suite file as a source with the section ``evaluation``; its relative paths start at its own folder, and modules
+    that it names may lie beside it.
 
     Args:
         path: the YAML file, whose fields are those of the section.
@@ -28,10 +31,25 @@ def read_suite(path: Path, *, advice: str) -> Source:
     Raises:
         UserError: the file is missing, or holds no fields.
     """
+    import_from(path.parent)
     source = read_source(path, advice=advice)
     data = with_absolute_paths({SECTION: {SUITE: path.stem, **source.data}}, path.parent.absolute())
     places = {(SECTION, *location): Place(1, place.line, path) for location, place in source.places.items()}
     return Source(path, data, {(SECTION,): Place(1, 1, path), **places})
+
+
+def with_prompt_of(section: dict[str, Any], prompt: Any) -> dict[str, Any]:
+    """An evaluation section whose prompt takes the fields that it does not name, such as thinking tags and a chat
+    template, from a recipe's prompt: a suite cannot know what a model needs.
+
+    Args:
+        section: with the fields of a suite.
+        prompt: that of the recipe, or what stands in its place.
+    """
+    own = section.get(PROMPT)
+    if not isinstance(own, dict) or not isinstance(prompt, dict):
+        return section
+    return {**section, PROMPT: {**prompt, **own}}
 
 
 def with_suite(source: Source, *, advice: str) -> Source:
@@ -50,5 +68,6 @@ def with_suite(source: Source, *, advice: str) -> Source:
         return source
     suite = read_suite(find(SUITES, name), advice=advice)
     own: dict[str, Any] = {SECTION: {field: value for field, value in section.items() if field != SUITE}}
-    both = {**source.data, SECTION: merged(suite.data, own)[SECTION]}
+    whole = merged(suite.data, own)[SECTION]
+    both = {**source.data, SECTION: with_prompt_of(whole, source.data.get(PROMPT))}
     return replace(source, data=both, places={**merged_places(suite, own, source), **source.places})

@@ -91,5 +91,10 @@ def changed(recipe: Experiment, folder: Path) -> list[Path]:
     return [file for file, kept in pairs if not kept.is_file() or kept.read_bytes() != file.read_bytes()]
 
 
+def own_files(recipe: Experiment) -> list[Path]:
+    """The files of the user's own modules and packages."""
+    return [file for path in own_code(recipe) for file in _files(path)]
+
+
 def _files(path: Path) -> list[Path]:
     return sorted(path.rglob("*.py")) if path.is_dir() else [path]

@@ -27,7 +27,7 @@ from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import as_kind
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, evaluation_dtype
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
@@ -246,19 +246,17 @@ class UnitEvaluation:
         prompter = Prompter.of(weights.directory, self.sampling.prompt)
         policy = ProverModel.of(prompter)
         maker = self._prover_maker(policy)
-        length = recipe.sampling.max_prompt_tokens + self._mode.longest(prompter, self.sampling)
+        length = self.sampling.max_prompt_tokens + self._mode.longest(prompter, self.sampling)
         if maker is not None:
             length += maker.longest_question
         prover = recipe.evaluation.prover
         common = prover is not None and prover.shares_seeds
         with (
             grader_pool(self.task, self.benchmark.problems) as pool,
-            running_server(self.task, weights, length, common_seeds=common) as server,
+            running_server(self.task, weights, length, common_seeds=common, dtype=evaluation_dtype(recipe)) as server,
         ):
             for samples, positions in claimed.items():
-                starts = WholeTraces(
-                    prompter, len(samples), self._settings(prompter), recipe.sampling.max_prompt_tokens
-                )
+                starts = WholeTraces(prompter, len(samples), self._settings(prompter), self.sampling.max_prompt_tokens)
                 groups = [starts.group(mine[position]) for position in positions]
                 finisher = _PartFinisher(parts, self.unit, {mine[p].id: p for p in positions}, samples)
                 traces = len(samples) * len(self._mode.stages)

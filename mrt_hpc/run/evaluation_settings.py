@@ -14,6 +14,7 @@ from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.prompt_files import prompt_contents
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.recipe.base import Section
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark, ProblemSource
+    from mrt_hpc.recipe.schema import Benchmark, Evaluation, ProblemSource
     from mrt_hpc.run.layout import RunLayout
 
 
@@ -83,7 +84,8 @@ def _settings(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> Re
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_tokens,
-            **({} if prompt is None else {"prompt": _named(prompt)}),
+            **({} if prompt is None else {"prompt": {**_named(prompt), **prompt_contents(layout, prompt)}}),
+            **_number_format(how),
             "problem_shards": how.problem_shards,
             "prover": None if how.prover is None else {"type": how.prover.type, **_named(how.prover)},
             "episodes": _named(how.episodes or recipe.episodes),
@@ -94,6 +96,13 @@ def _settings(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> Re
     )
     summary = {"sampled": sampled, "regret_budgets": how.regret_budgets, "regret_tokens": how.regret_tokens}
     return RecordedSettings(sampled, _digest(summary))
+
+
+def _number_format(how: Evaluation) -> dict[str, Any]:
+    """The evaluation's own number format; without one it is the training's, which does not change. A limit of prompts
+    decides only which problems there are, whose file is part of the digest.
+    """
+    return {} if how.dtype is None else {"dtype": how.dtype}
 
 
 def _verifier(problems: ProblemSource) -> dict[str, Any]:

@@ -88,6 +88,11 @@ class RunLayout:
         """The problems of one benchmark."""
         return self.root / "data" / "benchmarks" / f"{name}.jsonl"
 
+    @property
+    def prompt_files(self) -> Path:
+        """The run's copies of chat templates and of solved examples."""
+        return self.root / "data" / "prompts"
+
     # -- weights and checkpoints
     @property
     def weights(self) -> Path:

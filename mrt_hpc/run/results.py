@@ -7,14 +7,10 @@ another grader are another batch of the same samples.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
@@ -24,38 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+    from mrt_hpc.run.fingerprint import Fingerprint
+
 _BATCH = re.compile(r"(\d{5,})-(\d{5,})\.([0-9a-f]{12})")
 DIGITS = 12
 """The number of hexadecimal digits of a grader's digest in the name of a batch."""
-
-
-class Fingerprint(BaseModel):
-    """All that decides the samples of one model on one benchmark, besides how many there are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    weights: str
-    """The digest of the weights version."""
-    benchmark: str
-    """The name of the benchmark, which is part of the seeds."""
-    problems: str
-    """SHA-256 of the file of problems."""
-    seed: int
-    sampling: dict[str, Any]
-    """Prompt, temperature, top-p and token limit."""
-    mode: dict[str, Any]
-    """The way of evaluating; empty for the direct one."""
-    episodes: dict[str, Any]
-    """The rule that cuts thoughts into episodes."""
-    prover: dict[str, Any] | None
-    """The prover of regret."""
-    engine: dict[str, str]
-    """The number format and the versions of the software that samples."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of all fields."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,7 @@ HELD_OUT = "{type: small_world, split: held_out}"
 CHANGES = [
     "evaluation.temperature=0.5", "evaluation.top_p=0.9", "evaluation.max_tokens=200", "evaluation.problem_shards=2",
     "evaluation.prover={type: gold_likelihood, forced_text: x, temperature: 1.0}",
-    "evaluation.episodes={min_paragraphs: 2}", "evaluation.prompt={instruction: Think.}",
+    "evaluation.episodes={min_paragraphs: 2}", "evaluation.dtype=bfloat16", "evaluation.prompt={instruction: Think.}",
     "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out}, samples: 3}]",
     "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 9}, samples: 2}]",
     *(
@@ -284,11 +284,13 @@ def test_what_other_settings_sampled_is_sampled_again(tmp_path: Path, change: st
 def test_every_field_of_an_evaluation_stands_in_a_digest_or_decides_no_result(tmp_path: Path) -> None:
     """Who adds a field decides here where it belongs."""
     deciding = {change.partition("=")[0].removeprefix("evaluation.") for change in CHANGES}
-    summary, neither = {"regret_budgets", "regret_tokens"}, {"every", "results"}
+    limits = {"max_prompt_tokens", "long_prompts"}  # they decide which problems there are, and these are in the digest
+    summary, neither = {"regret_budgets", "regret_tokens"}, {"every", "results", *limits}
     assert set(Evaluation.model_fields) == deciding | summary | neither | {"suite"}, "a suite's own fields decide"
     layout, recipe = submitted(tmp_path / "run")
     now = evaluation_settings(layout, recipe)["held-out"].now
     others = {"regret_budgets": "[32]", "regret_tokens": "all", "every": "3", "results": "r"}
+    others |= {"max_prompt_tokens": "60", "long_prompts": "drop"}
     for field in summary | neither:
         changed = load_recipe(QUICKSTART, (f"evaluation.{field}={others[field]}",))
         then = evaluation_settings(layout, changed)["held-out"].now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
+from mrt_hpc.domains.grader_digest import grader_digest
+from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch import create
 from mrt_hpc.launch.create import create_or_open
@@ -23,6 +26,7 @@ from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm.containers import folders_read
 from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, evaluation_dtype
 from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
@@ -35,11 +39,19 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
+    from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
     from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 SHARDS = "evaluation.problem_shards=3"
+SILENT = "benchmarks: [{name: held-out, problems: {type: small_world, split: held_out}}]\nmax_tokens: 64\n"
+"""A suite that states little, so that the rest comes from the recipe of the run."""
+OTHERWISE = (
+    "episodes.max_episodes=3", "grading.strict=false", "prompt.instruction=Think.", "serving.dtype=float16",
+    "sampling.max_prompt_tokens=96", "sampling.long_prompts=drop",
+)  # fmt: skip
+"""Other values of all that a run's recipe decides where a suite is silent."""
 
 
 def trained(root: Path, *versions: int, changes: tuple[str, ...] = ()) -> RunLayout:
@@ -95,9 +107,11 @@ def test_a_folder_that_is_neither_model_nor_run_is_refused(tmp_path: Path) -> No
 
 def test_an_evaluation_takes_over_what_the_suite_does_not_say(tmp_path: Path) -> None:
     run = trained(tmp_path / "one", 0, 20, changes=("grading.strict=false", "sampling.max_prompt_tokens=99")).root
-    recipe = evaluation_recipe(EvaluationAsked(models_asked([str(run)]), "small_world", (SHARDS,), tmp_path / "r"))
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(SILENT)
+    recipe = evaluation_recipe(EvaluationAsked(models_asked([str(run)]), str(suite), (SHARDS,), tmp_path / "r"))
     assert (recipe.grading.strict, recipe.serving.dtype, recipe.sampling.max_prompt_tokens) == (False, "float32", 99)
-    assert (recipe.evaluation.suite, recipe.evaluation.problem_shards) == ("small_world", 3)
+    assert (recipe.evaluation.suite, recipe.evaluation.problem_shards) == ("suite", 3)
     assert recipe.evaluation.results == str(tmp_path / "r")
     (tmp_path / "lock.yaml").write_text(lock_text(recipe))
     assert read_lock(tmp_path / "lock.yaml") == recipe
@@ -168,7 +182,7 @@ def test_settings_that_contradict_each_other_are_refused_as_in_a_run(tmp_path: P
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ("prompt.instruction=Think.", "prompt"),
+        ("prompt.instruction=Think.", "prompt.instruction"),
         ("episodes.max_episodes=3", "episodes"),
         ("grading.strict=false", "grading.strict"),
         ("serving.dtype=float16", "serving.dtype"),
@@ -179,7 +193,7 @@ def test_runs_that_differ_in_what_decides_numbers_are_not_evaluated_together(
     tmp_path: Path, change: str, field: str
 ) -> None:
     suite = tmp_path / "suite.yaml"
-    suite.write_text("benchmarks: [{name: held-out, problems: {type: small_world, split: held_out}}]\nmax_tokens: 64\n")
+    suite.write_text(SILENT)
     one = trained(tmp_path / "one", 20).root
     two = trained(tmp_path / "two", 20, changes=(change,)).root
     with pytest.raises(UserError, match=f"differ in {field},"):
@@ -192,24 +206,91 @@ def test_what_the_suite_or_an_override_states_may_differ_between_runs(tmp_path: 
     models = models_asked(
         [str(trained(tmp_path / "one", 20).root), str(trained(tmp_path / "two", 20, changes=changes).root)]
     )
-    recipe = evaluation_recipe(EvaluationAsked(models, "small_world", ("grading.strict=true",)))
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(SILENT + "prompt: {instruction: ''}\nepisodes: {markers: [Wait]}\n")
+    recipe = evaluation_recipe(EvaluationAsked(models, str(suite), ("grading.strict=true",)))
     assert recipe.grading.strict
     assert recipe.evaluation.prompt is not None
     assert recipe.evaluation.prompt.instruction == ""
     assert recipe.evaluation.episodes is not None
     assert recipe.evaluation.episodes.markers == ("Wait",)
     with pytest.raises(UserError, match=r"differ in grading\.strict,") as told:
-        evaluation_recipe(EvaluationAsked(models, "small_world"))
+        evaluation_recipe(EvaluationAsked(models, str(suite)))
     assert "--set grading.strict=VALUE" in str(told.value.advice)
 
 
 @pytest.mark.parametrize("suite", [suite.stem for suite in (ROOT / "recipes" / "suites").glob("*.yaml")])
-def test_every_suite_of_the_project_states_how_thoughts_are_cut(suite: str, tmp_path: Path) -> None:
-    """Runs of GRPO and of MRT have other rules, and models without a run have none."""
-    recipe = evaluation_recipe(
-        EvaluationAsked(models_asked([str(trained(tmp_path / "one", 20).root)]), suite, data=tmp_path)
+def test_the_suites_of_the_project_measure_every_model_in_the_same_way(suite: str, tmp_path: Path) -> None:
+    """Two runs whose recipes differ in everything, and a model without a run."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    runs = [trained(tmp_path / "one", 20), trained(tmp_path / "two", 20, changes=OTHERWISE)]
+    asked = [[str(run.root) for run in runs], [str(runs[0].root)], [str(runs[1].root)], [str(tmp_path / "model")]]
+    recipes = [evaluation_recipe(EvaluationAsked(models_asked(one), suite, data=tmp_path)) for one in asked]
+    assert len({measured(recipe) for recipe in recipes}) == 1
+
+
+def measured(recipe: EvaluationRecipe) -> str:
+    """All that decides numbers."""
+    benchmarks = recipe.evaluation.benchmarks
+    sampling = [asdict(benchmark_sampling(recipe, b)) for b in benchmarks]
+    graders = [
+        grader_digest(verifier_of(b.problems, recipe.grading), recipe.grading.time_limit_s, 1.0) for b in benchmarks
+    ]
+    section = recipe.evaluation.model_dump(mode="json")
+    return repr((section, sampling, graders, evaluation_dtype(recipe), recipe.evaluation.episodes))
+
+
+def test_thinking_tags_are_the_models_own(tmp_path: Path) -> None:
+    """The suite has an instruction, and the run's recipe says that its model writes no tags."""
+    untagged = ("prompt={instruction: Think., thought_start: '', thought_end: ''}",)
+    run = trained(tmp_path / "one", 20, changes=untagged).root
+    recipe = evaluation_recipe(EvaluationAsked(models_asked([str(run)]), "paper_20", data=tmp_path))
+    prompt = benchmark_sampling(recipe, recipe.evaluation.benchmarks[0]).prompt
+    assert (prompt.thought_start, prompt.thought_end) == ("", "")
+    assert "put your final answer" in prompt.instruction
+
+
+def test_a_file_that_has_changed_makes_another_evaluation(tmp_path: Path) -> None:
+    """Problems, solved examples and a model that is written again in its place."""
+    model, problems, solved = (tmp_path / name for name in ("model", "p.jsonl", "solved.jsonl"))
+    suite = tmp_path / "suite.yaml"
+    suite.write_text(
+        "benchmarks: [{name: b, problems: {type: jsonl, path: p.jsonl}}]\nprompt: {examples: solved.jsonl}\n"
     )
-    assert recipe.evaluation.episodes is not None
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    problems.write_text('{"id": "1", "problem": "x", "answer": "1"}\n')
+    solved.write_text('{"id": "1", "problem": "x", "solution": "1"}\n')
+
+    def name() -> str:
+        return evaluation_recipe(EvaluationAsked(models_asked([str(model)]), str(suite), results=tmp_path)).name
+
+    names = [name()]
+    for path in (problems, solved, model / "config.json"):
+        assert name() == names[-1], "nothing has changed"
+        path.write_text(path.read_text().replace("1", "2") + " ")
+        names.append(name())
+    assert len(set(names)) == 4
+
+
+def test_a_changed_file_is_named_where_the_directory_is_given(tmp_path: Path) -> None:
+    problems, suite = tmp_path / "p.jsonl", tmp_path / "suite.yaml"
+    suite.write_text("benchmarks: [{name: b, problems: {type: jsonl, path: p.jsonl}}]\n")
+    problems.write_text('{"id": "1", "problem": "x", "answer": "1"}\n')
+    asked = models_asked([str(trained(tmp_path / "one", 0, 20).root)])
+
+    def begun() -> RunLayout:
+        recipe = evaluation_recipe(EvaluationAsked(asked, str(suite), results=tmp_path / "r"))
+        return create_or_open(tmp_path / "eval", recipe, evaluation_plan(recipe, LocalSite()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(create, "check_model", lambda _: None)  # these models are a file without content
+        begun()
+    problems.write_text('{"id": "1", "problem": "x", "answer": "2"}\n')
+    with pytest.raises(UserError, match="this file has changed since the evaluation began") as told:
+        begun()
+    assert f"inputs.{problems}" in told.value.message()
 
 
 def test_a_folder_of_data_replaces_that_of_the_suite(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from samples import rollout, sampled
 
+from mrt_hpc.run.fingerprint import Fingerprint
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.leases import Holder, Leases
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.results import Fingerprint, StoredSamples, samples_of
+from mrt_hpc.run.results import StoredSamples, samples_of
 
 if TYPE_CHECKING:
     from pathlib import Path

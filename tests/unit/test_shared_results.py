@@ -22,8 +22,9 @@ from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Grading, SmallWorldProblems
-from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, fingerprint_of, grader_of, writing
+from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.fingerprint import fingerprint_of
 from mrt_hpc.run.weights import Weights
 
 if TYPE_CHECKING:
@@ -110,6 +111,14 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     )
     yield path
     sys.modules.pop("own_of_results", None)
+
+
+def test_another_rule_of_extraction_is_another_grader() -> None:
+    """It finds other answers in the same samples, so that they have to be judged again."""
+    rules = [SmallWorldProblems(extraction=rule) for rule in (None, "after_thought", "any_box", "last_mathematics")]
+    digests = [grader_digest(verifier_of(problems, Grading()), 5.0, 1.0) for problems in rules]
+    assert digests[0] == digests[1], "the default"
+    assert len(set(digests)) == 3
 
 
 def test_a_changed_function_of_the_user_is_another_grader(own_module: Path) -> None:

@@ -106,6 +106,18 @@ def test_samples_come_back_with_the_version_of_this_run(tmp_path: Path) -> None:
     assert [r.sample for r in found[0].rollouts] == [0, 1]
 
 
+def test_another_rule_of_extraction_judges_the_samples_again(tmp_path: Path) -> None:
+    """The box stands in the thought only: ``any_box`` takes it, and the default does not."""
+    one = parts_of(tmp_path / "one")
+    problem = read_problems(one.task.layout.benchmark_data("b"))[0]
+    text = f"\\boxed{{{problem.answer}}} </think>\n\nI do not know."
+    one.commit(0, BOTH, sampled(*(rollout(problem.id, number, text, reward=0.0) for number in BOTH)))
+    two = parts_of(tmp_path / "two", 0, "evaluation.benchmarks.0.problems.extraction=any_box")
+    assert two.store.directory == one.store.directory, "no samples are drawn for it"
+    assert [r.reward for r in two.sampled(range(1))[0].rollouts] == [1.0, 1.0]
+    assert [r.reward for r in one.sampled(range(1))[0].rollouts] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("position", [0, 1])
 def test_damaged_samples_are_set_aside_and_lack_again(tmp_path: Path, position: int) -> None:
     parts = parts_of(tmp_path / "one")

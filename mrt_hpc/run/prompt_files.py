@@ -1,0 +1,98 @@
+"""The files that prompts name: chat templates, and solved examples. A run keeps its own copies beside its data, so that
+a file that is changed later changes nothing in it, and a container need not bind the folder of the original.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.run.atomic import checksum, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Prompt
+    from mrt_hpc.run.layout import RunLayout
+
+FIELDS = ("chat_template", "examples")
+"""The fields of a prompt that name a file."""
+
+
+def prompt_files(recipe: Experiment) -> dict[str, Path]:
+    """The files that the prompts of a recipe name, by the dotted name of the field."""
+    named = {"prompt": recipe.prompt, "evaluation.prompt": recipe.evaluation.prompt}
+    named |= {f"evaluation.benchmarks.{n}.prompt": b.prompt for n, b in enumerate(recipe.evaluation.benchmarks)}
+    return {
+        f"{where}.{field}": path
+        for where, prompt in named.items()
+        if prompt is not None
+        for field, path in files_of(prompt).items()
+    }
+
+
+def files_of(prompt: Prompt) -> dict[str, Path]:
+    """The files that one prompt names, by the name of the field."""
+    return {field: Path(path) for field in FIELDS if (path := getattr(prompt, field)) is not None}
+
+
+def copy_of(layout: RunLayout, path: Path) -> Path:
+    """The place of the run's copy of a file that a prompt names."""
+    return layout.prompt_files / f"{hashlib.sha256(str(path).encode()).hexdigest()[:12]}-{path.name}"
+
+
+def keep_prompt_files(layout: RunLayout, recipe: Experiment) -> None:
+    """Copy the files that the prompts name into the run, where it has no copy."""
+    for path in prompt_files(recipe).values():
+        if not (kept := copy_of(layout, path)).exists():
+            write_text(kept, path.read_text())
+
+
+def changed_prompt_files(layout: RunLayout, recipe: Experiment) -> Iterator[Path]:
+    """The files that have changed since the run copied them."""
+    for path in dict.fromkeys(prompt_files(recipe).values()):
+        kept = copy_of(layout, path)
+        if kept.exists() and path.exists() and kept.read_bytes() != path.read_bytes():
+            yield path
+
+
+def prompt_contents(layout: RunLayout, prompt: Prompt) -> dict[str, str]:
+    """The checksums of the files that a prompt names, by the name of the field: of the run's copies, or where an
+    earlier version of mrt-hpc made none, of the files themselves. A file that is gone stands with its path.
+    """
+    found = {field: _there(layout, path) for field, path in files_of(prompt).items()}
+    return {field: checksum(path) if path.is_file() else str(path) for field, path in found.items()}
+
+
+def _there(layout: RunLayout, path: Path) -> Path:
+    kept = copy_of(layout, path)
+    return kept if kept.exists() else path
+
+
+def read_experiment(layout: RunLayout) -> Experiment:
+    """The recipe of a run, whose prompts name the run's own copies of their files.
+
+    Raises:
+        UserError: the lock was damaged, or written by another version of the schema.
+    """
+    recipe = read_lock(layout.recipe_lock)
+
+    def own(prompt: Prompt) -> Prompt:
+        places = {field: str(_there(layout, path)) for field, path in files_of(prompt).items()}
+        return prompt.model_copy(update=places)
+
+    return _with_prompts(recipe, own)
+
+
+def _with_prompts(recipe: Experiment, changed: Callable[[Prompt], Prompt]) -> Experiment:
+    """The recipe with each of its prompts changed."""
+    how = recipe.evaluation
+    benchmarks = tuple(
+        b if b.prompt is None else b.model_copy(update={"prompt": changed(b.prompt)}) for b in how.benchmarks
+    )
+    prompt = None if how.prompt is None else changed(how.prompt)
+    evaluation = how.model_copy(update={"prompt": prompt, "benchmarks": benchmarks})
+    return recipe.model_copy(update={"prompt": changed(recipe.prompt), "evaluation": evaluation})
