@@ -333,6 +333,7 @@ def summarise_evaluation(
     regret: Mapping[int, dict[str, float]] | None = None,
     regret_tokens: Literal["sampled", "all"] = "sampled",
     stages: Mapping[str, float] | None = None,
+    graders: int = 1,
     seconds: float | None = None,
     settings: str | None = None,
 ) -> EvaluationSummary:
@@ -362,6 +363,7 @@ def summarise_evaluation(
         regret=dict(regret or {}),
         regret_tokens=regret_tokens,
         stages=dict(stages or {}),
+        graders=graders,
         seconds=seconds,
         settings=settings,
     )

@@ -104,6 +104,9 @@ class EvaluationSummary(Record):
     stages: dict[str, float] = {}
     """Accuracy by stage, where a sample has several: by round of revision, or by budget. The last stage is that of
     ``accuracy`` and all other numbers; empty where a sample is one completion."""
+    graders: int = 1
+    """The number of graders whose verdicts it holds: more than one where mrt-hpc or math-verify was changed between two
+    parts of the evaluation."""
     seconds: float | None = None
     """Wall time of the evaluation."""
     settings: str | None = None
@@ -174,6 +177,18 @@ class IterationMetrics(Record):
     """What else the trainer measured, by the names of :class:`mrt_hpc.training.update_statistics.UpdateStats`. Older
     files repeat ``loss`` and others here, and hold a ``truncated_share`` of importance weights.
     """
+
+
+def several_graders(graders: int, what: str) -> str | None:
+    """A warning where several graders have judged the samples of an evaluation; None where one has.
+
+    Args:
+        graders: how many.
+        what: the evaluation, in words.
+    """
+    if graders == 1:
+        return None
+    return f"{what}: {graders} versions of the grader have judged its samples; mrt-hpc regrade RUN judges all by one"
 
 
 def few_answers(share: float | None, where: str) -> str | None:

@@ -15,7 +15,14 @@ import numpy as np
 
 from mrt_hpc.analysis import plots
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_paired_difference, paired_difference
-from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunSummary, few_answers
+from mrt_hpc.analysis.measures import (
+    EvaluationSummary,
+    IterationMetrics,
+    Phase,
+    RunSummary,
+    few_answers,
+    several_graders,
+)
 from mrt_hpc.analysis.plots import PhaseTimes, Series
 from mrt_hpc.run.atomic import write_text
 
@@ -125,6 +132,7 @@ def render(summary: RunSummary, figures: Sequence[FigureFile]) -> str:
             phases=phase_totals(summary.iterations),
             figures=figures,
             few_answers=last_few_answers(summary),
+            mixed_verdicts=mixed_verdicts(summary),
         )
     )
 
@@ -136,6 +144,12 @@ def last_few_answers(summary: RunSummary) -> str | None:
         few_answers(e.answered_share, f"version {e.version} on {e.benchmark}") for e in summary.evaluations[-1:]
     ]
     return next((warning for warning in (*training, *evaluations) if warning), None)
+
+
+def mixed_verdicts(summary: RunSummary) -> list[str]:
+    """A warning for each evaluation whose samples several graders have judged."""
+    found = (several_graders(e.graders, f"version {e.version} on {e.benchmark}") for e in summary.evaluations)
+    return [warning for warning in found if warning is not None]
 
 
 def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:

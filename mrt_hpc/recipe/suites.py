@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECTION = "evaluation"
-PROMPT = "prompt"
+PROMPT, BENCHMARKS = "prompt", "benchmarks"
 SUITE = "suite"
 """The field of the section that names a suite."""
 
@@ -39,17 +39,24 @@ def read_suite(path: Path, *, advice: str) -> Source:
 
 
 def with_prompt_of(section: dict[str, Any], prompt: Any) -> dict[str, Any]:
-    """An evaluation section whose prompt takes the fields that it does not name, such as thinking tags and a chat
-    template, from a recipe's prompt: a suite cannot know what a model needs.
+    """An evaluation section whose prompts take the fields that they do not name, such as thinking tags and a chat
+    template, from a recipe's prompt: a suite cannot know what a model needs. What a benchmark's prompt does not name
+    comes from the section's prompt before.
 
     Args:
         section: with the fields of a suite.
         prompt: that of the recipe, or what stands in its place.
     """
-    own = section.get(PROMPT)
-    if not isinstance(own, dict) or not isinstance(prompt, dict):
-        return section
-    return {**section, PROMPT: {**prompt, **own}}
+    own, whole = section.get(PROMPT), dict(section)
+    filled = {**(prompt if isinstance(prompt, dict) else {}), **(own if isinstance(own, dict) else {})}
+    if isinstance(own, dict):
+        whole[PROMPT] = filled
+    if isinstance(benchmarks := section.get(BENCHMARKS), list):
+        whole[BENCHMARKS] = [
+            {**b, PROMPT: {**filled, **b[PROMPT]}} if isinstance(b, dict) and isinstance(b.get(PROMPT), dict) else b
+            for b in benchmarks
+        ]
+    return whole
 
 
 def with_suite(source: Source, *, advice: str) -> Source:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.starts import WholeTraces
-from mrt_hpc.analysis.measures import few_answers
+from mrt_hpc.analysis.measures import few_answers, several_graders
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
@@ -331,10 +331,13 @@ class UnitEvaluation:
         if None in read:
             return
         parts = [part for part in read if part is not None]
-        summary = summary_of(layout, self.task.experiment, self.benchmark, unit.version, parts)
+        graders = {read_manifest(shard).about.get("grader") for shard in paths}
+        summary = summary_of(layout, self.task.experiment, self.benchmark, unit.version, parts, len(graders))
         path = layout.evaluation_summary(unit.version, unit.benchmark)
         self.task.retrying(lambda: summary.write(path), "the summary of an evaluation")
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
+        if warning := several_graders(len(graders), f"version {unit.version} on {unit.benchmark}"):
+            log.warning("%s", warning)
         if warning := few_answers(summary.answered_share, f"version {unit.version} on {unit.benchmark}"):
             log.warning("%s", warning)
 

@@ -11,6 +11,9 @@ from click.testing import CliRunner
 from samples import rollout, sampled
 
 from mrt_hpc.analysis.collect import read_summary
+from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
+from mrt_hpc.analysis.render import mixed_verdicts, render
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch import regrade
 from mrt_hpc.launch.create import create_or_open
@@ -158,3 +161,16 @@ def test_the_digest_of_a_grader_names_its_fields_and_limits() -> None:
     assert len(digests) == 3
     other = load_recipe(QUICKSTART, (BENCHMARK, "grading.processes=2", "seed=7"))
     assert grader_of(other, other.evaluation.benchmarks[0]) in digests
+
+
+def test_verdicts_of_several_graders_are_told_with_the_command_that_makes_them_one() -> None:
+    one = summarise_evaluation(3, "b", {"p": [1.0]})
+    two = one.model_copy(update={"graders": 2})
+
+    def summary(*evaluations: EvaluationSummary) -> RunSummary:
+        return RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1, evaluations=evaluations)
+
+    assert mixed_verdicts(summary(one)) == []
+    (warning,) = mixed_verdicts(summary(one, two))
+    assert warning.startswith("version 3 on b: 2 versions of the grader have judged its samples; mrt-hpc regrade")
+    assert f"**Several graders**: {warning}." in render(summary(two), ())

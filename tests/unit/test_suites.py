@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from mrt_hpc.domains.boxed import last_box
 from mrt_hpc.domains.small_world.network import ModelSize
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
@@ -124,3 +126,31 @@ def test_a_suite_that_is_not_there_is_told_with_the_nearest() -> None:
         load_recipe(QUICKSTART, (WHOLE % "paper_21",))
     assert "paper_20" in told.value.message()
     assert find(SUITES, "small_world") == ROOT / "recipes" / "suites" / "small_world.yaml"
+
+
+def test_prompts_of_benchmarks_name_only_what_they_decide(tmp_path: Path) -> None:
+    """Solved examples come from the suite's benchmark, the instruction from the suite, the tags from the recipe."""
+    untagged = ("prompt={instruction: Think., thought_start: '', thought_end: ''}", WHOLE % "paper_few_shot")
+    recipe = load_recipe(QUICKSTART, untagged)
+    prompts = {b.name: benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks}
+    assert [prompts[f"amc23-{shots}-shot"].shots for shots in (0, 1, 4)] == [0, 1, 4]
+    four = prompts["amc23-4-shot"]
+    assert (four.thought_start, four.thought_end) == ("", "")
+    assert "put your final answer" in four.instruction
+    build_tokenizer().save_pretrained(tmp_path)
+    assert Prompter.of(tmp_path, four).text("What is 2 + 3?").count("The final answer is") == 4
+
+
+def test_the_solved_examples_have_the_answers_that_they_give() -> None:
+    """Worked out again in another way than in the text of the solutions."""
+    rolls = [max(a, b) for a in range(1, 7) for b in range(1, 7)]
+    found = {
+        "solved-1": str(180 * 2 // 5),
+        "solved-2": str(sum((n * n + n) % 10 == 0 for n in range(1, 101))),
+        "solved-3": str(next(x * (x + 7) // 2 for x in range(1, 13) if x * x + (x + 7) ** 2 == 169)),
+        "solved-4": f"\\frac{{{rolls.count(4)}}}{{{len(rolls)}}}",
+        "solved-5": str(next(x for x in range(30) if 2 * (2 * x + 3) + 3 == 25)),
+    }
+    lines = (ROOT / "recipes" / "suites" / "solved_problems.jsonl").read_text().splitlines()
+    told = {row["id"]: last_box(row["solution"]) for row in map(json.loads, lines)}
+    assert told == found

@@ -27,6 +27,7 @@ from mrt_hpc.analysis.render import (
     interval,
     last_few_answers,
     mean_rows,
+    mixed_verdicts,
     number,
     outcomes,
     percent,
@@ -135,6 +136,7 @@ def _outcomes(record: RunRecord) -> list[str]:
         told.append("No two weights versions have been evaluated on the same problems.")
     if warning := last_few_answers(record.summary):
         told.append(f"Few answers: {warning}.")
+    told += [f"Several graders: {warning}." for warning in mixed_verdicts(record.summary)]
     return told
 
 

@@ -174,8 +174,9 @@ class StoredParts:
         log.info("another grader has judged %d batch(es) of samples: they are judged again", len(there))
         regrader = Regrader.of(self.task.experiment, self.benchmark, self.task.layout.weights_version(self.version))
         work = regrader.all([sampled for _, sampled in there], golds)
-        for (batch, _), sampled in zip(there, run_until_told(self.task.shutdown, work), strict=True):
+        for (batch, before), sampled in zip(there, run_until_told(self.task.shutdown, work), strict=True):
             self._keep(batch, sampled)
+            _tell_changes(before, sampled)
 
     def _keep(self, batch: Batch, judged: Sampled) -> None:
         """Keep the verdicts of this task's grader on a batch of another one."""
@@ -206,6 +207,16 @@ class StoredParts:
             self.task.observer,
             lambda place: not self.store.lacking(place, samples),
         )
+
+
+def _tell_changes(before: Sampled, now: Sampled) -> None:
+    """Log each verdict that is another one than before."""
+    for old, new in zip(before.rollouts, now.rollouts, strict=True):
+        if old.reward != new.reward:
+            log.info(
+                "problem %s, sample %d: reward %g with answer %r, and %g with answer %r before",
+                new.problem_id, new.sample, new.reward, new.answer, old.reward, old.answer,
+            )  # fmt: skip
 
 
 def as_of(sampled: Sampled, version: int) -> Sampled:

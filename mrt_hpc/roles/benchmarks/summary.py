@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 
 def summary_of(
-    layout: RunLayout, experiment: Experiment, benchmark: Benchmark, version: int, parts: Sequence[Sampled]
+    layout: RunLayout,
+    experiment: Experiment,
+    benchmark: Benchmark,
+    version: int,
+    parts: Sequence[Sampled],
+    graders: int = 1,
 ) -> EvaluationSummary:
     """Return the summary of a weights version on a benchmark.
 
@@ -38,6 +43,7 @@ def summary_of(
         benchmark: of the recipe.
         version: the weights version.
         parts: all shards of its samples.
+        graders: the number of graders that have judged them.
     """
     every_stage = [rollout for part in parts for rollout in part.rollouts]
     rollouts = [rollout for rollout in every_stage if rollout.counts]
@@ -54,6 +60,7 @@ def summary_of(
         regret=_regret(parts, experiment.evaluation),
         regret_tokens=experiment.evaluation.regret_tokens,
         stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),
+        graders=graders,
         settings=settings_of(layout, experiment, benchmark).now.summarised,
     )
 
