@@ -29,6 +29,8 @@ _THOUSANDS = re.compile(r"(?<![0-9_])[0-9]{1,3}(?:(?:\\,|,?\\!|\{,\})[0-9]{3})+(
 _SPACE_BETWEEN_THOUSANDS = re.compile(r"\\,|,?\\!|\{,\}")
 _SPACED_NUMBER = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+")
 """A whole answer only: elsewhere ``1 234`` may be a product or a list."""
+_MIXED_NUMBER = re.compile(r"([+-]?[0-9]{1,9})\s+([0-9]{1,9})\s*/\s*([0-9]{1,9})")
+"""``4 1/2`` as a whole answer: math-verify reads a product."""
 _ANGLES = re.compile(r"\\langle(?![A-Za-z])(.*)\\rangle", re.DOTALL)
 _OUTWARD = re.compile(r"(?:\\left\s*)?([\[\]])([^\[\]]+,[^\[\]]+?)(?:\\right\s*)?([\[\]])")
 """An interval that may be written with brackets that open outwards, as ``]0, 1]`` is ``(0, 1]``."""
@@ -44,6 +46,8 @@ def clean(answer: str) -> str:
     for pattern, replacement in _IN_BETWEEN:
         text = pattern.sub(replacement, text)
     text = _THOUSANDS.sub(lambda number: _SPACE_BETWEEN_THOUSANDS.sub("", number[0]), text).strip()
+    if (mixed := _MIXED_NUMBER.fullmatch(text)) is not None and int(mixed[2]) < int(mixed[3]):
+        return rf"{mixed[1]}\frac{{{mixed[2]}}}{{{mixed[3]}}}"
     return _with_usual_brackets(text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text)
 
 
