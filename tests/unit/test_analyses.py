@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from evaluated import PROBLEMS, boundary, model, trace, unvalued
 
+from mrt_hpc.analysis.analysis_files import as_csv
 from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.efficiency import (
     accuracy_within,
@@ -267,12 +268,43 @@ def test_ratios_and_percentiles_of_what_is_not_reached() -> None:
     ratios = ratio_of_tokens(np.array([0.0, np.inf, 5.0, np.inf]), np.array([0.0, 5.0, np.inf, np.inf]))
     assert ratios[:3].tolist() == [1.0, np.inf, 0.0]
     assert np.isnan(ratios[3])
-    assert percentiles(2.0, np.array([1.0, np.inf, np.nan])) == IntervalEstimate(2.0, 1.0, np.inf)
-    assert np.isnan(percentiles(2.0, np.array([np.nan])).low)
+    assert percentiles(2.0, np.array([1.0, np.inf, np.nan]), 2) == IntervalEstimate(2.0, 1.0, np.inf)
+    assert np.isnan(percentiles(2.0, np.array([np.nan]), 2).low)
 
 
 def test_default_accuracies_are_reached_by_all() -> None:
     half = unvalued({"a": ("R", 64), "b": ("X", 256)}, "half")
     assert default_levels(efficiencies([SHORT, half])) == [0.25, 0.35, 0.45]
+
+
+def test_where_a_model_is_never_right_levels_have_to_be_named() -> None:
     never = unvalued({"a": ("X", 64), "b": ("X", 256)}, "never")
-    assert "none to reach" in analyse_efficiency([never], [], 1).remarks[-1]
+    told = "never has no accuracy above 0: name levels with --accuracy 0.1,0.2"
+    assert analyse_efficiency([never], [], 1).remarks[-1] == told
+    assert analyse_efficiency([SHORT, never], [], 1).remarks[-1] == told
+    both = analyse_efficiency([never, replace(never, name="nor")], [], 1)
+    assert both.remarks[-1].startswith("never and nor have no accuracy")
+    assert not analyse_efficiency([SHORT, never], [0.1], 1).remarks[-1].endswith("0.1,0.2")
+
+
+@pytest.mark.parametrize("right", [1, 2, 3, 7])
+def test_small_default_accuracies_are_neither_0_nor_above_the_best(right: int) -> None:
+    """Of 500 problems so many are right: 0.2, 0.4, 0.6 and 1.4 %."""
+    found = efficiencies([unvalued({str(n): ("R" if n < right else "X", 64) for n in range(500)})])
+    levels = default_levels(found)
+    assert levels == pytest.approx([right / 500 * share for share in (0.5, 0.7, 0.9)], rel=0.05)
+    assert max(levels) < right / 500
+    assert all(np.isfinite(tokens_to(found, level, seed=1)[0].tokens.mean) for level in levels)
+    shown = [row[1] for row in analyse_efficiency([unvalued({"a": ("R", 9), "b": ("X", 9)})], [0.0018], 1).summary.rows]
+    assert shown == ["0.18%"]
+
+
+def test_a_single_problem_gives_no_interval() -> None:
+    one = [unvalued({"a": ("R", length)}, name) for name, length in (("short", 64), ("long", 128))]
+    short, long = tokens_to(efficiencies(one), 0.5, seed=1)
+    assert np.isnan([short.tokens.low, short.tokens.high, long.ratio.low, long.ratio.high]).all()
+    assert tokens_text(short.tokens).endswith(" (no interval)")
+    assert ratio_text(long.ratio) == "2.00 (no interval)"
+    found = analyse_efficiency(one, [0.5], 1)
+    assert "a single problem tells nothing of others" in found.remarks[-1]
+    assert ",," in as_csv(found.tables[1])
