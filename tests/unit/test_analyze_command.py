@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FILES = {
     "regret": ["areas_by_episode", "regret"],
-    "scaling": ["scaling"],
+    "scaling": ["earlier_votes", "equal_tokens", "scaling"],
     "progress": ["progress"],
     "efficiency": ["accuracy_by_tokens", "tokens_to_accuracy"],
 }
