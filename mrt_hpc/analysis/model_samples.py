@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
+VALUED_SUITE = "paper_regret"
+"""A suite that names a prover, for advice."""
 Counted = Literal["sampled", "all"]
 """The tokens of a boundary, see ``evaluation.regret_tokens``."""
 
@@ -125,7 +127,7 @@ class ModelSamples:
                 f"{self.name}: the prefixes of these samples were not valued",
                 where=self.source,
                 expected=f"an evaluation on {self.benchmark} that names a prover",
-                advice=f"mrt-hpc eval {self.source} --suite SUITE, with a suite that names a prover",
+                advice=f"mrt-hpc eval {self.source} --suite {VALUED_SUITE}",
             )
 
 

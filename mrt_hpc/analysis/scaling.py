@@ -22,6 +22,7 @@ from mrt_hpc.analysis.earlier_votes import (
 )
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.model_samples import VALUED_SUITE
 from mrt_hpc.analysis.scaling_curves import VOTE, VOTERS, ScalingCurve, direct_curves, prefix_curve, votes_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.votes import RULE
@@ -45,7 +46,7 @@ def analyse_scaling(models: Sequence[ModelSamples]) -> Analysis:
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
             where=models[0].source,
             expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
-            advice=f"mrt-hpc eval {models[0].source} --suite SUITE, with a suite that names such a prover",
+            advice=f"mrt-hpc eval {models[0].source} --suite {VALUED_SUITE}",
         )
     prefixes = {model.name: [prefix_curve(model, p) for p in votes_of(model)] for model in voting}
     direct = {model.name: direct_curves(model) for model in models}

@@ -16,6 +16,8 @@ class ModeSettings(Section):
     if TYPE_CHECKING:
         type: str
 
+    cuts_episodes: ClassVar[bool] = True
+    """Whether the boundaries of a trace are the ends of its episodes; otherwise they are at budgets of tokens."""
     adds_stages: ClassVar[bool] = False
     """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all of them.
     Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
