@@ -4,7 +4,6 @@ is evaluated; the same command draws once it is done.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -207,7 +206,6 @@ def test_the_models_of_an_evaluation_on_its_own_are_evaluated(
     ]  # fmt: skip
     result = analyze("regret", f"{alone}@grpo@21", "--suite", suite, "--benchmark", "held-out")
     assert "the evaluation has no model of this name" in result.stderr
-    shutil.rmtree(run / "weights")
 
 
 @pytest.mark.parametrize("option", ["--site", "--set", "--results", "--data"])
