@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model_samples import VALUED_SUITE
+from mrt_hpc.analysis.published import BENCHMARKS
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     Typed = Callable[[str | None, str], str]
     """The command on a suite (None for the same one) and a benchmark, as the user types it."""
 
-EXTRAPOLATION_SUITE, FIRST_BENCHMARK = "paper_extrapolation", "aime24"
-"""What is advised where a suite does not suit an analysis."""
+EXTRAPOLATION_SUITE = "paper_extrapolation"
+"""What is advised where a suite has no extrapolation."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +65,42 @@ def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None,
         UserError: the evaluation has no prover that the analysis needs, it has several benchmarks and none is named,
             there is no such benchmark, or it is evaluated in a way that the analysis makes no sense of.
     """
-    _require_prover(recipe, needs, typed)
+    advice = typed(needs.suite, name if name in BENCHMARKS else BENCHMARKS[0])
+    _require_prover(recipe, needs, advice)
     suiting = [benchmark.name for benchmark in recipe.evaluation.benchmarks if needs.suits(recipe, benchmark)]
-    advice = typed(None, suiting[0]) if suiting else typed(needs.suite, FIRST_BENCHMARK)
-    chosen = _chosen(recipe, suiting, name, advice, typed)
+    if not suiting:
+        raise _unsuited(recipe, needs, recipe.evaluation.benchmarks, advice)
+    chosen = _chosen(recipe, suiting, name, typed)
     if chosen.name not in suiting:
-        way = "direct" if chosen.mode is None else chosen.mode.type
-        raise UserError(
-            f"benchmark {chosen.name} is evaluated in a way that this analysis makes no sense of",
-            value=way,
-            where=_suite(recipe),
-            expected=_expected(needs, suiting),
-            advice=advice,
-        )
+        raise _unsuited(recipe, needs, [chosen], typed(None, suiting[0]))
     return chosen
 
 
-def _require_prover(recipe: EvaluationRecipe, needs: Needs, typed: Typed) -> None:
+def _unsuited(recipe: EvaluationRecipe, needs: Needs, benchmarks: Sequence[Benchmark], advice: str) -> UserError:
+    """The error about benchmarks that are evaluated in ways that the analysis makes no sense of."""
+    ways = dict.fromkeys("direct" if benchmark.mode is None else benchmark.mode.type for benchmark in benchmarks)
+    return UserError(
+        f"this analysis makes no sense of the way in which {_names(benchmarks)} would be evaluated",
+        value=", ".join(ways),
+        where=_suite(recipe),
+        expected="mode: {type: extrapolation}"
+        if needs.budgets
+        else "a mode that cuts thoughts into episodes, as direct",
+        advice=advice,
+    )
+
+
+def _names(benchmarks: Sequence[Benchmark]) -> str:
+    return ", ".join(benchmark.name for benchmark in benchmarks)
+
+
+def _require_prover(recipe: EvaluationRecipe, needs: Needs, advice: str) -> None:
     """Refuse an evaluation without the values, or without the answers, that an analysis needs.
 
     Raises:
         UserError: they are not asked for.
     """
     prover = recipe.evaluation.prover
-    advice = typed(needs.suite, FIRST_BENCHMARK)
     if prover is None and needs.values:
         raise UserError(
             "this evaluation has no prover, so the prefixes of its samples would not be valued",
@@ -105,7 +118,7 @@ def _require_prover(recipe: EvaluationRecipe, needs: Needs, typed: Typed) -> Non
         )
 
 
-def _chosen(recipe: EvaluationRecipe, suiting: Sequence[str], name: str | None, advice: str, typed: Typed) -> Benchmark:
+def _chosen(recipe: EvaluationRecipe, suiting: Sequence[str], name: str | None, typed: Typed) -> Benchmark:
     """The benchmark that is named, or the only one.
 
     Raises:
@@ -116,24 +129,18 @@ def _chosen(recipe: EvaluationRecipe, suiting: Sequence[str], name: str | None, 
         raise UserError(
             "the suite has several benchmarks, and an analysis is of one",
             where=_suite(recipe),
-            expected=f"--benchmark with one of {', '.join(suiting or benchmarks)}",
-            advice=advice,
+            expected=f"--benchmark with one of {', '.join(suiting)}",
+            advice=typed(None, suiting[0]),
         )
     if name is not None and name not in benchmarks:
-        guess = nearest(name, benchmarks)
         raise UserError(
             "the suite has no such benchmark",
             value=name,
             where="--benchmark",
-            expected=f"one of {', '.join(benchmarks)}",
-            advice=advice if guess is None else typed(None, guess),
+            expected=f"one of {', '.join(suiting)}",
+            advice=typed(None, nearest(name, suiting) or suiting[0]),
         )
     return next(iter(benchmarks.values())) if name is None else benchmarks[name]
-
-
-def _expected(needs: Needs, suiting: Sequence[str]) -> str:
-    way = "mode: {type: extrapolation}" if needs.budgets else "a mode that cuts thoughts into episodes, as direct does"
-    return f"{way}, as {', '.join(suiting)}" if suiting else way
 
 
 def _suite(recipe: EvaluationRecipe) -> str:

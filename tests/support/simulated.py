@@ -95,7 +95,8 @@ class Experiment:
         rng = np.random.default_rng([seed, problems, self.samples])
         estimates = [self.interval(self.values(rng, problems)) for _ in range(trials)]
         low, high = np.array([[e.low, e.high] for e in estimates]).T
-        return Coverage(float((self.truth < low).mean()), float((self.truth > high).mean()), float((high - low).mean()))
+        widths = np.subtract(high, low, out=np.full_like(high, np.inf), where=np.isfinite(high))
+        return Coverage(float((self.truth < low).mean()), float((self.truth > high).mean()), float(widths.mean()))
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Coverage:
     """In which the truth lies below the interval."""
     above: float
     width: float
-    """Of the interval, mean."""
+    """Of the interval, mean; infinite where an interval has no end."""
 
     @property
     def share(self) -> float:

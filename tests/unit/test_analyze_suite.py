@@ -127,6 +127,8 @@ def test_a_suite_without_a_prover_is_refused_before_anything_is_submitted(
         f"next:     mrt-hpc analyze {analysis} {run} --suite {advised} --site local --data 'x y' --benchmark aime24\n"
         in result.stderr
     )
+    named = analyze(analysis, run, "--suite", "paper_20", "--benchmark", "math500")
+    assert named.stderr.endswith(f"--suite {advised} --benchmark math500\n")
     assert not submissions.recipes
     assert analyze("efficiency", run, "--suite", "paper_20").stderr.startswith(
         "error: the suite has several benchmarks"
@@ -184,10 +186,22 @@ def test_a_way_of_evaluating_that_does_not_suit_is_refused(
 ) -> None:
     result = analyze(analysis, run, "--suite", suite, "--benchmark", benchmark)
     assert result.exit_code == 2
-    assert f"benchmark {benchmark} is evaluated in a way that this analysis makes no sense of" in result.stderr
+    assert f"this analysis makes no sense of the way in which {benchmark} would be evaluated" in result.stderr
     assert f"value:    '{way}" in result.stderr
     other = {"held-out": "longer", "longer": "held-out"}[benchmark]
     assert f"--suite {suite} --benchmark {other}\n" in result.stderr
+    assert not submissions.recipes
+
+
+def test_a_suite_without_any_suiting_benchmark_is_refused_with_one_that_has_some(
+    submissions: Submissions, run: Path
+) -> None:
+    for analysis, given, advised in (
+        ("extrapolate", "paper_regret", "paper_extrapolation"), ("scaling", "paper_extrapolation", "paper_regret"),
+    ):  # fmt: skip
+        result = analyze(analysis, run, "--suite", given)
+        assert "the way in which aime24, aime25, amc23, minerva, math500 would be evaluated" in result.stderr
+        assert f"mrt-hpc analyze {analysis} {run} --suite {advised} --benchmark aime24\n" in result.stderr
     assert not submissions.recipes
 
 
