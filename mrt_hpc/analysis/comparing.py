@@ -201,16 +201,23 @@ def verdict(comparison: Comparison) -> str:
     if comparison.shown:
         return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)}"
     corrected = " after the correction" if comparison.gain.p_value < SIGNIFICANCE else ""
-    return f"cannot be told apart{corrected}: {_limit(comparison)}"
+    limit = can_show(comparison.measure, comparison.problems, comparison.detectable)
+    return f"cannot be told apart{corrected}: {limit}"
 
 
-def _limit(comparison: Comparison) -> str:
-    """What so many problems can show."""
-    if not math.isfinite(comparison.detectable):
+def can_show(measure: Measure, problems: int, smallest: float) -> str:
+    """What so many problems can show, in words.
+
+    Args:
+        measure: that is compared.
+        problems: how many there are.
+        smallest: the smallest difference that they can show, in the measure's unit.
+    """
+    if not math.isfinite(smallest):
         return "a single problem tells nothing of others"
-    if comparison.measure.is_share and comparison.detectable > 1:
-        return f"n = {comparison.problems} problems are too few to show any difference"
-    return f"n = {comparison.problems} problems can show {quantity(comparison.measure, comparison.detectable)} or more"
+    if measure.is_share and smallest > 1:
+        return f"n = {problems} problems are too few to show any difference"
+    return f"n = {problems} problems can show {quantity(measure, smallest)} or more"
 
 
 def _more(comparison: Comparison) -> str:

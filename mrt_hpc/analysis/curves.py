@@ -56,15 +56,18 @@ def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
     return {problem: [curve_of(trace, model.counted) for trace in traces] for problem, traces in model.problems.items()}
 
 
-def valued_traces(parts: Iterable[Sampled], counted: Counted = "sampled") -> dict[str, list[TraceCurve]]:
+def valued_traces(
+    parts: Iterable[Sampled], counted: Counted = "sampled", *, adds_stages: bool = False
+) -> dict[str, list[TraceCurve]]:
     """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
 
     Args:
         parts: the shards of one version and benchmark.
         counted: the tokens of a boundary.
+        adds_stages: whether the tokens of earlier rounds count too, see ``ModeSettings.adds_stages``.
     """
     found = {
         problem: [curve_of(trace, counted) for trace in traces if any(b.value is not None for b in trace.boundaries)]
-        for problem, traces in evaluated_problems(map(Outcomes.of, parts)).items()
+        for problem, traces in evaluated_problems(map(Outcomes.of, parts), adds_stages=adds_stages).items()
     }
     return {problem: curves for problem, curves in found.items() if curves}

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.stats import rankdata
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.curves import curve_of
@@ -86,21 +87,28 @@ def mean_accuracy(models: Sequence[ModelSamples]) -> dict[str, float]:
 
 
 def difficulties(accuracy: Mapping[str, float]) -> dict[str, Difficulty]:
-    """The third of the problems in which each problem is, by its pass@1.
+    """The third of the problems in which each problem is, by the rank of its pass@1.
 
-    Problems of the same pass@1 are in the same third, so the thirds may differ in size, and one may be empty.
+    Problems of the same pass@1 share the mean of their ranks, so they are in the same third; the thirds may differ in
+    size, and one may be empty. The lowest pass@1 is always hard and the highest always easy, so that many problems that
+    are always right do not become medium by their number. Where all are equal, all are medium.
 
     Args:
         accuracy: pass@1 of each problem.
     """
-    low, high = np.quantile(list(accuracy.values()), [1 / 3, 2 / 3])
-    return {problem: _difficulty(share, float(low), float(high)) for problem, share in accuracy.items()}
+    shares = np.array(list(accuracy.values()))
+    ranks = rankdata(shares, method="average") / (len(shares) + 1)
+    if np.ptp(shares) == 0:
+        return dict.fromkeys(accuracy, Difficulty.MEDIUM)
+    ranks[shares == shares.min()], ranks[shares == shares.max()] = 0.0, 1.0
+    return {problem: _difficulty(rank) for problem, rank in zip(accuracy, ranks.tolist(), strict=True)}
 
 
-def _difficulty(share: float, low: float, high: float) -> Difficulty:
-    if share <= low:
+def _difficulty(rank: float) -> Difficulty:
+    """The third of a rank in [0, 1]."""
+    if rank <= 1 / 3:
         return Difficulty.HARD
-    return Difficulty.MEDIUM if share <= high else Difficulty.EASY
+    return Difficulty.MEDIUM if rank < 2 / 3 else Difficulty.EASY
 
 
 def progress_curves(model: ModelSamples, difficulty: Mapping[str, Difficulty]) -> Iterator[ProgressCurve]:
@@ -184,8 +192,16 @@ def _cell(curve: ProgressCurve, episode: int) -> str:
 
 
 def _remarks(curves: Sequence[ProgressCurve], difficulty: Mapping[str, Difficulty], fewest: int) -> tuple[str, ...]:
-    counts = ", ".join(f"{list(difficulty.values()).count(level)} {level}" for level in Difficulty)
-    remarks = [f"problems by their pass@1, mean over the models: {counts}"]
+    remarks = [_remark_on_difficulty(difficulty)]
     if any(episode.problems < fewest for curve in curves for episode in curve.episodes):
         remarks.append(f"means over fewer than {fewest} problems are in the table only, not in the figure")
     return tuple(remarks)
+
+
+def _remark_on_difficulty(difficulty: Mapping[str, Difficulty]) -> str:
+    """How many problems each third has."""
+    levels = list(difficulty.values())
+    if set(levels) == {Difficulty.MEDIUM}:
+        return "the problems are not split by difficulty: they have the same pass@1, and are all called medium"
+    counts = ", ".join(f"{levels.count(level)} {level}" for level in Difficulty)
+    return f"problems by their pass@1, mean over the models: {counts}"

@@ -101,14 +101,15 @@ class EvaluatedRun:
             DamagedError: a shard is not what was written.
             UserError: the evaluation is not there, or not complete.
         """
-        settings = self._settings(benchmark)
+        settings, mode = self._settings(benchmark), self._benchmark(benchmark).mode
         if not self._is_whole(version, benchmark, settings):
             raise self._incomplete(version, benchmark)
+        parts = (read_outcomes(shard) for shard in self._shards(version, benchmark))
         return ModelSamples(
             name=name,
             source=self.evaluable(version),
             benchmark=benchmark,
-            problems=evaluated_problems(read_outcomes(shard) for shard in self._shards(version, benchmark)),
+            problems=evaluated_problems(parts, adds_stages=mode is not None and mode.adds_stages),
             settings=self._compared(version, benchmark),
             counted=self.recipe.evaluation.regret_tokens,
             budgets=self._budgets(benchmark),

@@ -89,7 +89,7 @@ class EvaluationSummary(Record):
     pass_at_k: dict[int, float] = {}
     """Unbiased pass@k for k = 1, 2, 4 .. n."""
     tokens_per_rollout: float | None = None
-    """Mean length of a completion, tokens."""
+    """Mean number of tokens of a sample: of its completion, or of all its rounds."""
     truncated_share: float | None = None
     """Share of completions cut off by the token limit."""
     answered_share: float | None = None

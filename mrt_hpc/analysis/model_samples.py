@@ -4,7 +4,7 @@ values of the prefixes with the answers that were forced there.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
 """The traces of each problem, by its id."""
+VALUED_SUITE = "paper_regret"
+"""A suite that names a prover, for advice."""
 Counted = Literal["sampled", "all"]
 """The tokens of a boundary, see ``evaluation.regret_tokens``."""
 
@@ -39,7 +41,7 @@ class EvaluatedBoundary:
     """The end of an episode of an evaluated trace; the first boundary is the start of the trace."""
 
     tokens: int
-    """The sampled tokens before it."""
+    """The sampled tokens before it, those of earlier rounds included."""
     value: float | None
     """V_j; None where the prover was not asked."""
     forced: tuple[ForcedAnswer, ...]
@@ -53,7 +55,7 @@ class EvaluatedTrace:
     reward: float
     answer: str | None
     tokens: int
-    """The number of sampled tokens, those of the final answer included."""
+    """The number of sampled tokens, those of the final answer and of earlier rounds included."""
     boundaries: tuple[EvaluatedBoundary, ...]
     """[k + 1] of k episodes."""
 
@@ -125,7 +127,7 @@ class ModelSamples:
                 f"{self.name}: the prefixes of these samples were not valued",
                 where=self.source,
                 expected=f"an evaluation on {self.benchmark} that names a prover",
-                advice=f"mrt-hpc eval {self.source} --suite SUITE, with a suite that names a prover",
+                advice=f"mrt-hpc eval {self.source} --suite {VALUED_SUITE}",
             )
 
 
@@ -154,16 +156,28 @@ def _mean(numbers: Iterable[float]) -> float:
 # -- from the records of an evaluation
 
 
-def evaluated_problems(parts: Iterable[Outcomes]) -> EvaluatedProblems:
+def evaluated_problems(parts: Iterable[Outcomes], *, adds_stages: bool = False) -> EvaluatedProblems:
     """The traces of each problem, in the order of their numbers, from the records of an evaluation. Of a sample with
     several rounds or budgets the last one counts.
+
+    Args:
+        parts: the shards of one version and benchmark.
+        adds_stages: whether the tokens of the earlier rounds of a sample count too, see ``ModeSettings.adds_stages``.
     """
     found: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
     for part in parts:
-        boundaries = _BoundaryRecords.of(part)
+        boundaries = _BoundaryRecords.of(part, tokens_of_earlier_rounds(part.rollouts) if adds_stages else {})
         for rollout in (r for r in part.rollouts if r.counts):
             found[rollout.problem_id][rollout.sample] = boundaries.trace(rollout)
     return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in found.items()}
+
+
+def tokens_of_earlier_rounds(rollouts: Iterable[RolloutOutcome]) -> Mapping[tuple[str, int], int]:
+    """The tokens of all rounds of a sample but the last one, by problem and by the number of the sample."""
+    found = Counter[tuple[str, int]]()
+    for rollout in (r for r in rollouts if not r.counts):
+        found[rollout.problem_id, rollout.sample // rollout.stages] += rollout.tokens
+    return found
 
 
 @dataclass(frozen=True)
@@ -172,24 +186,27 @@ class _BoundaryRecords:
 
     values: Mapping[tuple[str, int, int], float]
     forced: Mapping[tuple[str, int, int], list[ForcedAnswer]]
+    earlier: Mapping[tuple[str, int], int]
+    """The tokens that a sample took before its last round, by problem and number."""
 
     @classmethod
-    def of(cls, part: Outcomes) -> _BoundaryRecords:
-        """The records of one shard; all records of a trace are in the same shard."""
+    def of(cls, part: Outcomes, earlier: Mapping[tuple[str, int], int]) -> _BoundaryRecords:
+        """The records of one shard; all records of a sample are in the same shard."""
         forced: dict[tuple[str, int, int], list[ForcedAnswer]] = defaultdict(list)
         for branch in sorted(part.branches, key=lambda b: b.branch):
             where = branch.problem_id, branch.sample, branch.boundary
             forced[where].append(ForcedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens))
         values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
-        return cls(values, forced)
+        return cls(values, forced, earlier)
 
     def trace(self, rollout: RolloutOutcome) -> EvaluatedTrace:
         """One trace with its boundaries."""
+        before = self.earlier.get((rollout.problem_id, rollout.sample // rollout.stages), 0)
         boundaries = [
-            self._boundary((rollout.problem_id, rollout.sample, number), tokens)
+            self._boundary((rollout.problem_id, rollout.sample, number), before + tokens)
             for number, tokens in enumerate(rollout.boundaries)
         ]
-        return EvaluatedTrace(rollout.reward, rollout.answer, rollout.tokens, tuple(boundaries))
+        return EvaluatedTrace(rollout.reward, rollout.answer, before + rollout.tokens, tuple(boundaries))
 
     def _boundary(self, where: tuple[str, int, int], tokens: int) -> EvaluatedBoundary:
         return EvaluatedBoundary(tokens, self.values.get(where), tuple(self.forced.get(where, ())))

@@ -127,6 +127,23 @@ def _version(run: EvaluatedRun, word: str) -> NamedModel:
     return NamedModel(run, int(word))
 
 
+def models_to_evaluate(texts: Sequence[str]) -> list[str]:
+    """The arguments as ``mrt-hpc eval`` takes them: an evaluation on its own stands for its models.
+
+    Raises:
+        UserError: an evaluation has no such model, or its recipe cannot be read.
+    """
+    return [one for text in texts for one in _to_evaluate(text)]
+
+
+def _to_evaluate(text: str) -> list[str]:
+    directory, name = _split(text)
+    if not RunLayout(expanded(directory)).plan.is_file():
+        return [text]
+    run = EvaluatedRun.open(directory)
+    return [run.evaluable(number) for number in _numbers(run, name)] if run.models else [text]
+
+
 # -- what is read
 
 

@@ -8,6 +8,7 @@ wide, units on every axis. Draws without a display and without matplotlib's glob
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.lines import Line2D
 
     Target = Path | BytesIO
     """A file becomes a PNG, a buffer an SVG."""
@@ -54,11 +56,14 @@ TIME_SCALE = LinearSegmentedColormap.from_list("time", ["#A6CEE3", "#3E7FB8", "#
 """From early to late in training: light to dark, so that it survives print in grey."""
 MARKED_POINTS = 40
 """More points than this are drawn without markers."""
+OWN_LABEL = re.compile(r"_(child\d+|nolegend_)")
+"""What matplotlib calls a line that was given no label."""
 MOST_BARS = 60
 """More iterations than this are averaged into this many bars."""
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
+    "text.parse_math": False,  # names of models and benchmarks may hold a dollar sign
     "font.size": 11,
     "axes.titlesize": 13,
     "axes.titleweight": "bold",
@@ -304,9 +309,17 @@ def _legend(axes: Axes, entries: int) -> None:
     figure = axes.get_figure(root=True)
     if figure is None or entries == 0:
         return
+    handles, labels = _labelled(axes)
     if entries > BELOW:
-        handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, ["\n".join(wrap(label, BESIDE)) for label in labels], loc="outside right center")
     else:
-        letters = sum(map(len, axes.get_legend_handles_labels()[1]))
-        figure.legend(loc="outside lower center", ncols=entries if letters <= ROW else 1)
+        columns = entries if sum(map(len, labels)) <= ROW else 1
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def _labelled(axes: Axes) -> tuple[list[Line2D], list[str]]:
+    """The lines that were given a label, with these. Matplotlib itself leaves out a name that begins with ``_``, as its
+    own labels of lines without one do.
+    """
+    lines = [line for line in axes.lines if not OWN_LABEL.fullmatch(str(line.get_label()))]
+    return lines, [str(line.get_label()) for line in lines]

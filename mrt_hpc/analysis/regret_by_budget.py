@@ -4,6 +4,7 @@ of whole traces.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from mrt_hpc.analysis.problem_measures import Regret
 from mrt_hpc.mrt.regret import area_of_episodes, regret_by_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mrt_hpc.analysis.comparing import Comparison
     from mrt_hpc.analysis.intervals import IntervalEstimate
@@ -59,18 +60,26 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
 
     Args:
         models: on the same benchmark.
-        budgets: in tokens; empty takes 32 up to the longest trace.
+        budgets: in tokens; empty takes 32 up to the longest trace, or to the last boundary where that has more tokens.
 
     Raises:
         UserError: the prefixes of a model were not valued.
     """
     curves = {model.name: curves_of(model) for model in models}
-    measured = sorted(set(budgets)) or even_budgets(max(model.longest for model in models))
+    measured = sorted(set(budgets)) or even_budgets(most_tokens(models, curves.values()))
     found = [regret_of(name, mine, measured) for name, mine in curves.items()]
     figures = (_figure_of_regret(found), _figure_of_areas(found))
     differences = (_table_of_differences(found),) if len(found) > 1 else ()
     tables = (_table_of_regret(found), _table_of_areas(found), *differences)
     return Analysis(tables, figures, _summary(found), verdicts(models, measured[-1]), _remarks(found))
+
+
+def most_tokens(models: Sequence[ModelSamples], curves: Iterable[Curves]) -> int:
+    """The tokens of the longest trace of all, or of the last boundary where that has more: with all tokens counted, it
+    has those of the prompt and of the answer as well.
+    """
+    last = max(curve.tokens[-1] for mine in curves for traces in mine.values() for curve in traces)
+    return max(math.ceil(last), *(model.longest for model in models))
 
 
 def even_budgets(longest: int) -> list[int]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.generation import Generation, generated, generating
+from mrt_hpc.cli.generation import Generation, Wanted, generated, generating
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.analysed_benchmark import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ def analyze() -> None:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze scaling  runs/eval-paper_20
-      mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --site mycluster
+      mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24 --site mycluster
     """
 
 
@@ -62,7 +63,11 @@ OUT = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="The directory of the results. Default: analysis/NAME in the first RUN or EVALDIR.",
 )
-BENCHMARK = click.option("--benchmark", metavar="NAME", help="Needed where the models share several.")
+BENCHMARK = click.option(
+    "--benchmark",
+    metavar="NAME",
+    help="Needed where the models share several, or the suite has several: it alone is evaluated.",
+)
 
 
 @analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
@@ -97,7 +102,8 @@ def regret(
         counted = models if tokens is None else [replace(model, counted=tokens) for model in models]
         return analyse_regret(counted, budgets)
 
-    _write("regret", Asked(what, out, benchmark, generation), analyse)
+    needs = Needs(values=True, answers=tokens == "all", episodes=True)
+    _write("regret", Asked(what, out, benchmark, generation, needs), analyse)
 
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
@@ -115,7 +121,8 @@ def scaling(what: tuple[str, ...], out: Path | None, benchmark: str | None, gene
     """
     from mrt_hpc.analysis.scaling import analyse_scaling
 
-    _write("scaling", Asked(what, out, benchmark, generation), analyse_scaling)
+    needs = Needs(values=True, answers=True, episodes=True)
+    _write("scaling", Asked(what, out, benchmark, generation, needs), analyse_scaling)
 
 
 @analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
@@ -132,7 +139,8 @@ def progress(what: tuple[str, ...], out: Path | None, benchmark: str | None, gen
     """
     from mrt_hpc.analysis.episode_progress import analyse_progress
 
-    _write("progress", Asked(what, out, benchmark, generation), analyse_progress)
+    needs = Needs(values=True, episodes=True)
+    _write("progress", Asked(what, out, benchmark, generation, needs), analyse_progress)
 
 
 @analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.", epilog=options.WHAT)
@@ -164,7 +172,7 @@ def efficiency(
     """
     from mrt_hpc.analysis.efficiency import analyse_efficiency
 
-    asked = Asked(what, out, benchmark, generation)
+    asked = Asked(what, out, benchmark, generation, Needs())
     _write("efficiency", asked, lambda models: analyse_efficiency(models, accuracies, seed))
 
 
@@ -178,12 +186,13 @@ def extrapolate(what: tuple[str, ...], out: Path | None, benchmark: str | None, 
 
     \b
     Examples:
-      mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --site mycluster
+      mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --benchmark aime24
       mrt-hpc analyze extrapolate runs/eval-paper_extrapolation-grpo-1a2b3c4d
     """
     from mrt_hpc.analysis.extrapolation import analyse_extrapolation
 
-    _write("extrapolate", Asked(what, out, benchmark, generation), analyse_extrapolation)
+    needs = Needs(values=True, budgets=True)
+    _write("extrapolate", Asked(what, out, benchmark, generation, needs), analyse_extrapolation)
 
 
 @dataclass(frozen=True)
@@ -194,6 +203,8 @@ class Asked:
     out: Path | None
     benchmark: str | None
     generation: Generation | None
+    needs: Needs
+    """What the analysis needs of the evaluation, where that is still to be made."""
 
 
 def _write(name: str, asked: Asked, analyse: Callable[[list[ModelSamples]], Analysis]) -> None:
@@ -207,7 +218,8 @@ def _write(name: str, asked: Asked, analyse: Callable[[list[ModelSamples]], Anal
 
     what: Sequence[str] = asked.what
     if asked.generation is not None:
-        if (evaluation := generated(asked.generation, asked.what)) is None:
+        wanted = Wanted(name, asked.what, asked.benchmark, asked.needs, asked.generation)
+        if (evaluation := generated(wanted)) is None:
             return
         what = [str(evaluation)]
     named = named_models(what)

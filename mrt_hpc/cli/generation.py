@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mrt_hpc.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
+
+    from mrt_hpc.launch.analysed_benchmark import Needs
+    from mrt_hpc.launch.evaluated_models import ModelsAsked
+    from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+
+
+SUITE_HELP = (
+    "Evaluate WHAT on a benchmark of this suite before, where samples are not there yet. RUN@first and RUN are then "
+    "the first and last weights versions, EVALDIR the models of that evaluation."
+)
 
 
 @dataclass(frozen=True)
@@ -22,14 +34,22 @@ class Generation:
     suite: str
     site: str | None
     overrides: tuple[str, ...]
-    results: Path
+    results: Path | None
+    """None where the user named no folder."""
     data: Path | None
+
+    def options(self) -> list[str]:
+        """Return the options as the user types them."""
+        folders = [(name, str(path)) for name, path in (("--results", self.results), ("--data", self.data)) if path]
+        changes = [("--set", override) for override in self.overrides]
+        named = [("--suite", self.suite), ("--site", self.site), *changes, *folders]
+        return [word for name, value in named if value is not None for word in (name, value)]
 
 
 def generating(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of the evaluation that generates its samples, as one argument ``generation``."""
 
-    @click.option("--suite", help="Evaluate WHAT on this suite before, where samples are not there yet.")
+    @click.option("--suite", help=SUITE_HELP)
     @options.site
     @options.overrides
     @options.results
@@ -44,37 +64,74 @@ def generating(command: Callable[..., None]) -> Callable[..., None]:
         data: Path | None,
         **others: Any,
     ) -> None:
-        if suite is None and (site is not None or overrides or data is not None):
-            raise click.UsageError("--site, --set and --data belong to the evaluation on a suite: add --suite SUITE")
-        generation = None if suite is None else Generation(suite, site, overrides, results, data)
+        source = click.get_current_context().get_parameter_source("results")
+        named = None if source is ParameterSource.DEFAULT else results
+        if suite is None and not (site is None and not overrides and named is None and data is None):
+            raise click.UsageError(
+                "--site, --set, --results and --data belong to the evaluation on a suite: add --suite SUITE"
+            )
+        generation = None if suite is None else Generation(suite, site, overrides, named, data)
         command(*arguments, generation=generation, **others)
 
     return wrapped
 
 
-def generated(generation: Generation, what: Sequence[str]) -> Path | None:
-    """Evaluate models on a suite, and return the directory of the finished evaluation; None while it is queued.
+@dataclass(frozen=True)
+class Wanted:
+    """An analysis whose samples are to be generated."""
+
+    analysis: str
+    """The name of the command."""
+    what: tuple[str, ...]
+    benchmark: str | None
+    needs: Needs
+    generation: Generation
+
+    def typed(self, suite: str | None, benchmark: str) -> str:
+        """Return the command on a suite (None for the same one) and a benchmark, as the user types it."""
+        generation = self.generation if suite is None else replace(self.generation, suite=suite)
+        words = ["mrt-hpc", "analyze", self.analysis, *self.what, *generation.options(), "--benchmark", benchmark]
+        return shlex.join(words)
+
+
+def generated(wanted: Wanted) -> Path | None:
+    """Evaluate models on a benchmark of a suite, and return the directory of the finished evaluation; None while it is
+    queued.
 
     Raises:
-        UserError: models, suite, site or data are wrong, the site refuses, or a task failed.
+        UserError: models, suite, site or data are wrong, the evaluation does not suit the analysis, the site refuses,
+            or a task failed.
     """
-    from mrt_hpc.cli.options import run_path
+    from mrt_hpc.analysis.named_models import models_to_evaluate
     from mrt_hpc.cli.submit import listener
     from mrt_hpc.launch.evaluated_models import models_asked
-    from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, submit_evaluation
+    from mrt_hpc.launch.evaluation import submit_evaluation
     from mrt_hpc.launch.run_progress import progress
     from mrt_hpc.launch.sites import find_site
     from mrt_hpc.plan.jobs import read_plan
     from mrt_hpc.run.layout import RunLayout
 
-    asked = models_asked(what)
-    wanted = EvaluationAsked(asked, generation.suite, generation.overrides, generation.results, generation.data)
-    recipe = evaluation_recipe(wanted)
-    root = run_path(recipe.name, None)
-    submit_evaluation(recipe, asked.awaited, find_site(generation.site), root, listener())
+    asked = models_asked(models_to_evaluate(wanted.what))
+    recipe = suiting_recipe(wanted, asked)
+    root = options.run_path(recipe.name, None)
+    submit_evaluation(recipe, asked.awaited, find_site(wanted.generation.site), root, listener())
     layout = RunLayout(root)
     now = progress(read_plan(layout.plan), layout)
     if now.evaluations_done == now.evaluations:
         return root
     click.echo(f"{now.evaluations_done} of {now.evaluations} evaluations are done: type the same command again then")
     return None
+
+
+def suiting_recipe(wanted: Wanted, asked: ModelsAsked) -> EvaluationRecipe:
+    """Return the recipe of the evaluation on the one benchmark that the analysis is of.
+
+    Raises:
+        UserError: suite or data are wrong, or the evaluation does not suit the analysis.
+    """
+    from mrt_hpc.launch.analysed_benchmark import analysed_benchmark
+    from mrt_hpc.launch.evaluation import RESULTS, EvaluationAsked, evaluation_recipe, narrowed
+
+    how = wanted.generation
+    recipe = evaluation_recipe(EvaluationAsked(asked, how.suite, how.overrides, how.results or RESULTS, how.data))
+    return narrowed(recipe, analysed_benchmark(recipe, wanted.needs, wanted.benchmark, wanted.typed))

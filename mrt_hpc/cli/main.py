@@ -194,8 +194,8 @@ def evaluate(
 ) -> None:
     """Evaluate models on a suite: model directories in Hugging Face format, and weights versions of runs.
 
-    RUN means its last weights version, RUN@0,20,last the ones named. Versions that a queued training will publish are
-    waited for. Samples that the results folder has are used, whoever asked for them.
+    RUN means its last weights version, RUN@first,20,last the ones named. Versions that a queued training will publish
+    are waited for. Samples that the results folder has are used, whoever asked for them.
 
     \b
     Examples:

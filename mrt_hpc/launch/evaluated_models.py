@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AT = "@"
 """Stands between a run and its weights versions."""
-LAST = "last"
+FIRST, LAST = "first", "last"
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,18 @@ def versions_of_run(asked: Asked) -> list[int]:
 
 
 def _version(asked: Asked, word: str) -> int:
+    """The number of a weights version. The first is 0, unless that has been pruned."""
     last = read_plan(asked.layout.plan).iterations
     if word == LAST:
         return last
+    if word == FIRST:
+        return min(published_versions(asked.layout), default=0)
     if not word.isdecimal() or int(word) > last:
         raise UserError(
             "the run has no such weights version",
             value=word,
             where=asked.path,
-            expected=f"a number from 0 to {last}, or {LAST}",
+            expected=f"a number from 0 to {last}, {FIRST} or {LAST}",
             advice=f"ls {asked.layout.weights}",
         )
     return int(word)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.backend import Site
     from mrt_hpc.launch.evaluated_models import ModelsAsked
     from mrt_hpc.launch.submission import Listener
-    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.schema import Benchmark, Recipe
 
 TAKEN = ("prompt", "episodes", "serving", "grading", "resources", "resilience", "expected")
 """The sections that an evaluation takes over from the recipe of the run whose weights it evaluates."""
@@ -183,6 +183,16 @@ def _state(directory: Path) -> str:
 def _size_and_time(path: Path) -> tuple[int, int]:
     state = path.stat()
     return state.st_size, state.st_mtime_ns
+
+
+def narrowed(recipe: EvaluationRecipe, benchmark: Benchmark) -> EvaluationRecipe:
+    """The recipe of the same evaluation on one of its benchmarks, under a name of its own. Samples of the whole one are
+    shared by way of the results folder.
+    """
+    evaluation = recipe.evaluation.model_copy(update={"benchmarks": (benchmark,)})
+    alone = recipe.model_copy(update={"evaluation": evaluation})
+    alone = alone.model_copy(update={"inputs": inputs_of(alone)})
+    return alone.model_copy(update={"name": name_of(alone)})
 
 
 def name_of(recipe: EvaluationRecipe) -> str:

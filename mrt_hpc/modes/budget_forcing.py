@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,7 @@ class BudgetForcing(Mode):
     Source: paper, Section 6 (test-time compute by budget).
     """
 
+    cuts_episodes: ClassVar[bool] = False
     type: Literal["budget_forcing"] = "budget_forcing"
     budgets: Annotated[tuple[Positive, ...], Field(min_length=1)]
     """The numbers of tokens at which the thought is cut, in ascending order. They may exceed evaluation.max_tokens."""

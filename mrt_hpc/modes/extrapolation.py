@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ class Extrapolation(Mode):
     Source: paper, Section 6 (extrapolation), and the authors' code.
     """
 
+    cuts_episodes: ClassVar[bool] = False
     type: Literal["extrapolation"] = "extrapolation"
     words: Annotated[tuple[str, ...], Field(min_length=1)] = CONTINUATION_WORDS
     """The words that continue the thought, in rotation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.rounds import Rounds, longest_turn
@@ -22,6 +22,7 @@ class HistoryConditioned(Mode):
     Source: paper, experiments with backtracking.
     """
 
+    adds_stages: ClassVar[bool] = True
     type: Literal["history_conditioned"] = "history_conditioned"
     backtrack: str | None = DEFAULT_SEND_BACK
     """The sentence after the attempt that sends the model back; null says the problem again in its place."""

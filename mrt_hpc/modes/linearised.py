@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ class Linearised(Mode):
     Source: paper, experiments with backtracking (linearised evaluation).
     """
 
+    adds_stages: ClassVar[bool] = True
     type: Literal["linearised"] = "linearised"
     rounds: Annotated[int, Field(ge=2, le=1000)] = 4
     """The number of attempts of a sample, the first one included."""

@@ -18,8 +18,8 @@ def reward_within(
     """Return the expected reward of one trace when it is stopped after a number of tokens.
 
     A trace that has ended by then has its reward. Before that, an answer is forced: its expected reward is the value of
-    the prefix, interpolated between the boundaries and held after the last one. Without values a trace that has not
-    ended counts as wrong.
+    the prefix, interpolated between the boundaries and held after the last one. Before the first boundary, which is
+    behind the earlier rounds where there are several, and without values a trace that has not ended counts as wrong.
 
     Args:
         allowed: [C] the numbers of tokens.
@@ -32,7 +32,7 @@ def reward_within(
 
     Source: paper, Section 5 (token efficiency).
     """
-    stopped = np.zeros_like(allowed) if curve is None else np.interp(allowed, curve.tokens, curve.values)
+    stopped = np.zeros_like(allowed) if curve is None else np.interp(allowed, curve.tokens, curve.values, left=0.0)
     return np.where(allowed >= tokens, reward, stopped)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mrt_hpc.recipe.base import Section
 
@@ -15,6 +15,13 @@ class ModeSettings(Section):
 
     if TYPE_CHECKING:
         type: str
+
+    cuts_episodes: ClassVar[bool] = True
+    """Whether the boundaries of a trace are the ends of its episodes; otherwise they are at budgets of tokens."""
+    adds_stages: ClassVar[bool] = False
+    """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all of them.
+    Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
+    """
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@
 
 Problems are drawn from populations that resemble benchmarks: many problems are always right or always wrong. Each trial
 draws problems and samples, and makes the interval. The second table makes other intervals from the same trials. All
-seeds are fixed: the same tables come out again. Needs no model; takes about fifteen minutes on one core.
+seeds are fixed: the same tables come out again. Needs no model; takes about half an hour on one core.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mrt_hpc.analysis.efficiency import ModelEfficiency, tokens_to
 from mrt_hpc.analysis.intervals import (
     IntervalEstimate,
     clustered_mean,
@@ -23,6 +24,7 @@ from mrt_hpc.analysis.intervals import (
     share_interval,
 )
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes
+from mrt_hpc.mrt.token_budget import first_reached
 from mrt_hpc.mrt.votes import AnswerCounts, majority_at_k
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ KEPT = 2
 """Episodes of a trace that is stopped."""
 LONGEST = 16384
 VOTERS = 4
+STEPS = 64
+"""In which the allowed tokens grow."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class Experiment:
         rng = np.random.default_rng([seed, problems, self.samples])
         estimates = [self.interval(self.values(rng, problems)) for _ in range(trials)]
         low, high = np.array([[e.low, e.high] for e in estimates]).T
-        return Coverage(float((self.truth < low).mean()), float((self.truth > high).mean()), float((high - low).mean()))
+        widths = np.subtract(high, low, out=np.full_like(high, np.inf), where=np.isfinite(high))
+        return Coverage(float((self.truth < low).mean()), float((self.truth > high).mean()), float(widths.mean()))
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class Coverage:
     """In which the truth lies below the interval."""
     above: float
     width: float
-    """Of the interval, mean."""
+    """Of the interval, mean; infinite where an interval has no end."""
 
     @property
     def share(self) -> float:
@@ -294,14 +299,39 @@ def tokens(mixture: Mixture, samples: int) -> Experiment:
     return Experiment("tokens", mixture.name, samples, float(lengths.mean()), values, mean_interval)
 
 
+def tokens_to_accuracy(mixture: Mixture, samples: int) -> Experiment:
+    """The tokens within which half of the best accuracy is reached; a trace that is cut is wrong."""
+    rng = np.random.default_rng(6)
+    chances = mixture.chances(rng)
+    mean = 7.0 + 1.5 * (1 - chances) + rng.normal(0, 0.3, SIZE)
+    lengths = np.minimum(LONGEST, rng.lognormal(mean[:, None], 0.5, (SIZE, LENGTHS)))
+    allowed = np.linspace(0.0, LONGEST, STEPS + 1)
+    within = chances[:, None] * (lengths[:, :, None] <= allowed).mean(axis=1)  # [SIZE, STEPS + 1]
+    level = float(chances.mean()) / 2
+
+    def values(rng: np.random.Generator, problems: int) -> FloatArray:
+        problem = np.repeat(rng.integers(SIZE, size=problems), samples).reshape(problems, samples)
+        right = rng.random(problem.shape) < chances[problem]
+        ended = lengths[problem, rng.integers(LENGTHS, size=problem.shape)][:, :, None] <= allowed
+        return np.asarray((right[:, :, None] & ended).mean(axis=1))
+
+    def interval(accuracy_PC: FloatArray) -> IntervalEstimate:
+        (found,) = tokens_to([ModelEfficiency("model", allowed, accuracy_PC)], level, seed=0)
+        return found.tokens
+
+    truth = float(first_reached(allowed, within.mean(axis=0)[None], level)[0])
+    return Experiment("tokens to an accuracy", mixture.name, samples, truth, values, interval)
+
+
 MAKERS = {
     "pass@1": pass_1, "pass@4": pass_k, "maj@4": maj_k, "paired difference": difference, "regret": regret,
     "area ratio": area_ratio, "progress": later_progress, "tokens": tokens,
+    "tokens to an accuracy": tokens_to_accuracy,
 }  # fmt: skip
 
 
 def experiments(mixtures: Sequence[Mixture] = REALISTIC, samples: Sequence[int] = (64, 20, 4)) -> Iterator[Experiment]:
-    """Every measure on every population with every number of samples; valued traces, which are dear, with few."""
+    """Every measure on every population with every number of samples; those that are dear, with few."""
     for make, mixture, count in product(MAKERS.values(), mixtures, samples):
-        if make not in (regret, area_ratio, later_progress) or count <= 20:
+        if make not in (regret, area_ratio, later_progress, tokens_to_accuracy) or count <= 20:
             yield make(mixture, count)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from evaluated import PROBLEMS, boundary, model, trace, unvalued
 
+from mrt_hpc.analysis.analysis_files import as_csv
 from mrt_hpc.analysis.curves import curves_of
 from mrt_hpc.analysis.efficiency import (
     accuracy_within,
@@ -29,9 +31,20 @@ from mrt_hpc.analysis.episode_progress import (
     progress_curves,
 )
 from mrt_hpc.analysis.intervals import IntervalEstimate
-from mrt_hpc.analysis.regret_by_budget import ModelRegret, area_ratios, even_budgets, regret_of, verdicts
-from mrt_hpc.analysis.scaling import ScalingCurve, accuracy_at, analyse_scaling, direct_curves, prefix_curve, votes_of
+from mrt_hpc.analysis.regret_by_budget import (
+    ModelRegret,
+    analyse_regret,
+    area_ratios,
+    even_budgets,
+    regret_of,
+    verdicts,
+)
+from mrt_hpc.analysis.scaling import accuracy_at, analyse_scaling
+from mrt_hpc.analysis.scaling_curves import ScalingCurve, direct_curves, prefix_curve, votes_of
 from mrt_hpc.errors import UserError
+
+if TYPE_CHECKING:
+    from mrt_hpc.analysis.model_samples import Counted
 
 MODEL = model(PROBLEMS)
 
@@ -76,7 +89,7 @@ def test_whether_regret_can_be_told_apart_is_said_as_a_comparison_says_it() -> N
     always = model({"a": (trace("R", 50, boundary(0, "RRRR")),), "b": PROBLEMS["b"]}, "always")
     (found,) = verdicts([MODEL, always], 50)
     assert found.startswith(f"regret@50, always against model: {((0.65 + 1.3 / 3) / 2 - 1) / 2:+.3f} (")
-    assert "cannot be told apart: n = 2 problems can show" in found
+    assert "cannot be told apart: n = 2 problems are too few to show any difference" in found
     assert verdicts([MODEL], 50) == ()
 
 
@@ -106,6 +119,13 @@ def test_areas_of_values_of_nothing_are_not_compared() -> None:
 def test_budgets_are_even_and_end_at_the_longest_trace() -> None:
     assert even_budgets(3) == [1, 2, 3]
     assert even_budgets(6400)[:2] + even_budgets(6400)[-1:] == [200, 400, 6400]
+
+
+@pytest.mark.parametrize(("counted", "largest"), [("sampled", 70), ("all", 72)])
+def test_default_budgets_end_at_the_last_boundary_where_it_has_more_tokens(counted: Counted, largest: int) -> None:
+    """The longest trace has 70 tokens; an answer after 60 of them takes 12 more with prompt and answer."""
+    table = analyse_regret([replace(MODEL, counted=counted)], ()).tables[0]
+    assert max(row[1] for row in table.rows) == largest
 
 
 # -- scaling
@@ -173,8 +193,32 @@ def test_progress_is_split_by_outcome_and_difficulty() -> None:
 def test_thirds_of_problems() -> None:
     accuracy = {"a": 0.0, "b": 0.1, "c": 0.5, "d": 0.5, "e": 0.9, "f": 1.0}
     assert [difficulties(accuracy)[p] for p in accuracy] == ["hard", "hard", "medium", "medium", "easy", "easy"]
-    tied = {"a": 0.0, "b": 0.0, "c": 0.0, "d": 1.0}  # problems of the same accuracy are not separated
-    assert [difficulties(tied)[p] for p in tied] == ["hard", "hard", "hard", "easy"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "levels"),
+    [
+        ([0, 1, 1, 1], "hard easy easy easy"),
+        ([0, 0.5, 1, 1, 1, 1, 1, 1], "hard hard" + 6 * " easy"),
+        ([0, 0.5, 0.5, 0.5, 1], "hard medium medium medium easy"),
+        ([0, 0.25, 0.5, 0.75], "hard medium medium easy"),
+        ([0, 1], "hard easy"),
+    ],
+)
+def test_problems_of_the_same_accuracy_are_in_the_same_third(shares: list[float], levels: str) -> None:
+    """Also where all is turned round: what was hard is easy then."""
+    accuracy = {str(n): share for n, share in enumerate(shares)}
+    assert " ".join(difficulties(accuracy)[p] for p in accuracy) == levels
+    mirrored = {"hard": "easy", "medium": "medium", "easy": "hard"}
+    turned = {p: 1 - share for p, share in accuracy.items()}
+    assert [difficulties(turned)[p] for p in turned] == [mirrored[level] for level in levels.split()]
+
+
+def test_problems_of_one_accuracy_are_not_split() -> None:
+    assert set(difficulties({"a": 1.0, "b": 1.0, "c": 1.0}).values()) == {Difficulty.MEDIUM}
+    same = model({"a": PROBLEMS["b"], "b": PROBLEMS["b"]})
+    assert "the problems are not split by difficulty" in analyse_progress([same]).remarks[0]
+    assert "1 hard, 0 medium, 1 easy" in analyse_progress([MODEL]).remarks[0]
 
 
 def test_a_problem_is_as_hard_for_all_models() -> None:
@@ -225,12 +269,43 @@ def test_ratios_and_percentiles_of_what_is_not_reached() -> None:
     ratios = ratio_of_tokens(np.array([0.0, np.inf, 5.0, np.inf]), np.array([0.0, 5.0, np.inf, np.inf]))
     assert ratios[:3].tolist() == [1.0, np.inf, 0.0]
     assert np.isnan(ratios[3])
-    assert percentiles(2.0, np.array([1.0, np.inf, np.nan])) == IntervalEstimate(2.0, 1.0, np.inf)
-    assert np.isnan(percentiles(2.0, np.array([np.nan])).low)
+    assert percentiles(2.0, np.array([1.0, np.inf, np.nan]), 2) == IntervalEstimate(2.0, 1.0, np.inf)
+    assert np.isnan(percentiles(2.0, np.array([np.nan]), 2).low)
 
 
 def test_default_accuracies_are_reached_by_all() -> None:
     half = unvalued({"a": ("R", 64), "b": ("X", 256)}, "half")
     assert default_levels(efficiencies([SHORT, half])) == [0.25, 0.35, 0.45]
+
+
+def test_where_a_model_is_never_right_levels_have_to_be_named() -> None:
     never = unvalued({"a": ("X", 64), "b": ("X", 256)}, "never")
-    assert "none to reach" in analyse_efficiency([never], [], 1).remarks[-1]
+    told = "never has no accuracy above 0: name levels with --accuracy 0.1,0.2"
+    assert analyse_efficiency([never], [], 1).remarks[-1] == told
+    assert analyse_efficiency([SHORT, never], [], 1).remarks[-1] == told
+    both = analyse_efficiency([never, replace(never, name="nor")], [], 1)
+    assert both.remarks[-1].startswith("never and nor have no accuracy")
+    assert not analyse_efficiency([SHORT, never], [0.1], 1).remarks[-1].endswith("0.1,0.2")
+
+
+@pytest.mark.parametrize("right", [1, 2, 3, 7])
+def test_small_default_accuracies_are_neither_0_nor_above_the_best(right: int) -> None:
+    """Of 500 problems so many are right: 0.2, 0.4, 0.6 and 1.4 %."""
+    found = efficiencies([unvalued({str(n): ("R" if n < right else "X", 64) for n in range(500)})])
+    levels = default_levels(found)
+    assert levels == pytest.approx([right / 500 * share for share in (0.5, 0.7, 0.9)], rel=0.05)
+    assert max(levels) < right / 500
+    assert all(np.isfinite(tokens_to(found, level, seed=1)[0].tokens.mean) for level in levels)
+    shown = [row[1] for row in analyse_efficiency([unvalued({"a": ("R", 9), "b": ("X", 9)})], [0.0018], 1).summary.rows]
+    assert shown == ["0.18%"]
+
+
+def test_a_single_problem_gives_no_interval() -> None:
+    one = [unvalued({"a": ("R", length)}, name) for name, length in (("short", 64), ("long", 128))]
+    short, long = tokens_to(efficiencies(one), 0.5, seed=1)
+    assert np.isnan([short.tokens.low, short.tokens.high, long.ratio.low, long.ratio.high]).all()
+    assert tokens_text(short.tokens).endswith(" (no interval)")
+    assert ratio_text(long.ratio) == "2.00 (no interval)"
+    found = analyse_efficiency(one, [0.5], 1)
+    assert "a single problem tells nothing of others" in found.remarks[-1]
+    assert ",," in as_csv(found.tables[1])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FILES = {
     "regret": ["areas_by_episode", "regret"],
-    "scaling": ["scaling"],
+    "scaling": ["earlier_votes", "equal_tokens", "scaling"],
     "progress": ["progress"],
     "efficiency": ["accuracy_by_tokens", "tokens_to_accuracy"],
 }
@@ -110,7 +110,7 @@ def test_samples_without_values_name_the_command_that_makes_them(run: RunLayout,
     for name in ("regret", "progress", "scaling"):
         result = analyze(name, f"{run.root}@3")
         assert result.exit_code == 2
-        assert f"mrt-hpc eval {run.root}@3 --suite SUITE" in result.stderr
+        assert f"next:     mrt-hpc eval {run.root}@3 --suite paper_regret\n" in result.stderr
     result = analyze("efficiency", f"{run.root}@3", "--out", tmp_path / "out")
     assert result.exit_code == 0
     assert "a trace that is stopped before its end counts as wrong" in result.output

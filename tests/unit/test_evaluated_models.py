@@ -73,12 +73,22 @@ def test_versions_of_a_run_are_numbers_or_the_last(tmp_path: Path) -> None:
     assert len(models_asked([f"{run}@0,0", f"{run}@0"]).models) == 1
 
 
-@pytest.mark.parametrize("word", ["21", "first", "-1", ""])
+def test_the_first_version_is_0_or_the_first_that_is_there(tmp_path: Path) -> None:
+    run = trained(tmp_path / "grpo", 0, 5, 20).root
+    assert [m.version for m in models_asked([f"{run}@first,last"]).models] == [0, 20]
+    shutil.rmtree(run / "weights" / "v000000")
+    assert [m.version for m in models_asked([f"{run}@first"]).models] == [5]
+    shutil.rmtree(run / "weights")
+    with pytest.raises(UserError, match="weights version 0 is not there: no queued job of the run will publish it"):
+        models_asked([f"{run}@first"])
+
+
+@pytest.mark.parametrize("word", ["21", "newest", "-1", ""])
 def test_a_version_that_the_run_does_not_have_is_refused(tmp_path: Path, word: str) -> None:
     run = trained(tmp_path / "grpo", 0).root
     with pytest.raises(UserError, match="no such weights version") as told:
         models_asked([f"{run}@{word}"])
-    assert told.value.expected == "a number from 0 to 20, or last"
+    assert told.value.expected == "a number from 0 to 20, first or last"
 
 
 def test_a_version_that_no_job_will_publish_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.analysis.plots import _figure, _legend
+from mrt_hpc.analysis.intervals import IntervalEstimate
+from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel, draw
+from mrt_hpc.analysis.plots import Series, _figure, _legend, accuracy_by_iteration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,3 +38,26 @@ def test_long_names_leave_the_axes_half_of_the_figure(tmp_path: Path) -> None:
     assert axes.get_window_extent().width > figure.bbox.width / 2
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told[0].replace("\n", "") == "a" * 64, "the whole name is told, in several lines"
+
+
+ODD = (r"a$\frac{b$", "_hidden", "$x$", "100%_$")
+"""Names that matplotlib reads as TeX, or leaves out, unless it is told otherwise."""
+
+
+def test_names_with_dollar_signs_and_underscores_stand_in_a_legend_as_they_are(tmp_path: Path) -> None:
+    with _figure(tmp_path / "plot.png", ODD[0], "x", "y") as axes:
+        for name in ODD:
+            axes.plot([0, 1], [0, 1], label=name)
+        axes.plot([0, 1], [1, 1])
+        _legend(axes, len(ODD))
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(ODD)
+
+
+def test_figures_of_the_report_and_of_analyses_take_such_names(tmp_path: Path) -> None:
+    accuracy_by_iteration(tmp_path / "report.png", [Series(name, (0.0, 1.0), (0.2, 0.3)) for name in ODD[:2]])
+    lines = tuple(Line(name, (0.0, 1.0), (IntervalEstimate(0.2, 0.1, 0.3),) * 2) for name in ODD)
+    (_, svg) = draw(LineFigure("figure", (Panel(f"Regret of {ODD[0]}", "x", "y", lines),)), tmp_path)
+    drawn = svg.read_text()
+    assert all(f"<!-- {name} -->" in drawn for name in ODD), "every name is in the legend"

@@ -34,7 +34,7 @@ QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 WHOLE = "evaluation={suite: %s}"
 
 
-@pytest.mark.parametrize(("name", "samples"), [("paper_20", 20), ("paper_64", 64)])
+@pytest.mark.parametrize(("name", "samples"), [("paper_20", 20), ("paper_64", 64), ("paper_regret", 16)])
 def test_the_suites_of_the_paper_have_five_benchmarks(name: str, samples: int) -> None:
     how = load_recipe(QUICKSTART, (WHOLE % name,)).evaluation
     assert [b.name for b in how.benchmarks] == ["aime24", "aime25", "amc23", "minerva", "math500"]
@@ -92,6 +92,15 @@ def test_the_suite_of_extrapolation_reaches_twice_the_budget() -> None:
     how = load_recipe(QUICKSTART, (WHOLE % "paper_extrapolation",)).evaluation
     budgets = {b.mode.boundary_budgets(how.max_tokens) for b in how.benchmarks if b.mode is not None}
     assert budgets == {(16384, 20480, 24576, 28672, 32768)}
+
+
+def test_the_suite_of_regret_values_prefixes_as_the_authors_do() -> None:
+    how = load_recipe(QUICKSTART, (WHOLE % "paper_regret",)).evaluation
+    assert how.prover is not None
+    assert (how.prover.type, how.prover.branches_per_boundary, how.prover.max_tokens) == ("forced_answer", 8, 4096)
+    assert (how.regret_budgets, how.prover.temperature) == ((4096, 8192, 12288, 16384), 0.6)
+    whole = load_recipe(QUICKSTART, (WHOLE % "paper_20",)).evaluation
+    assert how.episodes == whole.episodes
 
 
 def test_fields_beside_the_suite_replace_its_own() -> None:

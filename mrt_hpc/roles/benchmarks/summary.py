@@ -47,17 +47,18 @@ def summary_of(
     """
     every_stage = [rollout for part in parts for rollout in part.rollouts]
     rollouts = [rollout for rollout in every_stage if rollout.counts]
+    adds_stages = benchmark.mode is not None and benchmark.mode.adds_stages
     statements = {p.id: p.problem for p in read_problems(layout.benchmark_data(benchmark.name))}
     traces = [(statements[r.problem_id], r.text) for r in rollouts]
     return summarise_evaluation(
         version,
         benchmark.name,
         rewards_by_problem(rollouts),
-        tokens_per_rollout=sum(len(r.token_ids) for r in rollouts) / len(rollouts),
+        tokens_per_rollout=sum(len(r.token_ids) for r in (every_stage if adds_stages else rollouts)) / len(rollouts),
         truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
         answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
         quality=trace_quality(benchmark.problems, traces),
-        regret=_regret(parts, experiment.evaluation),
+        regret=_regret(parts, experiment.evaluation, adds_stages=adds_stages),
         regret_tokens=experiment.evaluation.regret_tokens,
         stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),
         graders=graders,
@@ -65,9 +66,9 @@ def summary_of(
     )
 
 
-def _regret(parts: Sequence[Sampled], how: Evaluation) -> dict[int, dict[str, float]]:
+def _regret(parts: Sequence[Sampled], how: Evaluation, *, adds_stages: bool) -> dict[int, dict[str, float]]:
     """Regret by budget and problem; empty where no prefix was valued."""
-    traces = valued_traces(parts, how.regret_tokens)
+    traces = valued_traces(parts, how.regret_tokens, adds_stages=adds_stages)
     return {budget: regret_by_problem(traces, budget) for budget in how.regret_budgets if traces}
 
 
