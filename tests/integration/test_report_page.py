@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser import ELEMENT, Browser, browser, missing_programs
+from browser import ELEMENT, Browser, browser, reason_to_skip
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.page.text import visible
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.layout import RunLayout
 
-pytestmark = pytest.mark.skipif(
-    bool(missing_programs()),
-    reason=f"not installed: {', '.join(missing_programs())} (Debian: chromium chromium-driver)",
-)
+pytestmark = pytest.mark.skipif(reason_to_skip() is not None, reason=reason_to_skip() or "")
 WIDE, PHONE = 1280, 390
 MOST_BYTES = 3_000_000
 LEAST_CONTRAST = 4.5
