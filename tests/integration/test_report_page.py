@@ -10,11 +10,15 @@ import pytest
 from browser import ELEMENT, Browser, browser, reason_to_skip
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
+from mrt_hpc.analysis.measures import RunSummary
+from mrt_hpc.analysis.page.content import RunRecord
+from mrt_hpc.analysis.page.render import render_page
 from mrt_hpc.analysis.page.text import visible
+from mrt_hpc.analysis.page.traces import Boundary, SampleProblem, SampleTrace
 from mrt_hpc.roles.report import write_comparison, write_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
@@ -179,8 +183,8 @@ def test_a_trace_shows_its_episodes_with_progress_and_forced_answers(page: Brows
     )
     assert shown["titles"] == [f"Episode {n}" for n in range(6)]
     for text, kind in shown["chips"]:
-        sign = {"+": "g", "−": "l"}[text[0]]
-        size = abs(int(text[1:].split()[0]))
+        sign = {"+": "g", "−": "l"}.get(text[0], "")
+        size = int(text.split()[0].lstrip("+−"))
         expected = "zero" if size == 0 else f"{sign}{3 if size >= 50 else 2 if size >= 20 else 1}"
         assert kind == f"chip {expected}"
     assert shown["texts"][1].startswith(f"Wait, x=1: {visible(HOSTILE)[:40]}")
@@ -320,3 +324,29 @@ def test_the_models_of_an_evaluation_can_be_filtered(page: Browser, tmp_path: Pa
     assert all("second · evaluation on" in text for text in listed(page))
     titles = page.script("return [...document.querySelectorAll('figure h3')].map((h) => h.textContent)")
     assert titles == ["Regret", "Scaling with samples"]
+
+
+def test_problems_are_listed_by_benchmark_and_in_their_natural_order(page: Browser, tmp_path: Path) -> None:
+    """Two benchmarks have a problem 1; 2 comes before 10; and a loss of 0.3 points is written as 0."""
+    path = tmp_path / "page.html"
+    names = ("aime24: 10", "aime24: 2", "math500: 1", "aime24: 1")
+    path.write_text(render_page([few_traces(names)]))
+    page.open(path, WIDE)
+    told = page.script("return [...document.getElementById('problem').options].map((o) => [o.value, o.textContent])")
+    expected = ["aime24: 1", "aime24: 2", "aime24: 10", "math500: 1"]
+    assert told == [["", "all problems"], *([name, name] for name in expected)]
+    choose(page, "problem", "math500: 1")
+    assert [text.partition(" sample")[0] for text in listed(page)] == ["math500: 1"]
+    assert "best episode +50, worst 0" in listed(page)[0]
+    chips = page.script("return [...document.querySelectorAll('.chip')].map((c) => [c.textContent, c.className])")
+    assert chips == [["+50 points", "chip g3"], ["0 points", "chip zero"]]
+
+
+def few_traces(names: Sequence[str]) -> RunRecord:
+    """A run with a trace for each of some problems: its first episode gains half, and its second loses 0.3 points."""
+    values = tuple(Boundary(value) for value in (0.25, 0.75, 0.747))
+    traces = tuple(
+        SampleTrace("evaluation", name, 0, True, "7", 9, False, "", ("First.", "Wait."), values, "7") for name in names
+    )
+    summary = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1)
+    return RunRecord("r", summary, traces=traces, problems={name: SampleProblem("?", "7") for name in names})

@@ -55,7 +55,7 @@ def trace(problem: str = "p", sample: int = 0, text: str = "First.", right: bool
 
 
 def record(*traces: SampleTrace, name: str = "r") -> RunRecord:
-    return RunRecord(name, SUMMARY, traces=traces, problems={"p": SampleProblem("p", "What is it?", "7")})
+    return RunRecord(name, SUMMARY, traces=traces, problems={"p": SampleProblem("What is it?", "7")})
 
 
 def data_of(page: str) -> dict[str, list[dict[str, object]]]:
@@ -78,6 +78,15 @@ def test_what_cannot_be_seen_is_shown() -> None:
     assert visible("a\r\nb\rc") == "a\nb␍c"
 
 
+@pytest.mark.parametrize("code", [0xAD, 0x61C, 0x115F, 0x180E, 0x2028, 0x2060, 0x3164, 0xE0000, 0xE0041, 0xE007F])
+def test_no_character_hides_or_turns_others(code: int) -> None:
+    assert visible(f"a{chr(code)}b") == f"a⟨U+{code:04X}⟩b"
+
+
+def test_signs_with_a_colour_stay() -> None:
+    assert visible("é 数学 🙂 ✔\ufe0f ᠮ ظ") == "é 数学 🙂 ✔\ufe0f ᠮ ظ"
+
+
 def test_json_in_a_script_cannot_end_it() -> None:
     text = script_json({"a": "</script><!-- <img onerror=x> & \u2028\u2029 é"})
     assert not re.search("[<>&\u2028\u2029]", text)
@@ -93,7 +102,7 @@ def test_hostile_texts_stay_texts(hostile: str) -> None:
         summary=SUMMARY.model_copy(update={"recipe": visible(hostile), "missing": (visible(hostile),)}),
         recipe=hostile,
         happenings=(Happening(0.0, hostile, hostile, hostile),),
-        problems={"p": SampleProblem(hostile, hostile, hostile)},
+        problems={"p": SampleProblem(hostile, hostile)},
     )
     page = render_page([evil])
     page.encode()  # no lone surrogate is left
@@ -114,6 +123,16 @@ def test_the_policy_allows_the_script_of_the_page_and_no_other() -> None:
     assert policy.startswith("default-src 'none';")
     assert script_hash("alert(1)") == "sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI="
     assert not re.findall(r'(?:src|href)="(?!#|data:)', page), "nothing is loaded"
+
+
+def test_problems_of_one_id_are_told_apart_by_their_benchmark() -> None:
+    problems = {f"{where}: 1": SampleProblem(where, "7") for where in ("aime24", "math500")}
+    run = replace(record(trace("aime24: 1"), trace("math500: 1"), trace("gone: \u202e1")), problems=problems)
+    found = json.loads(choose([run]).data)["runs"][0]
+    assert [t["problem"] for t in found["traces"]] == ["aime24: 1", "math500: 1", "gone: \u202e1"]
+    assert {key: problem["name"] for key, problem in found["problems"].items()} == {
+        "aime24: 1": "aime24: 1", "math500: 1": "math500: 1", "gone: \u202e1": "gone: ⟨U+202E⟩1",
+    }  # fmt: skip
 
 
 # -- how much of the traces
