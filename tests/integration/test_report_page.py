@@ -122,9 +122,13 @@ def test_every_figure_is_there_with_its_words_and_its_numbers(page: Browser) -> 
         "[...s.querySelectorAll('path')].filter((p) => p.getBoundingClientRect().width > 100).length] })"
     )
     rows = {title: found for title, _, _, _, _, found, _ in figures}
-    assert [*rows][:4] == ["Accuracy", "Regret", "Scaling with samples", "Reward"]
+    assert [*rows][:7] == [
+        "Accuracy", "Regret", "Scaling with samples", "Votes of samples", "Scaling with tokens: aime24",
+        "Scaling with tokens: math500", "Reward",
+    ]  # fmt: skip
     assert rows["Reward"] == rows["Time by phase"] == 248
-    assert rows["Progress by episode"] == 6
+    for training_or_benchmark in ("Progress by episode in training", "Progress by episode: math500"):
+        assert rows[training_or_benchmark] == 6
     for title, width, height, role, label, _, lines in figures:
         assert width > 400, title
         assert height > 200, title
@@ -255,6 +259,11 @@ def test_only_boxes_scroll_sideways(run: RunLayout, page: Browser, width: int) -
         ".filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"
     )
     assert beyond == []
+    captions = page.script(
+        "return [...document.querySelectorAll('caption span')]"
+        ".map((e) => [e.getBoundingClientRect().right, e.textContent])"
+    )
+    assert [told for right, told in captions if right > width] == [], "a caption is read without scrolling sideways"
     small = page.script(
         "return [...document.querySelectorAll('p, li, td, th, pre, button, summary, label')].filter((e) =>"
         "parseFloat(getComputedStyle(e).fontSize) < 12).length"
@@ -316,14 +325,17 @@ def test_the_models_of_an_evaluation_can_be_filtered(page: Browser, tmp_path: Pa
     words = page.script("return document.getElementById('run').parentElement.innerText")
     assert words.split() == ["Model", "all", "models", "first", "second"]
     assert page.script("return [...document.querySelectorAll('h2')].map((h) => h.textContent)") == [
-        "Results", "Time and cost", "Faults and resumes", "Recipe and versions", "Sample traces",
+        "Results", "Progress by episode", "Time and cost", "Faults and resumes", "Recipe and versions", "Sample traces",
     ]  # fmt: skip
     assert count(page) == (64, 64)
     choose(page, "run", "second")
     assert count(page) == (32, 64)
     assert all("second · evaluation on" in text for text in listed(page))
     titles = page.script("return [...document.querySelectorAll('figure h3')].map((h) => h.textContent)")
-    assert titles == ["Regret", "Scaling with samples"]
+    assert titles == [
+        "Regret", "Scaling with samples", "Votes of samples", "Scaling with tokens: aime24",
+        "Scaling with tokens: math500", "Progress by episode: aime24", "Progress by episode: math500",
+    ]  # fmt: skip
 
 
 def test_problems_are_listed_by_benchmark_and_in_their_natural_order(page: Browser, tmp_path: Path) -> None:

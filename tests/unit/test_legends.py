@@ -1,12 +1,15 @@
-"""A legend hides no line of its figure."""
+"""A legend hides no line of its figure, and the marks of an axis do not hide each other."""
 
 from __future__ import annotations
 
+import re
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import pytest
 
-from mrt_hpc.analysis.plots import _figure, _legend
+from mrt_hpc.analysis import plots
+from mrt_hpc.analysis.plots import Series, _figure, _legend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,3 +39,19 @@ def test_long_names_leave_the_axes_half_of_the_figure(tmp_path: Path) -> None:
     assert axes.get_window_extent().width > figure.bbox.width / 2
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert told[0].replace("\n", "") == "a" * 64, "the whole name is told, in several lines"
+
+
+def texts_of(buffer: BytesIO) -> list[str]:
+    """The texts of a drawn SVG."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", buffer.getvalue().decode())
+
+
+def test_marks_of_tokens_and_samples_do_not_run_into_each_other() -> None:
+    wide, narrow, samples = BytesIO(), BytesIO(), BytesIO()
+    plots.votes_by_tokens(wide, "t", [Series("v", (1.0, 500.0), (0.1, 0.2))], [Series("c", (20_000.0,), (0.3,))])
+    plots.votes_by_tokens(narrow, "t", [Series("v", (300.0, 9_000.0), (0.1, 0.2))], [])
+    plots.by_samples(samples, "s", "pass@k", [Series("v", (1.0, 2.0, 4.0), (0.1, 0.2, 0.3))])
+    assert {"1", "10", "100", "1,000", "10,000"} <= set(texts_of(wide))
+    assert "500" not in texts_of(wide)
+    assert {"500", "1,000", "2,000", "5,000"} <= set(texts_of(narrow))
+    assert [text for text in texts_of(samples) if text.isdigit()] == ["1", "2", "4"]
