@@ -42,7 +42,8 @@ def prefix_curves(
             found.append(curves_of_samples(run.samples(version, benchmark, benchmark), version))
         except (UserError, OSError) as error:
             reason = error.what if isinstance(error, UserError) else str(error)
-            troubles.append(f"Version {version} on {benchmark} is not shown, as its samples cannot be read ({reason}).")
+            whose = "" if run.models else f" of version {version}"
+            troubles.append(f"Not shown, as it cannot be read: the evaluation{whose} on {benchmark} ({reason}).")
     return tuple(found), tuple(troubles)
 
 

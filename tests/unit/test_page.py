@@ -505,7 +505,7 @@ def test_an_evaluation_that_cannot_be_read_is_told_and_the_others_shown(run: Run
     finally:
         values.write_bytes(whole)
     page = (tmp_path / "page.html").read_text()
-    assert "Version 0 on aime24 is not shown, as its samples cannot be read" in page
+    assert "Not shown, as it cannot be read: the evaluation of version 0 on aime24" in page
     assert "maj@4 at prefix, version 3" in page
 
 
