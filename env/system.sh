@@ -142,11 +142,14 @@ need_machine() {
     fail "this system's C library is glibc $glibc, and needed packages have no builds for any before $OLDEST_GLIBC; $CONTAINER_INSTEAD"
 }
 
-# The browser of the tests of the report's page. As root on Debian it is installed; without it those tests are skipped.
+# The browser of the tests of the report's page. As root on Debian it is installed; without it those tests are skipped, or
+# fail where MRT_HPC_TEST_BROWSER=required, as in CI.
 want_browser() {
   command -v chromium >/dev/null && command -v chromedriver >/dev/null && return
   if [ "$(id -u)" = 0 ] && grep -qx 'ID=debian' "$OS_RELEASE"; then
     (install_packages apt "chromium chromium-driver") && return
   fi
+  [ "${MRT_HPC_TEST_BROWSER:-}" != required ] ||
+    fail "the tests of the report's page need chromium and chromedriver, and MRT_HPC_TEST_BROWSER=required forbids to skip them"
   step "the tests of the report's page will be skipped: they need chromium and chromedriver (Debian: chromium chromium-driver)"
 }

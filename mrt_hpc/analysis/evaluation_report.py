@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mrt_hpc.analysis.estimates import mean_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference
 from mrt_hpc.analysis.render import templates
 from mrt_hpc.run.atomic import write_text
@@ -55,10 +56,10 @@ def model_rows(found: ModelEvaluations) -> list[ModelRow]:
     return rows
 
 
-def regret_rows(found: ModelEvaluations) -> list[tuple[str, str, int, float]]:
-    """Benchmark, model, budget and normalised regret, where prefixes were valued."""
+def regret_rows(found: ModelEvaluations) -> list[tuple[str, str, int, IntervalEstimate]]:
+    """Benchmark, model, budget and normalised regret with its interval, where prefixes were valued."""
     return [
-        (one.benchmark, found.models[one.version], budget, sum(by_problem.values()) / len(by_problem))
+        (one.benchmark, found.models[one.version], budget, mean_of(by_problem))
         for one in found.evaluations
         for budget, by_problem in one.regret.items()
     ]

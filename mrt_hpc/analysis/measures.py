@@ -88,6 +88,10 @@ class EvaluationSummary(Record):
     """[P] mean reward of each problem's samples, by problem id."""
     pass_at_k: dict[int, float] = {}
     """Unbiased pass@k for k = 1, 2, 4 .. n."""
+    pass_by_problem: dict[str, tuple[float, ...]] = {}
+    """[P][K] pass@k of each problem, by problem id, in the order of ``pass_at_k``; older files have none."""
+    majority_by_problem: dict[str, tuple[float, ...]] = {}
+    """[P][K] maj@k of each problem, the same; older files have none."""
     tokens_per_rollout: float | None = None
     """Mean number of tokens of a sample: of its completion, or of all its rounds."""
     truncated_share: float | None = None
@@ -104,6 +108,9 @@ class EvaluationSummary(Record):
     stages: dict[str, float] = {}
     """Accuracy by stage, where a sample has several: by round of revision, or by budget. The last stage is that of
     ``accuracy`` and all other numbers; empty where a sample is one completion."""
+    stages_by_problem: dict[str, tuple[float, ...]] = {}
+    """[P][stages] mean reward of each problem in each stage, by problem id, in the order of ``stages``; older files
+    have none."""
     graders: int = 1
     """The number of graders whose verdicts it holds: more than one where mrt-hpc or math-verify was changed between two
     parts of the evaluation."""

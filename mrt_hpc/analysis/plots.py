@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from mrt_hpc.analysis.measures import Phase
 from mrt_hpc.run.atomic import replacing
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import Locator
 
     Target = Path | BytesIO
     """A file becomes a PNG, a buffer an SVG."""
@@ -58,6 +59,8 @@ MARKED_POINTS = 40
 """More points than this are drawn without markers."""
 OWN_LABEL = re.compile(r"_(child\d+|nolegend_)")
 """What matplotlib calls a line that was given no label."""
+MOST_RATIO = 300
+"""An axis that spans more than this has marks at powers of ten alone: others would run into each other."""
 MOST_BARS = 60
 """More iterations than this are averaged into this many bars."""
 
@@ -224,6 +227,46 @@ def compared(
         _legend(axes, len(lines))
 
 
+def by_samples(path: Target, title: str, y_label: str, lines: Sequence[Series]) -> None:
+    """Shares with intervals against the number of samples, 1, 2, 4 .., a line each."""
+    with _figure(path, title, "samples k (logarithmic)", y_label) as axes:
+        for series, colour, marker in _styled(lines):
+            _line(axes, series, colour, marker)
+        axes.set_xscale("log", base=2)
+        _marks(axes.xaxis, FixedLocator(sorted({k for series in lines for k in series.x})))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _legend(axes, len(lines))
+
+
+def progress_compared(path: Target, lines: Sequence[Series]) -> None:
+    """Mean progress with its intervals against the episode's index, a line each."""
+    with _figure(path, "Progress by episode", "episode index j", "mean progress V(j+1) − V(j)") as axes:
+        axes.axhline(0, color="#4D4D4D", lw=1)
+        for series, colour, marker in _styled(lines):
+            _line(axes, series, colour, marker)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _legend(axes, len(lines))
+
+
+def votes_by_tokens(path: Target, title: str, prefixes: Sequence[Series], complete: Sequence[Series]) -> None:
+    """Accuracy against tokens, a line each vote: solid at prefixes, dashed for complete samples."""
+    with _figure(path, title, "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)") as axes:
+        for number, (series, colour, marker) in enumerate(_styled([*prefixes, *complete])):
+            _line(axes, series, colour, marker, "solid" if number < len(prefixes) else "dashed")
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        _marks(axes.xaxis, LogLocator(subs=(1.0,) if high / low > MOST_RATIO else (1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _legend(axes, len(prefixes) + len(complete))
+
+
+def _marks(axis: Axis, locator: Locator) -> None:
+    """Whole numbers, with separators, where a locator puts them."""
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def plain_numbers(axis: Axis) -> None:
     """Plain numbers at 1, 2 and 5 times the powers of ten of a logarithmic axis; more would run into each other."""
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -260,9 +303,9 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format=ending, metadata={"Software": None} if ending == "png" else {"Date": None})
 
 
-def _line(axes: Axes, series: Series, colour: Any, marker: str) -> None:
+def _line(axes: Axes, series: Series, colour: Any, marker: str, dash: str = "solid") -> None:
     """The values, and their interval as a band where they have one."""
-    axes.plot(series.x, series.y, color=colour, marker=marker, label=series.label)
+    axes.plot(series.x, series.y, color=colour, marker=marker, label=series.label, linestyle=dash)
     if series.low is not None and series.high is not None:
         draw_band(axes, series.x, series.low, series.high, colour)
 

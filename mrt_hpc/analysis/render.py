@@ -14,7 +14,14 @@ import jinja2
 import numpy as np
 
 from mrt_hpc.analysis import plots
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_paired_difference, paired_difference
+from mrt_hpc.analysis.estimates import (
+    majority_estimates,
+    mean_of,
+    pass_estimates,
+    stage_estimates,
+    without_interval,
+)
+from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean, mean_paired_difference, paired_difference
 from mrt_hpc.analysis.measures import (
     EvaluationSummary,
     IterationMetrics,
@@ -24,17 +31,22 @@ from mrt_hpc.analysis.measures import (
     several_graders,
 )
 from mrt_hpc.analysis.plots import PhaseTimes, Series
+from mrt_hpc.mrt.votes import RULE
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 MOST_ROWS = 12
 """Rows of the training table: the first, the last, and others evenly between."""
 MOST_STAGES = 5
 """Lines in the figure of progress by episode."""
+LEAST_ITERATIONS = 3
+"""A mean over fewer iterations than this has no interval: it would fill the figure."""
 DASH = "–"
+VOTES = f"maj@k is the chance that a vote of k samples is right: {RULE.removeprefix('votes: ')}."
+"""What a table of maj@k says of its votes."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,7 @@ class MeanRow:
     """The mean over several benchmarks, of one version evaluated on all of them."""
 
     version: int
-    accuracy: float
+    accuracy: IntervalEstimate
     difference: IntervalEstimate | None
     """As in EvaluationRow."""
 
@@ -69,7 +81,7 @@ class RegretRow:
     """Tokens."""
     counted: str
     """Which tokens count."""
-    regret: float
+    regret: IntervalEstimate
     difference: IntervalEstimate | None
     """As in EvaluationRow; below zero is better."""
 
@@ -111,8 +123,11 @@ def templates() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        cell=cell, percent=percent, points=points, interval=interval, number=number, count=count, duration=duration
-    )
+        cell=cell, percent=percent, points=points, interval=interval, number=number, count=count, duration=duration,
+        share=share_text, decimal=decimal_text, passes=pass_estimates, majorities=majority_estimates,
+        by_stage=stage_estimates,
+    )  # fmt: skip
+    environment.globals["votes"] = VOTES
     return environment
 
 
@@ -179,7 +194,7 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
         pairs = [(first.per_problem, this.per_problem) for first, this in zip(firsts, these, strict=True)]
         compared = version != shared[0] and all(before and before.keys() == after.keys() for before, after in pairs)
         gain = mean_paired_difference(pairs) if compared else None
-        rows.append(MeanRow(version, float(np.mean([one.accuracy for one in these])), gain))
+        rows.append(MeanRow(version, mean_of(*(one.per_problem for one in these)), gain))
     return [row for row in rows if row.difference or row.version == shared[0]]
 
 
@@ -194,9 +209,8 @@ def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
                 alike = this.keys() == first.keys() and evaluation.regret_tokens == valued[0].regret_tokens
                 compared = evaluation is not valued[0] and alike
                 change = paired_difference(first, this) if compared else None
-                mean = float(np.mean(list(this.values())))
                 counted = evaluation.regret_tokens
-                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, mean, change))
+                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, mean_of(this), change))
     return rows
 
 
@@ -277,23 +291,34 @@ def _progress(path: Path, summary: RunSummary) -> bool:
 
 
 def progress_stages(iterations: Sequence[IterationMetrics]) -> list[Series]:
-    """Mean progress by episode index over up to ``MOST_STAGES`` equal stages of training.
+    """Mean progress by episode index over up to ``MOST_STAGES`` equal stages of training, with intervals over the
+    iterations of a stage, each of which has other problems.
 
     An iteration counts for an episode index when any of its traces has that episode.
     """
     stages = np.array_split(np.arange(len(iterations)), min(MOST_STAGES, len(iterations)))
-    lines = []
-    for stage in stages:
-        members = [iterations[i] for i in stage]
-        longest = max(len(metrics.progress_by_episode) for metrics in members)
-        means = [
-            float(np.mean([m.progress_by_episode[j] for m in members if j < len(m.progress_by_episode)]))
-            for j in range(longest)
-        ]
-        first, last = members[0].iteration, members[-1].iteration
-        label = f"iteration {first}" if first == last else f"iterations {first}–{last}"
-        lines.append(Series(label, tuple(float(j) for j in range(longest)), tuple(means)))
-    return lines
+    return [_progress_stage([iterations[i] for i in stage]) for stage in stages]
+
+
+def _progress_stage(members: Sequence[IterationMetrics]) -> Series:
+    longest = max(len(metrics.progress_by_episode) for metrics in members)
+    by_episode = [[m.progress_by_episode[j] for m in members if j < len(m.progress_by_episode)] for j in range(longest)]
+    first, last = members[0].iteration, members[-1].iteration
+    label = f"iteration {first}" if first == last else f"iterations {first}–{last}"
+    return series_of(label, range(longest), [_mean_of_iterations(means) for means in by_episode])
+
+
+def _mean_of_iterations(means: Sequence[float]) -> IntervalEstimate:
+    if len(means) < LEAST_ITERATIONS:
+        return without_interval(float(np.mean(means)))
+    return clustered_mean([[mean] for mean in means])
+
+
+def series_of(label: str, x: Iterable[float], estimates: Sequence[IntervalEstimate]) -> Series:
+    """A line of estimates, with the ends of their intervals where any has some."""
+    low, high = tuple(one.low for one in estimates), tuple(one.high for one in estimates)
+    ends = (low, high) if any(map(math.isfinite, low)) else (None, None)
+    return Series(label, tuple(map(float, x)), tuple(one.mean for one in estimates), *ends)
 
 
 def _time(path: Path, summary: RunSummary) -> bool:
@@ -320,7 +345,12 @@ _FIGURES: tuple[tuple[str, str, str, Callable[[Path, RunSummary], bool]], ...] =
     ("accuracy", "Accuracy", "pass@1 with 95 % intervals of each evaluated weights version.", _accuracy),
     ("reward", "Reward", "Mean reward of the rollouts of each iteration.", _reward),
     ("likelihood", "Likelihood", "Mean negative log-likelihood of the learnt tokens of each iteration.", _likelihood),
-    ("progress", "Progress by episode", "Mean progress of the j-th episode, early to late in training.", _progress),
+    (
+        "progress",
+        "Progress by episode",
+        "Mean progress of the j-th episode, early to late in training; 95 % intervals are over iterations.",
+        _progress,
+    ),
     ("tokens", "Tokens per rollout", "Mean length of a trace with its answer.", _tokens),
     ("quality", "Quality of the traces", "Shares that the reward alone does not show.", _quality),
     ("time", "Time by phase", "Wall time of each iteration, by what the run was doing.", _time),
@@ -358,7 +388,23 @@ def percent(share: float | None) -> str:
 
 def points(difference: float) -> str:
     """A difference of shares in percentage points: ``+1.3``."""
-    return f"{100 * difference:+.1f}".replace("-", "−")
+    tenths = round(100 * difference, 1) + 0.0  # no "−0.0"
+    return f"{tenths:+.1f}".replace("-", "−")
+
+
+def share_text(estimate: IntervalEstimate) -> str:
+    """A share with its interval, where it has one: ``28.1 % (20.4 % to 37.3 %)``."""
+    return _with_ends(estimate, percent)
+
+
+def decimal_text(estimate: IntervalEstimate) -> str:
+    """A number of three decimals with its interval, where it has one: ``0.281 (0.204 to 0.373)``."""
+    return _with_ends(estimate, "{:.3f}".format)
+
+
+def _with_ends(estimate: IntervalEstimate, written: Callable[[float], str]) -> str:
+    told = written(estimate.mean)
+    return f"{told} ({written(estimate.low)} to {written(estimate.high)})" if math.isfinite(estimate.low) else told
 
 
 def interval(estimate: IntervalEstimate) -> str:

@@ -22,6 +22,7 @@ from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.roles.happenings import happenings
+from mrt_hpc.roles.prefix_curves import prefix_curves
 from mrt_hpc.roles.sample_traces import trace_samples
 from mrt_hpc.roles.tracking import log_evaluations
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
@@ -124,6 +125,7 @@ def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Experiment]) -> li
 def run_record(layout: RunLayout, recipe: Recipe, plan: Plan, summary: RunSummary, name: str) -> RunRecord:
     """What the page shows of a run."""
     samples = trace_samples(layout, recipe, summary)
+    prefixes, unread = prefix_curves(layout, recipe, summary)
     return RunRecord(
         name=name,
         summary=summary,
@@ -133,6 +135,8 @@ def run_record(layout: RunLayout, recipe: Recipe, plan: Plan, summary: RunSummar
         traces=samples.traces,
         problems=samples.problems,
         choice=samples.told,
+        prefixes=prefixes,
+        unread=unread,
     )
 
 
@@ -177,12 +181,15 @@ def _model_record(
         evaluations=tuple(one for one in found.evaluations if one.version == number),
     )
     samples = trace_samples(layout, recipe, summary)
+    prefixes, unread = prefix_curves(layout, recipe, summary)
     return RunRecord(
         name=model.name,
         summary=summary,
         traces=samples.traces,
         problems=samples.problems,
         choice=samples.told,
+        prefixes=prefixes,
+        unread=unread,
         evaluation=name,
     )
 

@@ -161,7 +161,7 @@ def _problems(layout: RunLayout, sources: Sequence[_Source]) -> dict[str, Sample
 
 
 def _problem(problem: Problem) -> SampleProblem:
-    return SampleProblem(problem.id, problem.problem, problem.answer)
+    return SampleProblem(problem.problem, problem.answer)
 
 
 def _in_turns(traces: Iterable[SampleTrace]) -> Iterator[SampleTrace]:

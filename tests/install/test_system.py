@@ -234,3 +234,10 @@ def test_the_browser_of_the_tests_is_installed_on_debian_or_its_absence_told(
     called = system.calls.read_text() if system.calls.exists() else ""
     assert ("install -y --no-install-recommends chromium chromium-driver" in called) == installs
     assert ("will be skipped" in done.stderr) != installs
+
+
+def test_where_the_browser_is_required_its_absence_ends_the_setup(system: System) -> None:
+    (system.root / "os-release").write_text(UBUNTU)
+    done = system.setup("MRT_HPC_TEST_BROWSER=required; want_browser")
+    assert done.returncode != 0
+    assert "forbids to skip them" in done.stderr

@@ -7,22 +7,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser import ELEMENT, Browser, browser, missing_programs
+from browser import ELEMENT, Browser, browser, reason_to_skip
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
+from mrt_hpc.analysis.measures import RunSummary
+from mrt_hpc.analysis.page.content import RunRecord
+from mrt_hpc.analysis.page.render import render_page
 from mrt_hpc.analysis.page.text import visible
+from mrt_hpc.analysis.page.traces import Boundary, SampleProblem, SampleTrace
 from mrt_hpc.roles.report import write_comparison, write_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
 
-pytestmark = pytest.mark.skipif(
-    bool(missing_programs()),
-    reason=f"not installed: {', '.join(missing_programs())} (Debian: chromium chromium-driver)",
-)
+pytestmark = pytest.mark.skipif(reason_to_skip() is not None, reason=reason_to_skip() or "")
 WIDE, PHONE = 1280, 390
 MOST_BYTES = 3_000_000
 LEAST_CONTRAST = 4.5
@@ -121,9 +122,13 @@ def test_every_figure_is_there_with_its_words_and_its_numbers(page: Browser) -> 
         "[...s.querySelectorAll('path')].filter((p) => p.getBoundingClientRect().width > 100).length] })"
     )
     rows = {title: found for title, _, _, _, _, found, _ in figures}
-    assert [*rows][:4] == ["Accuracy", "Regret", "Scaling with samples", "Reward"]
+    assert [*rows][:7] == [
+        "Accuracy", "Regret", "Scaling with samples", "Votes of samples", "Scaling with tokens: aime24",
+        "Scaling with tokens: math500", "Reward",
+    ]  # fmt: skip
     assert rows["Reward"] == rows["Time by phase"] == 248
-    assert rows["Progress by episode"] == 6
+    for training_or_benchmark in ("Progress by episode in training", "Progress by episode: math500"):
+        assert rows[training_or_benchmark] == 6
     for title, width, height, role, label, _, lines in figures:
         assert width > 400, title
         assert height > 200, title
@@ -182,8 +187,8 @@ def test_a_trace_shows_its_episodes_with_progress_and_forced_answers(page: Brows
     )
     assert shown["titles"] == [f"Episode {n}" for n in range(6)]
     for text, kind in shown["chips"]:
-        sign = {"+": "g", "−": "l"}[text[0]]
-        size = abs(int(text[1:].split()[0]))
+        sign = {"+": "g", "−": "l"}.get(text[0], "")
+        size = int(text.split()[0].lstrip("+−"))
         expected = "zero" if size == 0 else f"{sign}{3 if size >= 50 else 2 if size >= 20 else 1}"
         assert kind == f"chip {expected}"
     assert shown["texts"][1].startswith(f"Wait, x=1: {visible(HOSTILE)[:40]}")
@@ -254,6 +259,11 @@ def test_only_boxes_scroll_sideways(run: RunLayout, page: Browser, width: int) -
         ".filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"
     )
     assert beyond == []
+    captions = page.script(
+        "return [...document.querySelectorAll('caption span')]"
+        ".map((e) => [e.getBoundingClientRect().right, e.textContent])"
+    )
+    assert [told for right, told in captions if right > width] == [], "a caption is read without scrolling sideways"
     small = page.script(
         "return [...document.querySelectorAll('p, li, td, th, pre, button, summary, label')].filter((e) =>"
         "parseFloat(getComputedStyle(e).fontSize) < 12).length"
@@ -315,11 +325,40 @@ def test_the_models_of_an_evaluation_can_be_filtered(page: Browser, tmp_path: Pa
     words = page.script("return document.getElementById('run').parentElement.innerText")
     assert words.split() == ["Model", "all", "models", "first", "second"]
     assert page.script("return [...document.querySelectorAll('h2')].map((h) => h.textContent)") == [
-        "Results", "Time and cost", "Faults and resumes", "Recipe and versions", "Sample traces",
+        "Results", "Progress by episode", "Time and cost", "Faults and resumes", "Recipe and versions", "Sample traces",
     ]  # fmt: skip
     assert count(page) == (64, 64)
     choose(page, "run", "second")
     assert count(page) == (32, 64)
     assert all("second · evaluation on" in text for text in listed(page))
     titles = page.script("return [...document.querySelectorAll('figure h3')].map((h) => h.textContent)")
-    assert titles == ["Regret", "Scaling with samples"]
+    assert titles == [
+        "Regret", "Scaling with samples", "Votes of samples", "Scaling with tokens: aime24",
+        "Scaling with tokens: math500", "Progress by episode: aime24", "Progress by episode: math500",
+    ]  # fmt: skip
+
+
+def test_problems_are_listed_by_benchmark_and_in_their_natural_order(page: Browser, tmp_path: Path) -> None:
+    """Two benchmarks have a problem 1; 2 comes before 10; and a loss of 0.3 points is written as 0."""
+    path = tmp_path / "page.html"
+    names = ("aime24: 10", "aime24: 2", "math500: 1", "aime24: 1")
+    path.write_text(render_page([few_traces(names)]))
+    page.open(path, WIDE)
+    told = page.script("return [...document.getElementById('problem').options].map((o) => [o.value, o.textContent])")
+    expected = ["aime24: 1", "aime24: 2", "aime24: 10", "math500: 1"]
+    assert told == [["", "all problems"], *([name, name] for name in expected)]
+    choose(page, "problem", "math500: 1")
+    assert [text.partition(" sample")[0] for text in listed(page)] == ["math500: 1"]
+    assert "best episode +50, worst 0" in listed(page)[0]
+    chips = page.script("return [...document.querySelectorAll('.chip')].map((c) => [c.textContent, c.className])")
+    assert chips == [["+50 points", "chip g3"], ["0 points", "chip zero"]]
+
+
+def few_traces(names: Sequence[str]) -> RunRecord:
+    """A run with a trace for each of some problems: its first episode gains half, and its second loses 0.3 points."""
+    values = tuple(Boundary(value) for value in (0.25, 0.75, 0.747))
+    traces = tuple(
+        SampleTrace("evaluation", name, 0, True, "7", 9, False, "", ("First.", "Wait."), values, "7") for name in names
+    )
+    summary = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1)
+    return RunRecord("r", summary, traces=traces, problems={name: SampleProblem("?", "7") for name in names})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 PROGRAMS = ("chromium", "chromedriver")
@@ -22,15 +23,27 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+REQUIRED = "MRT_HPC_TEST_BROWSER"
+"""The environment variable with which CI refuses to skip the tests of pages: ``required``."""
 START_S, CALL_S = 60, 120
 """The seconds that a busy machine has for chromedriver to answer, and for one command."""
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 """The key under which WebDriver names an element."""
 
 
-def missing_programs() -> list[str]:
+def reason_to_skip() -> str | None:
+    """Why the tests of pages are skipped here; None where they run, or have to run, as in CI."""
+    missing = _missing_programs()
+    return None if not missing or os.environ.get(REQUIRED) == "required" else _words(missing)
+
+
+def _missing_programs() -> list[str]:
     """The programs that a test of a page needs and that the machine lacks."""
     return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+def _words(missing: Sequence[str]) -> str:
+    return f"not installed: {', '.join(missing)} (Debian: chromium chromium-driver)"
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,13 @@ class Browser:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A browser with a profile of its own below a folder; it ends with the block."""
+    """A browser with a profile of its own below a folder; it ends with the block.
+
+    Raises:
+        RuntimeError: the machine lacks it, or it does not start.
+    """
+    if missing := _missing_programs():
+        raise RuntimeError(_words(missing))
     said = folder / "chromedriver.log"
     with said.open("w") as log, subprocess.Popen(["chromedriver", "--port=0"], stdout=log, stderr=log) as driver:
         try:

@@ -22,6 +22,7 @@ from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.roles.benchmarks.summary import answers_by_problem
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.data import draw_problems, read_problems
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 SAMPLES, BRANCHES, EPISODES, BUDGETS = 4, 4, 6, (4096, 8192, 12288, 16384)
+VALUED = (
+    f"evaluation.max_tokens={max(BUDGETS)}",
+    f"evaluation.regret_budgets={list(BUDGETS)}",
+    f"evaluation.prover={{type: forced_answer, branches: {BRANCHES}, max_tokens: 8, temperature: 0.6}}",
+)
+"""The fields of evaluations whose prefixes have values."""
 BEGIN = 1_750_000_000
 """When the run began, seconds since the epoch."""
 HOSTILE = (
@@ -141,7 +148,8 @@ class SyntheticRun:
             budget: {p: 1 - float(np.mean(r)) * budget / (budget + 4096) for p, r in rewards.items()}
             for budget in BUDGETS
         }
-        summary = summarise_evaluation(version, benchmark, rewards)
+        counted = [rollout for rollout in sampled.rollouts if rollout.counts]
+        summary = summarise_evaluation(version, benchmark, rewards, answers=answers_by_problem(counted))
         told = {"regret": regret, "settings": settings.summarised, "tokens_per_rollout": 5000.0, "answered_share": 0.9}
         summary.model_copy(update=told).write(self.layout.evaluation_summary(version, benchmark))
 
@@ -211,7 +219,7 @@ class SyntheticEvaluation(SyntheticRun):
         source = f"{{type: small_world, split: held_out, problems: {self.shape.problems}}}"
         entry = f"samples: {SAMPLES}, problems: {source}, mode: {{type: history_conditioned}}"
         entries = ", ".join(f"{{name: {name}, {entry}}}" for name in self.shape.benchmarks)
-        changes = (f"evaluation.benchmarks=[{entries}]", f"seed={self.shape.seed}")
+        changes = (f"evaluation.benchmarks=[{entries}]", *VALUED, f"seed={self.shape.seed}")
         models = tuple(self._model(root.parent, name) for name in ("first", "second"))
         asked = EvaluationAsked(ModelsAsked(models, (), ()), "small_world", changes, root.parent / "results")
         recipe = evaluation_recipe(asked)
@@ -230,7 +238,8 @@ class SyntheticEvaluation(SyntheticRun):
                 path = self.layout.evaluation_summary(version, benchmark)
                 summary = EvaluationSummary.read(path)
                 stages = {"first attempt": 0.125, "second attempt": summary.accuracy}
-                summary.model_copy(update={"stages": stages}).write(path)
+                by_problem = {problem: (0.125, share) for problem, share in summary.per_problem.items()}
+                summary.model_copy(update={"stages": stages, "stages_by_problem": by_problem}).write(path)
         self._attempt("evaluation", "aaaa", 0, "done")
         return self.layout
 
@@ -254,7 +263,7 @@ def _overrides(shape: Shape) -> tuple[str, ...]:
         f"sampling.rollouts_per_problem={SAMPLES}",
         f"evaluation.every={shape.evaluated_every}",
         f"evaluation.benchmarks=[{benchmarks}]",
-        f"evaluation.regret_budgets={list(BUDGETS)}",
+        *VALUED,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.analysis import plots
+from mrt_hpc.analysis.estimates import mean_of
 from mrt_hpc.analysis.intervals import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
 from mrt_hpc.analysis.plots import PhaseTimes, Series
@@ -20,6 +21,7 @@ from mrt_hpc.analysis.render import (
     points,
     progress_stages,
     sample,
+    share_text,
     write_report,
 )
 
@@ -124,13 +126,48 @@ def test_regret_is_told_by_budget_with_its_change(tmp_path: Path) -> None:
         for version, regret, spread in ((0, 0.75, 0.0), (30, 0.5, 0.1))
     )
     text = write_report(RUN.model_copy(update={"evaluations": (before, after)}), tmp_path).read_text()
-    assert "| held_out | 64 | sampled | 0 | 0.75 | – |" in text
-    assert "| held_out | 64 | sampled | 30 | 0.5 | −25.0 (−29.8 to −20.2) |" in text
+    assert "| held_out | 64 | sampled | 0 | 0.750 (0.531 to 0.888) | – |" in text
+    assert "| held_out | 64 | sampled | 30 | 0.500 (0.421 to 0.579) | −25.0 (−29.8 to −20.2) |" in text
     assert "lower is better" in text
     counted = after.model_copy(update={"regret_tokens": "all"})
     mixed = write_report(RUN.model_copy(update={"evaluations": (before, counted)}), tmp_path / "mixed").read_text()
-    assert "| held_out | 64 | all | 30 | 0.5 | – |" in mixed, "other tokens are another measure"
+    assert "| held_out | 64 | all | 30 | 0.500 (0.421 to 0.579) | – |" in mixed, "other tokens are another measure"
     assert "regret" not in write_report(RUN, tmp_path / "without").read_text()
+
+
+def test_pass_and_majority_of_each_k_have_their_intervals(tmp_path: Path) -> None:
+    """Of 20 problems with two samples, five have one right and one wrong answer: a vote of two ties there."""
+    answers = {f"p{i}": ["7", "8"] for i in range(20)}
+    rewards = {f"p{i}": [float(i < 5), 0.0] for i in range(20)}
+    one = summarise_evaluation(0, "held_out", rewards, answers=answers)
+    text = write_report(RUN.model_copy(update={"evaluations": (one,)}), tmp_path).read_text()
+    (row,) = [line for line in text.splitlines() if line.startswith("| held_out | 0 | 1: ")]
+    _, _, _, passes, votes, _ = row.split("|")
+    first, second = passes.strip().split(", ")
+    assert first == f"1: 12.5 % ({percent(one.low)} to {percent(one.high)})"
+    assert second == f"2: {share_text(mean_of({f'p{i}': float(i < 5) for i in range(20)}))}"
+    assert votes.count("12.5 % (") == 2
+    assert "maj@k is the chance that a vote of k samples is right" in text
+
+
+def test_the_mean_over_benchmarks_has_its_interval(tmp_path: Path) -> None:
+    both = (evaluation(0, "held_out", 5), evaluation(0, "harder", 3))
+    (row,) = [
+        line
+        for line in write_report(RUN.model_copy(update={"evaluations": both}), tmp_path).read_text().splitlines()
+        if line.startswith("| *mean over benchmarks*")
+    ]
+    found = mean_of(*(one.per_problem for one in both))
+    assert row == f"| *mean over benchmarks* | 0 | | 10.0 % | {percent(found.low)} to {percent(found.high)} | – | | | |"
+
+
+def test_progress_of_a_stage_has_an_interval_over_its_iterations() -> None:
+    """Of four iterations 0.1, 0.2, 0.3, 0.4: mean 0.25, standard error 0.0645, and t of three degrees is 3.182."""
+    few, many = ([iteration(i, progress_by_episode=(0.1 * (i % 4 + 1),)) for i in range(count)] for count in (5, 20))
+    assert {stage.low for stage in progress_stages(few)} == {None}
+    first = progress_stages(many)[0]
+    assert first.low == pytest.approx((0.25 - 3.1824 * 0.06455,), abs=1e-4)
+    assert first.high == pytest.approx((0.25 + 3.1824 * 0.06455,), abs=1e-4)
 
 
 def test_versions_on_other_problems_are_not_compared() -> None:

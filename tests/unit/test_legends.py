@@ -1,11 +1,14 @@
-"""A legend hides no line of its figure."""
+"""A legend hides no line of its figure, and the marks of an axis do not hide each other."""
 
 from __future__ import annotations
 
+import re
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.analysis import plots
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.line_figures import Line, LineFigure, Panel, draw
 from mrt_hpc.analysis.plots import Series, _figure, _legend, accuracy_by_iteration
@@ -61,3 +64,19 @@ def test_figures_of_the_report_and_of_analyses_take_such_names(tmp_path: Path) -
     (_, svg) = draw(LineFigure("figure", (Panel(f"Regret of {ODD[0]}", "x", "y", lines),)), tmp_path)
     drawn = svg.read_text()
     assert all(f"<!-- {name} -->" in drawn for name in ODD), "every name is in the legend"
+
+
+def texts_of(buffer: BytesIO) -> list[str]:
+    """The texts of a drawn SVG."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", buffer.getvalue().decode())
+
+
+def test_marks_of_tokens_and_samples_do_not_run_into_each_other() -> None:
+    wide, narrow, samples = BytesIO(), BytesIO(), BytesIO()
+    plots.votes_by_tokens(wide, "t", [Series("v", (1.0, 500.0), (0.1, 0.2))], [Series("c", (20_000.0,), (0.3,))])
+    plots.votes_by_tokens(narrow, "t", [Series("v", (300.0, 9_000.0), (0.1, 0.2))], [])
+    plots.by_samples(samples, "s", "pass@k", [Series("v", (1.0, 2.0, 4.0), (0.1, 0.2, 0.3))])
+    assert {"1", "10", "100", "1,000", "10,000"} <= set(texts_of(wide))
+    assert "500" not in texts_of(wide)
+    assert {"500", "1,000", "2,000", "5,000"} <= set(texts_of(narrow))
+    assert [text for text in texts_of(samples) if text.isdigit()] == ["1", "2", "4"]

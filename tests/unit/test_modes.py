@@ -355,5 +355,5 @@ def test_records_without_inserted_tokens_are_written_as_before_and_read_again(tm
 def test_each_stage_has_its_accuracy() -> None:
     """Two samples of two rounds: the first round is right once, the second twice."""
     found = [rollout(n, reward, stage=n % 2, stages=2) for n, reward in enumerate([0.0, 1.0, 1.0, 1.0])]
-    assert stage_rewards(found, Linearised(rounds=2).stages) == {"round 1": 0.5, "round 2": 1.0}
+    assert stage_rewards(found, Linearised(rounds=2).stages) == {"round 1": {"p": 0.5}, "round 2": {"p": 1.0}}
     assert stage_rewards(found, ("answer",)) == {}

@@ -12,9 +12,13 @@ import pytest
 from click.testing import CliRunner
 from synthetic_run import BEGIN, HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
+from mrt_hpc.analysis.episode_progress import EpisodeProgress, progress_by_episode
+from mrt_hpc.analysis.estimates import accuracy_of, majority_estimates, mean_of, stage_estimates
+from mrt_hpc.analysis.evaluated_run import EvaluatedRun
+from mrt_hpc.analysis.intervals import IntervalEstimate, summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunSummary
-from mrt_hpc.analysis.page.content import Happening, RoleUse, RunRecord
-from mrt_hpc.analysis.page.figures import inlined, mean_of
+from mrt_hpc.analysis.page.content import Happening, PrefixCurves, RoleUse, RunRecord
+from mrt_hpc.analysis.page.figures import inlined
 from mrt_hpc.analysis.page.render import render_page, script_hash
 from mrt_hpc.analysis.page.sections import MOST_HAPPENINGS, sections
 from mrt_hpc.analysis.page.text import script_json, visible
@@ -30,17 +34,22 @@ from mrt_hpc.analysis.page.traces import (
     fair_share,
     progress_of,
 )
+from mrt_hpc.analysis.render import decimal_text, share_text
+from mrt_hpc.analysis.scaling_curves import ScalingCurve, ScalingPoint, prefix_curve
 from mrt_hpc.cli.main import main
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.inference.token_pieces import StoredTokens
-from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.report import run_names, write_report
+from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
+from mrt_hpc.roles.prefix_curves import prefix_curves
+from mrt_hpc.roles.report import measurements, run_names, write_report
+from mrt_hpc.run.groups import part_file
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from mrt_hpc.analysis.page.content import Section, Table
+    from mrt_hpc.analysis.page.content import Plot, Section, Table
 
 SUMMARY = RunSummary(recipe="r", algorithm="mrt_online", model="m", iterations_planned=3)
 TINY = Shape(iterations=3, evaluated_every=3, benchmarks=("aime24",), problems=3, paragraphs=1)
@@ -55,7 +64,7 @@ def trace(problem: str = "p", sample: int = 0, text: str = "First.", right: bool
 
 
 def record(*traces: SampleTrace, name: str = "r") -> RunRecord:
-    return RunRecord(name, SUMMARY, traces=traces, problems={"p": SampleProblem("p", "What is it?", "7")})
+    return RunRecord(name, SUMMARY, traces=traces, problems={"p": SampleProblem("What is it?", "7")})
 
 
 def data_of(page: str) -> dict[str, list[dict[str, object]]]:
@@ -78,6 +87,15 @@ def test_what_cannot_be_seen_is_shown() -> None:
     assert visible("a\r\nb\rc") == "a\nb␍c"
 
 
+@pytest.mark.parametrize("code", [0xAD, 0x61C, 0x115F, 0x180E, 0x2028, 0x2060, 0x3164, 0xE0000, 0xE0041, 0xE007F])
+def test_no_character_hides_or_turns_others(code: int) -> None:
+    assert visible(f"a{chr(code)}b") == f"a⟨U+{code:04X}⟩b"
+
+
+def test_signs_with_a_colour_stay() -> None:
+    assert visible("é 数学 🙂 ✔\ufe0f ᠮ ظ") == "é 数学 🙂 ✔\ufe0f ᠮ ظ"
+
+
 def test_json_in_a_script_cannot_end_it() -> None:
     text = script_json({"a": "</script><!-- <img onerror=x> & \u2028\u2029 é"})
     assert not re.search("[<>&\u2028\u2029]", text)
@@ -93,7 +111,7 @@ def test_hostile_texts_stay_texts(hostile: str) -> None:
         summary=SUMMARY.model_copy(update={"recipe": visible(hostile), "missing": (visible(hostile),)}),
         recipe=hostile,
         happenings=(Happening(0.0, hostile, hostile, hostile),),
-        problems={"p": SampleProblem(hostile, hostile, hostile)},
+        problems={"p": SampleProblem(hostile, hostile)},
     )
     page = render_page([evil])
     page.encode()  # no lone surrogate is left
@@ -114,6 +132,16 @@ def test_the_policy_allows_the_script_of_the_page_and_no_other() -> None:
     assert policy.startswith("default-src 'none';")
     assert script_hash("alert(1)") == "sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI="
     assert not re.findall(r'(?:src|href)="(?!#|data:)', page), "nothing is loaded"
+
+
+def test_problems_of_one_id_are_told_apart_by_their_benchmark() -> None:
+    problems = {f"{where}: 1": SampleProblem(where, "7") for where in ("aime24", "math500")}
+    run = replace(record(trace("aime24: 1"), trace("math500: 1"), trace("gone: \u202e1")), problems=problems)
+    found = json.loads(choose([run]).data)["runs"][0]
+    assert [t["problem"] for t in found["traces"]] == ["aime24: 1", "math500: 1", "gone: \u202e1"]
+    assert {key: problem["name"] for key, problem in found["problems"].items()} == {
+        "aime24: 1": "aime24: 1", "math500: 1": "math500: 1", "gone: \u202e1": "gone: ⟨U+202E⟩1",
+    }  # fmt: skip
 
 
 # -- how much of the traces
@@ -278,6 +306,115 @@ def test_regret_has_an_interval_of_shares() -> None:
     assert several.low == 0.0
 
 
+def plots_of(found: Sequence[Section], anchor: str) -> dict[str, Plot]:
+    (section,) = [section for section in found if section.anchor == anchor]
+    return {plot.title: plot for plot in section.plots}
+
+
+def with_samples(name: str = "r", version: int = 0, tokens: float | None = 100.0) -> RunRecord:
+    """A run with one evaluation of two problems, whose votes of two tie where one of two samples is right."""
+    one = summarise_evaluation(
+        version,
+        "x",
+        {"a": [1.0, 0.0], "b": [1.0, 1.0]},
+        answers={"a": ["7", "8"], "b": ["7", "7"]},
+        tokens_per_rollout=tokens,
+        stages={"round 1": {"a": 0.0, "b": 0.5}, "round 2": {"a": 0.5, "b": 1.0}},
+    )
+    return RunRecord(name, SUMMARY.model_copy(update={"evaluations": (one,)}))
+
+
+def test_pass_and_majority_of_each_k_have_intervals() -> None:
+    found = sections([with_samples()])
+    (one,) = with_samples().summary.evaluations
+    rows = table_of(found[0], "pass@k and maj@k of the last evaluated version").rows
+    first, second = share_text(accuracy_of(one)), share_text(mean_of({"a": 1.0, "b": 1.0}))
+    votes = share_text(mean_of({"a": 0.5, "b": 1.0}))
+    assert rows == (("x", "0", "1", first, votes), ("x", "0", "2", second, votes))
+    drawn = plots_of(found, "results")
+    assert drawn["Scaling with samples"].table.rows[1][1] == "1 (0.342 to 1)"
+    assert drawn["Votes of samples"].table.rows[1][1].startswith("0.75 (")
+    stages = table_of(found[0], "Accuracy by stage of the last evaluated version").rows
+    assert stages == (
+        ("x", "0", "round 1", share_text(mean_of({"a": 0.0, "b": 0.5}))),
+        ("x", "0", "round 2", share_text(accuracy_of(one))),
+    )
+
+
+def test_the_mean_over_benchmarks_has_its_interval() -> None:
+    run = replace(evaluated("r", x={"a": 0.5, "b": 1.0}, y={"c": 0.25, "d": 0.0}), evaluation=None)
+    expected = share_text(mean_of({"a": 0.5, "b": 1.0}, {"c": 0.25, "d": 0.0}))
+    assert expected.startswith("43.8 % (")
+    assert table_of(sections([run])[0], "Mean over benchmarks").rows == (("0", expected, "–"),)
+
+
+def test_progress_in_training_has_intervals_over_iterations() -> None:
+    done = tuple(
+        IterationMetrics(iteration=n, tokens_per_rollout=1.0, progress_by_episode=(0.1 + 0.1 * (n % 2),))
+        for n in range(20)
+    )
+    run = replace(record(), summary=SUMMARY.model_copy(update={"iterations": done}))
+    drawn = plots_of(sections([run]), "progress")["Progress by episode in training"]
+    assert drawn.table.rows[0][1:] == ("0.15 (0.0581 to 0.242)",) * 5
+
+
+def curve(voters: int, *accuracies: float) -> ScalingCurve:
+    """One problem, and ten tokens an episode."""
+    points = tuple(ScalingPoint(j, 10.0 * j + voters, {"a": share, "b": share}) for j, share in enumerate(accuracies))
+    return ScalingCurve("m", f"maj@{voters} at prefix", points, voters)
+
+
+def prefixes(version: int, *votes: int) -> PrefixCurves:
+    mean = IntervalEstimate(0.25, 0.125, 0.375)
+    progress = (EpisodeProgress(0, mean, 8, 2), EpisodeProgress(1, mean, 4, 1))
+    return PrefixCurves("x", version, 2, progress, tuple(curve(p, 0.25, 0.5) for p in votes))
+
+
+def test_votes_at_prefixes_stand_beside_those_of_complete_samples_of_the_same_tokens() -> None:
+    run = replace(with_samples(version=7), prefixes=(prefixes(0, 1, 2), prefixes(7, 1, 2)))
+    drawn = plots_of(sections([run]), "results")["Scaling with tokens: x"]
+    told = {row[0]: row[1:] for row in drawn.table.rows}
+    assert [*told] == [
+        "maj@2 at prefix, version 0", "maj@1 at prefix, version 7", "maj@2 at prefix, version 7",
+        "maj@k of complete samples, version 7",
+    ]  # fmt: skip
+    assert told["maj@2 at prefix, version 7"] == ("1", "12", share_text(mean_of({"a": 0.5, "b": 0.5})))
+    assert told["maj@k of complete samples, version 7"] == ("2", "200", share_text(mean_of({"a": 0.5, "b": 1.0})))
+
+
+def test_of_several_runs_the_largest_vote_that_all_have_is_drawn() -> None:
+    one = replace(with_samples("one", 7), prefixes=(prefixes(0, 1, 2), prefixes(7, 1, 2)))
+    other = replace(with_samples("other", 9), prefixes=(prefixes(9, 1, 2, 4),))
+    without = with_samples("without", 3)
+    drawn = plots_of(sections([one, other, without]), "results")["Scaling with tokens: x"]
+    assert list(dict.fromkeys(row[0] for row in drawn.table.rows)) == [
+        "one: maj@2 at prefix, version 7", "other: maj@2 at prefix, version 9",
+        "one: maj@k of complete samples, version 7", "other: maj@k of complete samples, version 9",
+        "without: maj@k of complete samples, version 3",
+    ]  # fmt: skip
+
+
+def test_no_figure_of_votes_without_answers_at_prefixes() -> None:
+    run = replace(with_samples(version=7), prefixes=(prefixes(0, 1, 2), prefixes(7)))
+    assert "Scaling with tokens: x" in plots_of(sections([run]), "results")
+    assert not any("tokens" in title for title in plots_of(sections([with_samples()]), "results"))
+    both = [run, replace(with_samples("b", 7), prefixes=(prefixes(7),))]
+    assert "Scaling with tokens: x" in plots_of(sections(both), "results")
+
+
+def test_progress_in_evaluation_is_shown_of_runs_and_of_models() -> None:
+    run = replace(with_samples(version=7), prefixes=(prefixes(0), prefixes(7)))
+    drawn = plots_of(sections([run]), "progress")["Progress by episode: x"]
+    assert [column.name for column in drawn.table.columns] == ["episode", "version 0", "version 7"]
+    assert drawn.table.rows == (("0", *("0.25 (0.125 to 0.375)",) * 2), ("1", *("0.25 (0.125 to 0.375)",) * 2))
+    model = replace(with_samples("m"), prefixes=(prefixes(0),), evaluation="e")
+    found = sections([model])
+    assert [section.anchor for section in found] == ["results", "progress", "cost", "faults", "setup"]
+    assert [column.name for column in plots_of(found, "progress")["Progress by episode: x"].table.columns] == [
+        "episode", "m",
+    ]  # fmt: skip
+
+
 def test_of_many_events_the_newest_are_listed() -> None:
     many = tuple(Happening(float(n), "resumed from a checkpoint", "t", str(n)) for n in range(MOST_HAPPENINGS + 5))
     found = sections([replace(record(), happenings=many)])[4]
@@ -336,6 +473,40 @@ def test_the_same_run_gives_the_same_bytes(run: RunLayout) -> None:
     before = run.page.read_bytes()
     write_report(run)
     assert run.page.read_bytes() == before
+
+
+def test_the_page_has_votes_and_progress_at_the_prefixes_of_evaluated_traces(run: RunLayout) -> None:
+    page = run.page.read_text()
+    assert "Scaling with tokens: aime24" in page
+    assert "Progress by episode: aime24" in page
+    for told in ("maj@4 at prefix, version 0", "maj@1 at prefix, version 3", "maj@k of complete samples, version 3"):
+        assert told in page
+    assert "maj@2 at prefix, version 0" not in page, "of the first version the largest vote is shown for comparison"
+
+
+def test_the_curves_of_the_page_are_those_of_the_analyses(run: RunLayout) -> None:
+    recipe = read_recipe_lock(run.recipe_lock)
+    evaluations = measurements(run, recipe).evaluations
+    found, troubles = prefix_curves(run, recipe, SUMMARY.model_copy(update={"evaluations": evaluations}))
+    assert troubles == ()
+    assert [(one.benchmark, one.version) for one in found] == [("aime24", 0), ("aime24", 3)]
+    samples = EvaluatedRun(run, recipe, str(run.root)).samples(3, "aime24", "m")
+    assert found[1].progress == progress_by_episode(samples.problems)
+    assert [one.voters for one in found[1].votes] == [1, 2, 4]
+    assert found[1].votes[2].points == prefix_curve(samples, 4).points
+
+
+def test_an_evaluation_that_cannot_be_read_is_told_and_the_others_shown(run: RunLayout, tmp_path: Path) -> None:
+    values = part_file(run.evaluation_shard(0, "aime24", 0), "values")
+    whole = values.read_bytes()
+    values.write_bytes(b"no parquet")
+    try:
+        write_report(run, tmp_path / "page.html")
+    finally:
+        values.write_bytes(whole)
+    page = (tmp_path / "page.html").read_text()
+    assert "Not shown, as it cannot be read: the evaluation of version 0 on aime24" in page
+    assert "maj@4 at prefix, version 3" in page
 
 
 def test_damaged_groups_are_told_and_the_others_shown(run: RunLayout, tmp_path: Path) -> None:
@@ -400,9 +571,20 @@ def test_the_page_of_an_evaluation_has_its_models_and_what_they_share(evaluation
     assert ">first attempt<" in page
     assert "Model <select" in page
     assert "Learning curves" not in page
+    assert "Progress by episode: math500" in page
+    assert "first: maj@4 at prefix" in page
     assert "2 h 0 min" in page, "the wall time of its one attempt"
     assert "history_conditioned" in page
     assert str(evaluation.root.parent / "second") in page
+
+
+def test_the_report_of_an_evaluation_has_intervals_and_votes(evaluation: RunLayout) -> None:
+    report = evaluation.report.read_text()
+    (one, *_) = measurements(evaluation, read_lock(evaluation.recipe_lock)).evaluations
+    assert "| benchmark | model | budget, tokens | normalised regret (95 % interval) |" in report
+    assert f"| {one.benchmark} | first | 4,096 | {decimal_text(mean_of(one.regret[4096]))} |" in report
+    assert f"first attempt: {share_text(stage_estimates(one)['first attempt'])}, second attempt:" in report
+    assert f"4: {share_text(majority_estimates(one)[4])} |" in report
 
 
 def test_traces_of_an_evaluation_are_results_and_not_first_attempts(evaluation: RunLayout) -> None:

@@ -264,6 +264,22 @@ def test_a_summary_from_rewards() -> None:
     assert summary.pass_at_k == pytest.approx({1: 0.25, 2: (5 / 6 + 1 / 2) / 3, 4: 2 / 3})
 
 
+def test_a_summary_keeps_what_each_problem_gives_to_pass_and_to_votes() -> None:
+    """Of a, two right answers against two equal wrong ones: a vote of four is a tie. Of b, one right answer against
+    three different ones: any two tie with a chance of one half where the right one is among them.
+    """
+    rewards = {"a": [1.0, 1.0, 0.0, 0.0], "b": [0.0, 0.0, 0.0, 1.0]}
+    answers = {"a": ["7", "7", "8", "8"], "b": ["1", "2", None, "3"]}
+    stages = {"round 1": {"a": 0.25, "b": 0.0}, "round 2": {"a": 0.5, "b": 0.25}}
+    summary = summarise_evaluation(7, "held_out", rewards, answers=answers, stages=stages)
+    assert summary.pass_by_problem == {"a": (0.5, 0.833333, 1.0), "b": (0.25, 0.5, 1.0)}
+    assert summary.majority_by_problem["a"] == (0.5, 0.5, 0.5)
+    # Of b, each pair has a chance of 1/6; the right answer ties with two and wins against the text without an answer.
+    assert summary.majority_by_problem["b"][:2] == (0.25, pytest.approx((0.5 + 0.5 + 1) / 6, abs=1e-6))
+    assert summary.stages == {"round 1": 0.125, "round 2": 0.375}
+    assert summary.stages_by_problem == {"a": (0.25, 0.5), "b": (0.0, 0.25)}
+
+
 @settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=5), min_size=1, max_size=30))
 def test_intervals_hold_their_mean_and_stay_within_bounds(rewards: list[list[float]]) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mrt_hpc.analysis.episode_progress import EpisodeProgress
     from mrt_hpc.analysis.measures import RunSummary
     from mrt_hpc.analysis.page.traces import SampleProblem, SampleTrace
+    from mrt_hpc.analysis.scaling_curves import ScalingCurve
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,19 @@ class Happening:
 
 
 @dataclass(frozen=True)
+class PrefixCurves:
+    """What a prover found at the prefixes of the traces of one weights version, or model, on one benchmark."""
+
+    benchmark: str
+    version: int
+    problems: int
+    progress: tuple[EpisodeProgress, ...] = ()
+    """By episode; empty where not all prefixes have a value."""
+    votes: tuple[ScalingCurve, ...] = ()
+    """[maj@p]_j, a curve each p; empty where no answers were forced at some prefix."""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run on the page, or one model of an evaluation on its own."""
 
@@ -56,6 +71,10 @@ class RunRecord:
     """By the names that the traces give."""
     choice: tuple[str, ...] = ()
     """How the traces were chosen, and what could not be read, a sentence each."""
+    prefixes: tuple[PrefixCurves, ...] = ()
+    """Of each benchmark those of the first and the last evaluated version, in this order; of a model its own."""
+    unread: tuple[str, ...] = ()
+    """The evaluations whose prefixes could not be read, a sentence each."""
     evaluation: str | None = None
     """The name of the evaluation on its own that has the model; None for a run. The first model of an evaluation has
     what all of them share: its cost, its events, its settings and what is missing.

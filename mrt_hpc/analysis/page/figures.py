@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mrt_hpc.analysis import plots
-from mrt_hpc.analysis.intervals import mean_of_shares, mean_paired_difference
+from mrt_hpc.analysis.estimates import majority_estimates, mean_of, pass_estimates
 from mrt_hpc.analysis.measures import Phase
 from mrt_hpc.analysis.page.content import Column, Plot, Table
 from mrt_hpc.analysis.plots import PhaseTimes, Series
-from mrt_hpc.analysis.render import number, progress_stages
+from mrt_hpc.analysis.render import LEAST_ITERATIONS, number, progress_stages, series_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from mrt_hpc.analysis.intervals import IntervalEstimate, Means
+    from mrt_hpc.analysis.intervals import IntervalEstimate
     from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
     from mrt_hpc.analysis.page.content import RunRecord
     from mrt_hpc.analysis.plots import Target
 
 
 def result_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    """Accuracy against training, regret against the budget, and pass@k against the samples, where they are measured."""
-    return tuple(filter(None, (_accuracy(records), _regret(records), _scaling(records))))
+    """Accuracy against training, regret against the budget, and pass@k and maj@k against the samples, where they are
+    measured.
+    """
+    return tuple(filter(None, (_accuracy(records), _regret(records), _scaling(records), _votes(records))))
 
 
 def learning_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
@@ -50,7 +51,7 @@ def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
         if record.trained
     ]
     caption = "pass@1 of each evaluated weights version, with its 95 % interval over problems."
-    return _plot("Accuracy", caption, "weights version", lines, plots.accuracy_by_iteration)
+    return plotted("Accuracy", caption, "weights version", lines, plots.accuracy_by_iteration)
 
 
 def _regret(records: Sequence[RunRecord]) -> Plot | None:
@@ -58,7 +59,7 @@ def _regret(records: Sequence[RunRecord]) -> Plot | None:
     for label, group in _compared_versions(records):
         budgets = sorted(set.intersection(*(set(one.regret) for one in group)))
         means = [mean_of(*(one.regret[budget] for one in group)) for budget in budgets]
-        lines.append(_estimates(label, budgets, means))
+        lines.append(series_of(label, budgets, means))
     caption = (
         f"Normalised regret at each budget of tokens{_ends(records)}, with 95 % intervals over problems: lower is "
         "better."
@@ -67,15 +68,34 @@ def _regret(records: Sequence[RunRecord]) -> Plot | None:
 
 
 def _scaling(records: Sequence[RunRecord]) -> Plot | None:
+    caption = f"pass@k against the number of samples k, unbiased{_ends(records)}, with 95 % intervals over problems."
+    return _by_samples(records, "Scaling with samples", "pass@k", caption, pass_estimates)
+
+
+def _votes(records: Sequence[RunRecord]) -> Plot | None:
+    caption = (
+        f"maj@k, the chance that a vote of k samples is right, against k{_ends(records)}, with 95 % intervals over "
+        "problems."
+    )
+    return _by_samples(records, "Votes of samples", "maj@k", caption, majority_estimates)
+
+
+def _by_samples(
+    records: Sequence[RunRecord],
+    title: str,
+    measure: str,
+    caption: str,
+    estimates: Callable[..., Mapping[int, IntervalEstimate]],
+) -> Plot | None:
     lines = []
     for label, group in _compared_versions(records):
-        ks = sorted(set.intersection(*(set(one.pass_at_k) for one in group)))
-        shares = tuple(float(np.mean([one.pass_at_k[k] for one in group])) for k in ks)
-        lines.append(Series(label, tuple(map(float, ks)), shares))
-    caption = f"pass@k against the number of samples k, unbiased{_ends(records)}."
-    return _compared(
-        "Scaling with samples", caption, "samples k", "pass@k", [line for line in lines if len(line.x) > 1]
-    )
+        found = estimates(*group)
+        lines.append(series_of(label, found, [*found.values()]))
+
+    def draw(target: Target, drawn: Sequence[Series]) -> None:
+        plots.by_samples(target, title, f"{measure} (mean; bands: 95 % interval)", drawn)
+
+    return plotted(title, caption, "samples k", [line for line in lines if len(line.x) > 1], draw)
 
 
 def _ends(records: Sequence[RunRecord]) -> str:
@@ -104,14 +124,13 @@ def progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
         if measured:
             stages = progress_stages(measured)
             shown = stages if len(records) == 1 else stages[-1:]
-            lines += [Series(labelled(records, record, s.label), s.x, s.y) for s in shown]
-    caption = "Mean progress V(j+1) − V(j) of the j-th episode over the traces that have one, by stage of training."
-    draw = plots.progress_by_episode if len(records) == 1 else _progress_of_several
-    return tuple(filter(None, [_plot("Progress by episode", caption, "episode", lines, draw)]))
-
-
-def _progress_of_several(target: Target, lines: Sequence[Series]) -> None:
-    plots.compared(target, "Progress by episode", "episode index j", "mean progress V(j+1) − V(j)", lines)
+            lines += [replace(s, label=labelled(records, record, s.label)) for s in shown]
+    caption = (
+        "Mean progress V(j+1) − V(j) of the j-th episode over the traces that have one, by stage of training. The 95 % "
+        f"intervals are over the iterations of a stage, where it has {LEAST_ITERATIONS} or more."
+    )
+    draw = plots.progress_by_episode if len(records) == 1 else plots.progress_compared
+    return tuple(filter(None, [plotted("Progress by episode in training", caption, "episode", lines, draw)]))
 
 
 def time_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
@@ -128,7 +147,7 @@ def _time(records: Sequence[RunRecord], record: RunRecord) -> Plot | None:
     draw = plots.time_by_phase if len(timed) <= plots.MOST_BARS else plots.time_areas
     caption = "Wall time of each iteration in seconds, by what the run was doing."
     title = labelled(records, record, "Time by phase")
-    return _plot(title, caption, "iteration", lines, lambda target, _: draw(target, PhaseTimes(numbers, seconds)))
+    return plotted(title, caption, "iteration", lines, lambda target, _: draw(target, PhaseTimes(numbers, seconds)))
 
 
 def _quality(records: Sequence[RunRecord]) -> Plot | None:
@@ -138,7 +157,7 @@ def _quality(records: Sequence[RunRecord]) -> Plot | None:
             found = [(m.iteration, m.quality.get(name)) for m in record.summary.iterations]
             lines.append(_line(labelled(records, record, name.replace("_", " ")), found))
     caption = "Shares of the traces that the reward alone does not show."
-    return _plot("Quality of the traces", caption, "iteration", lines, plots.quality_by_iteration)
+    return plotted("Quality of the traces", caption, "iteration", lines, plots.quality_by_iteration)
 
 
 def _curve(records: Sequence[RunRecord], curve: _Curve) -> Plot | None:
@@ -153,7 +172,7 @@ def _curve(records: Sequence[RunRecord], curve: _Curve) -> Plot | None:
     def draw(target: Target, drawn: Sequence[Series]) -> None:
         plots.trends(target, curve.title, curve.unit, drawn, percent=curve.percent)
 
-    return _plot(curve.title, curve.caption, "iteration", lines, draw)
+    return plotted(curve.title, curve.caption, "iteration", lines, draw)
 
 
 def _line(label: str, found: Sequence[tuple[int, float | None]]) -> Series:
@@ -228,35 +247,31 @@ def labelled(records: Sequence[RunRecord], record: RunRecord, text: str, alone: 
     return f"{record.name}: {text}" if text else record.name
 
 
-def mean_of(*benchmarks: Means) -> IntervalEstimate:
-    """The mean of a share over the problems of a benchmark, or over several benchmarks, with its interval in [0, 1]."""
-    if len(benchmarks) == 1:
-        return mean_of_shares(benchmarks[0])
-    found = mean_paired_difference([(dict.fromkeys(one, 0.0), one) for one in benchmarks])
-    return replace(found, low=max(found.low, 0.0))
-
-
 def _evaluated(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:
     for record in records:
         for benchmark, versions in groupby(record.summary.evaluations, lambda one: one.benchmark):
             yield record, benchmark, list(versions)
 
 
-def _estimates(label: str, x: Sequence[float], means: Sequence[IntervalEstimate]) -> Series:
-    ends = tuple(m.low for m in means), tuple(m.high for m in means)
-    return Series(label, tuple(map(float, x)), tuple(m.mean for m in means), *ends)
-
-
 def _compared(title: str, caption: str, x_label: str, y_label: str, lines: Sequence[Series]) -> Plot | None:
     def draw(target: Target, drawn: Sequence[Series]) -> None:
         plots.compared(target, title, x_label, y_label, drawn)
 
-    return _plot(title, caption, x_label, lines, draw)
+    return plotted(title, caption, x_label, lines, draw)
 
 
-def _plot(
+def plotted(
     title: str, caption: str, x_label: str, lines: Sequence[Series], draw: Callable[[Target, Sequence[Series]], None]
 ) -> Plot | None:
+    """A figure of lines with all their points as a table; None where there are none.
+
+    Args:
+        title: its heading.
+        caption: what stands below it.
+        x_label: what the table calls the horizontal axis.
+        lines: of the figure.
+        draw: draws them into a target.
+    """
     if not any(line.x for line in lines):
         return None
     buffer = BytesIO()
@@ -301,5 +316,7 @@ def series_table(title: str, x_label: str, lines: Sequence[Series]) -> Table:
 def _written(line: Series) -> list[str]:
     if line.low is None or line.high is None:
         return [number(y) for y in line.y]
-    ends = np.array([line.y, line.low, line.high]).T
-    return [f"{number(y)} ({number(low)} to {number(high)})" for y, low, high in ends]
+    return [
+        f"{number(y)} ({number(low)} to {number(high)})" if math.isfinite(low) else number(y)
+        for y, low, high in zip(line.y, line.low, line.high, strict=True)
+    ]

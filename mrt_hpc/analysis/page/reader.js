@@ -25,13 +25,13 @@ function nodes(text) {
 }
 
 function problemName(trace) {
-  const problem = trace.problems[trace.problem];
-  return problem ? whole(problem.id) : trace.problem;
+  return whole(trace.problems[trace.problem].name); // with its benchmark: two of them may have the same ids
 }
 
 function points(share) {
   if (share === null) return "not valued";
-  return (share < 0 ? "−" : "+") + Math.abs(100 * share).toFixed(0);
+  const size = Math.round(Math.abs(100 * share));
+  return (size === 0 ? "" : share < 0 ? "−" : "+") + size;
 }
 
 function colour(share) {
@@ -56,7 +56,7 @@ function chosen() {
   const order = at("order").value;
   const found = traces.filter((trace) =>
     (!run.value || trace.run === run.value) && (!source.value || trace.source === source.value) &&
-    (!problem.value || problemName(trace) === problem.value) && (!verdict || trace.right === (verdict === "right")));
+    (!problem.value || trace.problem === problem.value) && (!verdict || trace.right === (verdict === "right")));
   return order ? found.sort((a, b) => extreme(a, order) - extreme(b, order)) : found;
 }
 
@@ -129,11 +129,11 @@ function step(words, by) {
 function facts(trace) {
   const problem = trace.problems[trace.problem];
   const found = trace.answer === null ? "no answer found" : `answer ${trace.answer}`;
-  const gold = problem ? `, right answer ${whole(problem.gold)}` : "";
+  const gold = problem.gold !== undefined ? `, right answer ${whole(problem.gold)}` : "";
   const end = trace.cut ? "; cut off by the token limit" : "";
   const told = element("p", {}, element("strong", {}, trace.right ? "✓ right" : "✗ wrong"), `: ${found}${gold}${end}`);
   const parts = [element("p", { className: "note" }, `${trace.run} · ${trace.source} · ${summary(trace)}`), told];
-  if (problem) parts.push(folded("Problem", problem.text));
+  if (problem.text !== undefined) parts.push(folded("Problem", problem.text));
   if (trace.before) parts.push(folded("Text that the model was given to go on from", trace.before));
   return parts;
 }
@@ -153,19 +153,24 @@ function show(trace) {
   at("trace").replaceChildren(title, pages, ...facts(trace), ...boundary(trace, 0, "Before the first episode"), ...episodes, ...rest);
 }
 
-function options(select, all, values) {
-  const before = select.value;
-  select.replaceChildren(element("option", { value: "" }, all), ...values.map((v) => element("option", { value: v }, v)));
-  if (values.includes(before)) select.value = before;
+function options(select, all, entries) {
+  const made = entries.map(([value, words]) => element("option", { value }, words));
+  select.replaceChildren(element("option", { value: "" }, all), ...made);
 }
 
 function distinct(values) {
-  return [...new Set(values)];
+  return [...new Set(values)].map((value) => [value, value]);
 }
 
-options(filters.run, data.models ? "all models" : "all runs", data.runs.map((run) => run.name));
+function problems() {
+  const names = new Map(traces.map((trace) => [trace.problem, problemName(trace)]));
+  const { compare } = new Intl.Collator("en", { numeric: true }); // 2 before 10
+  return [...names].sort((a, b) => compare(a[1], b[1]));
+}
+
+options(filters.run, data.models ? "all models" : "all runs", distinct(data.runs.map((run) => run.name)));
 options(filters.source, "all sources", distinct(traces.map((trace) => trace.source)));
-options(filters.problem, "all problems", distinct(traces.map(problemName)).sort());
+options(filters.problem, "all problems", problems());
 filters.run.parentElement.hidden = data.runs.length < 2;
 at("filters").addEventListener("change", list);
 at("filters").addEventListener("submit", (event) => event.preventDefault());

@@ -7,21 +7,24 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from mrt_hpc.analysis.estimates import majority_estimates, pass_estimates, stage_estimates
 from mrt_hpc.analysis.page.content import Column, Listing, Section, Table, by_directory
 from mrt_hpc.analysis.page.figures import (
     labelled,
     learning_plots,
-    mean_of,
     progress_plots,
     result_plots,
     time_plots,
 )
+from mrt_hpc.analysis.page.prefix_figures import prefix_progress_plots, prefix_vote_plots
 from mrt_hpc.analysis.page.side_by_side import comparisons, last_by_benchmark, of_last, outcomes_against_first
 from mrt_hpc.analysis.plots import MARKED_POINTS
 from mrt_hpc.analysis.render import (
     DASH,
     MOST_ROWS,
+    VOTES,
     count,
+    decimal_text,
     duration,
     evaluation_rows,
     interval,
@@ -35,12 +38,13 @@ from mrt_hpc.analysis.render import (
     points,
     regret_rows,
     sample,
+    share_text,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from mrt_hpc.analysis.measures import IterationMetrics
+    from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
     from mrt_hpc.analysis.page.content import RunRecord
     from mrt_hpc.analysis.render import EvaluationRow, RegretRow
 
@@ -62,7 +66,8 @@ def sections(records: Sequence[RunRecord]) -> tuple[Section, ...]:
     directories = by_directory(records)
     return (
         _fitted(results(records), records) if trained else _of_models(results(records)),
-        *(_fitted(section, trained) for section in (training(trained) if trained else ())),
+        *((_fitted(learning(trained), trained),) if trained else ()),
+        *_progress(records, trained),
         _fitted(costs(directories), directories),
         _fitted(faults(directories), directories),
         setup(records),
@@ -104,13 +109,17 @@ def results(records: Sequence[RunRecord]) -> Section:
         *comparisons(records),
         _evaluations("First and last evaluated version" if trained else "Each benchmark", lasts),
         _means(records),
-        _pass_at_k(records),
+        _by_samples(records),
         _stages(records),
         *_regrets(records),
         *([_evaluations("All evaluated versions", rows, folded=True)] if len(rows) > len(lasts) else []),
     ]
     return Section(
-        "results", "Results", tuple(_sentences(records)), tuple(t for t in tables if t.rows), result_plots(records)
+        "results",
+        "Results",
+        tuple(_sentences(records)),
+        tuple(t for t in tables if t.rows),
+        (*result_plots(records), *prefix_vote_plots(records)),
     )
 
 
@@ -196,31 +205,41 @@ def _means(records: Sequence[RunRecord]) -> Table:
         means = mean_rows(record.summary.evaluations)
         for mean in [*means[:1], *means[1:][-1:]]:
             gain = interval(mean.difference) if mean.difference else DASH
-            rows.append((record.name, _version(record, mean.version), percent(mean.accuracy), gain))
-    columns = (RUN, VERSION, Column("pass@1"), Column("gain over the first, points"))
+            rows.append((record.name, _version(record, mean.version), share_text(mean.accuracy), gain))
+    columns = (RUN, VERSION, Column("pass@1 (95 % interval)"), Column("gain over the first, points"))
     return Table("Mean over benchmarks", columns, tuple(rows))
 
 
-def _pass_at_k(records: Sequence[RunRecord]) -> Table:
-    lasts = [(record, one) for record in records for one in last_by_benchmark(record).values() if one.pass_at_k]
-    ks = sorted({k for _, one in lasts for k in one.pass_at_k})
+def _by_samples(records: Sequence[RunRecord]) -> Table:
+    """pass@k and maj@k, a row for each number of samples."""
     rows = tuple(
-        (one.benchmark, record.name, _version(record, one.version), *(percent(one.pass_at_k.get(k)) for k in ks))
-        for record, one in lasts
+        (one.benchmark, record.name, _version(record, one.version), count(k), *told)
+        for record in records
+        for one in last_by_benchmark(record).values()
+        for k, told in _of_samples(one)
     )
-    columns = (Column("benchmark"), RUN, VERSION, *(Column(f"pass@{k}") for k in ks))
-    return Table(f"pass@k{of_last(records)}", columns, rows)
+    names = ("samples k", "pass@k (95 % interval)", "maj@k (95 % interval)")
+    columns = (Column("benchmark"), RUN, VERSION, *map(Column, names))
+    note = f"pass@k is the chance that one of k samples is right, unbiased. {VOTES}"
+    return Table(f"pass@k and maj@k{of_last(records)}", columns, rows, note)
+
+
+def _of_samples(one: EvaluationSummary) -> Iterator[tuple[int, tuple[str, str]]]:
+    votes = majority_estimates(one)
+    for k, estimate in pass_estimates(one).items():
+        yield k, (share_text(estimate), share_text(votes[k]) if k in votes else DASH)
 
 
 def _stages(records: Sequence[RunRecord]) -> Table:
     """A row for each round or budget of a way of evaluating that has several."""
     rows = tuple(
-        (one.benchmark, record.name, _version(record, one.version), stage, percent(accuracy))
+        (one.benchmark, record.name, _version(record, one.version), stage, share_text(accuracy))
         for record in records
         for one in last_by_benchmark(record).values()
-        for stage, accuracy in one.stages.items()
+        for stage, accuracy in stage_estimates(one).items()
     )
-    columns = (Column("benchmark"), RUN, VERSION, Column("stage", numeric=False), Column("accuracy"))
+    accuracy = Column("accuracy (95 % interval)")
+    columns = (Column("benchmark"), RUN, VERSION, Column("stage", numeric=False), accuracy)
     note = "The last stage of a benchmark is its result; all other tables and figures show that one alone."
     return Table(f"Accuracy by stage{of_last(records)}", columns, rows, note)
 
@@ -245,20 +264,19 @@ def _regret_table(caption: str, found: Sequence[tuple[RunRecord, RegretRow]]) ->
 
 
 def _regret_cells(record: RunRecord, row: RegretRow) -> tuple[str, ...]:
-    summaries = record.summary.evaluations
-    (one,) = [e for e in summaries if (e.benchmark, e.version) == (row.benchmark, row.version)]
-    mean = mean_of(one.regret[row.budget])
     change = interval(row.difference) if row.difference else DASH
-    told = f"{mean.mean:.3f} ({mean.low:.3f} to {mean.high:.3f})"
-    return (row.benchmark, record.name, count(row.budget), _version(record, row.version), told, change, row.counted)
+    told = (count(row.budget), _version(record, row.version), decimal_text(row.regret))
+    return (row.benchmark, record.name, *told, change, row.counted)
 
 
 # -- training
 
 
-def training(records: Sequence[RunRecord]) -> tuple[Section, Section]:
-    """The curves of the training, and its progress by episode."""
-    return learning(records), Section("progress", "Progress by episode", plots=progress_plots(records))
+def _progress(records: Sequence[RunRecord], trained: Sequence[RunRecord]) -> tuple[Section, ...]:
+    """Progress by episode in training and in evaluation; nothing where neither could have any."""
+    found = (*(progress_plots(trained) if trained else ()), *prefix_progress_plots(records))
+    told = tuple(_prefix(records, record) + sentence for record in records for sentence in record.unread)
+    return (Section("progress", "Progress by episode", told, plots=found),) if trained or found or told else ()
 
 
 def learning(records: Sequence[RunRecord]) -> Section:

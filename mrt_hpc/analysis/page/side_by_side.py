@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mrt_hpc.analysis.estimates import accuracy_of
 from mrt_hpc.analysis.intervals import mean_paired_difference
 from mrt_hpc.analysis.page.content import Column, Table
-from mrt_hpc.analysis.render import DASH, interval, percent
+from mrt_hpc.analysis.render import DASH, interval, share_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ def _accuracy(record: RunRecord, one: EvaluationSummary | None) -> str:
     if one is None:
         return DASH
     version = f", version {one.version}" if record.trained else ""
-    return f"{percent(one.accuracy)} ({percent(one.low)} to {percent(one.high)}){version}"
+    return f"{share_text(accuracy_of(one))}{version}"
 
 
 def outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:

@@ -7,8 +7,13 @@ import re
 from typing import Any
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
-UNSEEN = re.compile("[\x80-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
-"""Characters that change the order of others or cannot be seen."""
+UNSEEN = re.compile(
+    "[\x80-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Characters that change the order of others or cannot be seen: control characters, and those that Unicode calls
+default ignorable. The variation selectors U+FE00 to U+FE0F stay, as they give many usual signs their colour.
+"""
 SURROGATE = re.compile("[\ud800-\udfff]")
 IN_SCRIPTS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 """The characters with which a text could end the element that holds it, or a line of a script."""

@@ -52,7 +52,6 @@ class Boundary:
 class SampleProblem:
     """A problem of sample traces."""
 
-    id: str
     text: str
     gold: str
 
@@ -64,7 +63,7 @@ class SampleTrace:
     source: str
     """Who sampled it for what, in words."""
     problem: str
-    """The name of its problem among those of the run."""
+    """The name of its problem among those of the run: its benchmark, or ``train``, and its id."""
     sample: int
     right: bool
     answer: str | None
@@ -117,8 +116,8 @@ def _run_data(record: RunRecord, budget: int) -> dict[str, Any]:
     problems: dict[str, dict[str, Any]] = {}
     for trace in record.traces:
         added, told = _trace_data(trace), {}
-        if trace.problem not in problems and trace.problem in record.problems:
-            told = {trace.problem: _problem_data(record.problems[trace.problem])}
+        if trace.problem not in problems:
+            told = {trace.problem: _problem_data(trace.problem, record.problems.get(trace.problem))}
         budget -= len(script_json([added, told]).encode())
         if budget < 0:
             break
@@ -127,9 +126,10 @@ def _run_data(record: RunRecord, budget: int) -> dict[str, Any]:
     return {"name": visible(record.name), "traces": traces, "problems": problems}
 
 
-def _problem_data(problem: SampleProblem) -> dict[str, Any]:
-    texts = {"id": problem.id, "text": problem.text, "gold": problem.gold}
-    return {name: excerpt(text, PROBLEM_LIMIT) for name, text in texts.items()}
+def _problem_data(name: str, problem: SampleProblem | None) -> dict[str, Any]:
+    """Its name, and where its file has it, its text and the right answer."""
+    texts = {"name": name} if problem is None else {"name": name, "text": problem.text, "gold": problem.gold}
+    return {what: excerpt(text, PROBLEM_LIMIT) for what, text in texts.items()}
 
 
 def _trace_data(trace: SampleTrace) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def summary_of(
         version,
         benchmark.name,
         rewards_by_problem(rollouts),
+        answers=answers_by_problem(rollouts),
         tokens_per_rollout=sum(len(r.token_ids) for r in (every_stage if adds_stages else rollouts)) / len(rollouts),
         truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
         answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
@@ -72,12 +73,20 @@ def _regret(parts: Sequence[Sampled], how: Evaluation, *, adds_stages: bool) -> 
     return {budget: regret_by_problem(traces, budget) for budget in how.regret_budgets if traces}
 
 
-def stage_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, float]:
-    """Return the mean over problems of the mean reward of each stage, by its name; nothing where there is one stage."""
+def stage_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the mean reward of each problem in each stage, by its name; nothing where there is one stage."""
     if len(names) == 1:
         return {}
     by_stage = {name: rewards_by_problem([r for r in rollouts if r.stage == stage]) for stage, name in enumerate(names)}
-    return {name: float(np.mean([np.mean(r) for r in rewards.values()])) for name, rewards in by_stage.items()}
+    return {name: {p: float(np.mean(mine)) for p, mine in rewards.items()} for name, rewards in by_stage.items()}
+
+
+def answers_by_problem(rollouts: Sequence[Rollout]) -> dict[str, list[str | None]]:
+    """The answers of each problem's samples, by problem id."""
+    answers: dict[str, list[str | None]] = {}
+    for rollout in rollouts:
+        answers.setdefault(rollout.problem_id, []).append(rollout.answer)
+    return answers
 
 
 def rewards_by_problem(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:

@@ -1,0 +1,95 @@
+"""Measures of summaries with their intervals; summaries of older versions have means alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.analysis.estimates import (
+    accuracy_of,
+    majority_estimates,
+    mean_of,
+    pass_estimates,
+    stage_estimates,
+    without_interval,
+)
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares, summarise_evaluation
+from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.analysis.render import decimal_text, points, share_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUMMARY = summarise_evaluation(
+    0,
+    "b",
+    {"p": [1.0, 0.0], "q": [1.0, 1.0], "r": [0.0, 0.0]},
+    answers={"p": ["7", "8"], "q": ["7", "7"], "r": [None, "1"]},
+    stages={"first": {"p": 0.0, "q": 0.5, "r": 0.0}, "second": {"p": 0.5, "q": 1.0, "r": 0.0}},
+)
+NEW_FIELDS = ("pass_by_problem", "majority_by_problem", "stages_by_problem")
+
+
+def test_every_k_and_every_stage_has_its_interval_over_problems() -> None:
+    assert pass_estimates(SUMMARY) == {
+        1: accuracy_of(SUMMARY),
+        2: mean_of_shares({"p": 1.0, "q": 1.0, "r": 0.0}),
+    }
+    assert majority_estimates(SUMMARY)[2] == mean_of_shares({"p": 0.5, "q": 1.0, "r": 0.0})
+    assert stage_estimates(SUMMARY) == {
+        "first": mean_of_shares({"p": 0.0, "q": 0.5, "r": 0.0}),
+        "second": accuracy_of(SUMMARY),
+    }
+
+
+def test_pass_at_1_has_the_same_interval_everywhere_also_of_single_samples() -> None:
+    """Of single samples that interval is Wilson's, which is not that of a mean of shares."""
+    single = summarise_evaluation(0, "b", {"p": [1.0], "q": [0.0], "r": [0.0]}, stages={"a": {"p": 1.0}})
+    assert pass_estimates(single) == {1: accuracy_of(single)}
+    assert accuracy_of(single) != mean_of_shares(single.per_problem)
+
+
+def test_several_benchmarks_have_the_mean_for_each_k_that_all_have() -> None:
+    single = summarise_evaluation(0, "c", {"s": [1.0], "t": [0.0]}, answers={"s": ["7"], "t": ["8"]})
+    found = pass_estimates(SUMMARY, single)
+    assert [*found] == [1]
+    assert found[1] == mean_of(SUMMARY.per_problem, single.per_problem)
+    assert found[1].mean == 0.5
+    assert majority_estimates(SUMMARY, single)[1].mean == 0.5
+
+
+def test_the_file_of_an_older_version_is_read_and_has_means_alone(tmp_path: Path) -> None:
+    content = json.loads(SUMMARY.model_dump_json(exclude=set(NEW_FIELDS)))
+    (tmp_path / "summary.json").write_text(json.dumps(content))
+    old = EvaluationSummary.read(tmp_path / "summary.json")
+    assert pass_estimates(old) == {1: without_interval(0.5), 2: without_interval(2 / 3)}
+    assert majority_estimates(old) == {}
+    assert stage_estimates(old)["first"] == without_interval(SUMMARY.stages["first"])
+    assert pass_estimates(old, SUMMARY) == {}
+
+
+def test_a_summary_stays_small_and_keeps_its_order_in_its_file(tmp_path: Path) -> None:
+    """Of 500 problems and 64 samples: less than 150 kB, and all k in their order."""
+    rewards = {f"problem-{n}": [float(i % 7 < n % 7) for i in range(64)] for n in range(500)}
+    answers = {problem: [str(i % 5) for i in range(64)] for problem in rewards}
+    summary = summarise_evaluation(0, "b", rewards, answers=answers)
+    summary.write(tmp_path / "summary.json")
+    assert (tmp_path / "summary.json").stat().st_size < 150_000
+    read = EvaluationSummary.read(tmp_path / "summary.json")
+    assert read == summary
+    assert pass_estimates(read) == pass_estimates(summary)
+    assert [*pass_estimates(read)] == [1, 2, 4, 8, 16, 32, 64]
+    means = [estimate.mean for estimate in pass_estimates(read).values()]
+    assert means == sorted(means)
+
+
+def test_estimates_are_written_with_their_ends_where_they_have_some() -> None:
+    found = IntervalEstimate(0.28125, 0.2041, 0.3732)
+    assert share_text(found) == "28.1 % (20.4 % to 37.3 %)"
+    assert decimal_text(found) == "0.281 (0.204 to 0.373)"
+    assert share_text(without_interval(0.5)) == "50.0 %"
+    assert math.isinf(without_interval(0.5).low)
+    assert (points(-0.0003), points(0.0), points(-0.0005)) == ("+0.0", "+0.0", pytest.approx("−0.1"))
