@@ -82,8 +82,15 @@ def models_asked(texts: Sequence[str]) -> ModelsAsked:
             awaited += publishing_jobs(asked.layout, found)
         else:
             models.append(_model(asked))
-    unique = {model.path: model for model in models}
-    return ModelsAsked(with_unique_names(list(unique.values())), tuple(recipes), tuple(dict.fromkeys(awaited)))
+    return ModelsAsked(with_unique_names(_each_once(models)), tuple(recipes), tuple(dict.fromkeys(awaited)))
+
+
+def _each_once(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """The models without those whose directory is that of an earlier one, perhaps through a link."""
+    unique: dict[Path, EvaluatedModel] = {}
+    for model in models:
+        unique.setdefault(Path(model.path).resolve(), model)
+    return list(unique.values())
 
 
 def _model(asked: Asked) -> EvaluatedModel:
@@ -108,14 +115,28 @@ def _model_of_run(asked: Asked, version: int) -> EvaluatedModel:
 
 
 def with_unique_names(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel, ...]:
-    """The models with names that differ: where two have one name, the folder above is put before it."""
-    names = [model.name for model in models]
-    return tuple(
-        model
-        if names.count(model.name) == 1
-        else model.model_copy(update={"name": f"{Path(model.run or model.path).parent.name}/{model.name}"})
-        for model in models
-    )
+    """The models with names that differ: where some have one name, the folders above are put before it, as many as it
+    takes.
+    """
+    models, shown = tuple(models), [0] * len(models)
+    while True:
+        names = [_name_below(model, count) for model, count in zip(models, shown, strict=True)]
+        alike = [i for i, name in enumerate(names) if names.count(name) > 1 and shown[i] < len(_folders(models[i]))]
+        if not alike:
+            return tuple(model.model_copy(update={"name": name}) for model, name in zip(models, names, strict=True))
+        for number in alike:
+            shown[number] += 1
+
+
+def _folders(model: EvaluatedModel) -> tuple[str, ...]:
+    """The names of the folders that the model's directory, or that of its run, stands in."""
+    return Path(model.run or model.path).parent.parts
+
+
+def _name_below(model: EvaluatedModel, count: int) -> str:
+    """The name of a model behind those of ``count`` folders above it."""
+    folders = _folders(model)
+    return str(Path(*folders[len(folders) - count :], model.name))
 
 
 def versions_of_run(asked: Asked) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
@@ -23,7 +24,7 @@ from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm.containers import folders_read
 from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
+from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, EvaluationRecipe
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 SHARDS = "evaluation.problem_shards=3"
+PROBLEMS = {"type": "small_world", "split": "held_out"}
 
 
 def trained(root: Path, *versions: int, changes: tuple[str, ...] = ()) -> RunLayout:
@@ -85,6 +87,43 @@ def test_model_directories_have_names_that_differ(tmp_path: Path) -> None:
     found = models_asked([str(tmp_path / place) for place in ("a/model", "b/model", "c/o@ther")])
     assert [m.name for m in found.models] == ["a/model", "b/model", "o@ther"]
     assert not found.recipes
+
+
+def model_directories(folder: Path, *places: str) -> list[str]:
+    for place in places:
+        (folder / place).mkdir(parents=True)
+        (folder / place / "config.json").write_text("{}")
+    return [str(folder / place) for place in places]
+
+
+def test_names_have_as_many_folders_as_it_takes(tmp_path: Path) -> None:
+    places = ("a/x/model", "b/x/model", "c/y/model", "model", "other")
+    found = models_asked(model_directories(tmp_path, *places))
+    assert [m.name for m in found.models] == [
+        "a/x/model", "b/x/model", "y/model", f"{tmp_path.name}/model", "other",
+    ]  # fmt: skip
+
+
+def test_runs_of_one_name_are_told_apart_with_their_versions(tmp_path: Path) -> None:
+    one, two = (trained(tmp_path / place / "s" / "grpo", 0, 20).root for place in "ab")
+    found = models_asked([f"{one}@0,last", f"{two}@last"])
+    assert [m.name for m in found.models] == ["grpo@0", "a/s/grpo@20", "b/s/grpo@20"]
+
+
+def test_a_directory_that_is_named_twice_is_evaluated_once(tmp_path: Path) -> None:
+    [path] = model_directories(tmp_path, "model")
+    (tmp_path / "link").symlink_to(path)
+    found = models_asked([path, str(tmp_path / "link"), f"{tmp_path}/link/../model"])
+    assert [(m.name, m.path) for m in found.models] == [("model", path)]
+
+
+def test_a_recipe_in_which_two_models_have_one_name_is_refused() -> None:
+    models = [{"name": "m", "path": path} for path in ("a", "b")]
+    with pytest.raises(ValidationError, match=r"each name once; they are \['m', 'm'\]"):
+        EvaluationRecipe.model_validate(
+            {"name": "e", "models": models, "evaluation": {"benchmarks": [{"name": "b", "problems": PROBLEMS}]}},
+            strict=False,
+        )
 
 
 def test_a_folder_that_is_neither_model_nor_run_is_refused(tmp_path: Path) -> None:
