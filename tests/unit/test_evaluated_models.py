@@ -20,6 +20,7 @@ from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.evaluated_models import models_asked
 from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, refuse_other_queue
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.pinned_models import refuse_lost_models
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm.containers import folders_read
 from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
@@ -73,11 +74,17 @@ def test_a_version_that_the_run_does_not_have_is_refused(tmp_path: Path, word: s
 
 def test_a_version_that_no_job_will_publish_is_refused(tmp_path: Path) -> None:
     run = trained(tmp_path / "grpo", 0, 3).root
+
+    def refuse(name: str) -> None:
+        recipe = evaluation_recipe(EvaluationAsked(models_asked([name]), "small_world", results=tmp_path / "r"))
+        refuse_lost_models(recipe, tmp_path / "eval")
+
     with pytest.raises(UserError, match="weights version 20 is not there: no queued job of the run will publish it"):
-        models_asked([str(run)])
+        refuse(str(run))
     with pytest.raises(UserError, match="weights version 2 is not there: it was pruned") as told:
-        models_asked([f"{run}@2"])
+        refuse(f"{run}@2")
     assert told.value.expected == "one of 0, 3"
+    refuse(f"{run}@0,3")
 
 
 def test_model_directories_have_names_that_differ(tmp_path: Path) -> None:
