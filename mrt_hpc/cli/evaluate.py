@@ -13,6 +13,7 @@ from mrt_hpc.cli.plan import print_cost, print_jobs, print_missing, print_object
 from mrt_hpc.cli.submit import listener
 from mrt_hpc.launch.evaluated_models import models_asked
 from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, submit_evaluation
+from mrt_hpc.launch.pinned_models import refuse_lost_models
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.plan.expected import expected_hours
@@ -48,6 +49,7 @@ def evaluate(
     site = find_site(site_name)
     root = run_path(recipe.name, run)
     if plan_only:
+        refuse_lost_models(recipe, root)
         print_evaluation_plan(recipe, site, root)
         return
     submit_evaluation(recipe, asked.awaited, site, root, listener())

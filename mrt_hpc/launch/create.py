@@ -17,7 +17,7 @@ from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, longest_completion
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, longest_trace
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
@@ -223,7 +223,7 @@ def check_model(recipe: Experiment) -> None:
         files.check(longest_sequence(recipe))
     if recipe.prover is not None and recipe.prover.model is not None:
         files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)
-        files.check(recipe.prover.model_max_tokens or longest_sequence(recipe), trained=False)
+        files.check(recipe.prover.model_max_tokens or longest_in_training(recipe), trained=False)
 
 
 def _check_models(recipe: EvaluationRecipe) -> None:
@@ -254,16 +254,22 @@ def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> N
 
 def longest_sequence(recipe: Experiment) -> int:
     """Return the minimum number of tokens of the longest sequence that a server must hold: prompt, trace and forced
-    answer, without the tokens of the forced text.
+    answer, without the tokens of the texts that are inserted.
     """
-    evaluation, lengths = recipe.evaluation, [0]
-    if not isinstance(recipe, EvaluationRecipe) and (recipe.algorithm.samples_rollouts or recipe.algorithm.collects):
-        answer = 0 if recipe.prover is None else recipe.prover.max_tokens
-        lengths.append(recipe.sampling.max_tokens + answer)
-    if evaluation.benchmarks:
+    lengths = [0 if isinstance(recipe, EvaluationRecipe) else longest_in_training(recipe)]
+    if (evaluation := recipe.evaluation).benchmarks:
         answer = 0 if evaluation.prover is None else evaluation.prover.max_tokens
-        lengths.append(longest_completion(recipe) + answer)
-    return recipe.sampling.max_prompt_tokens + max(lengths)
+        prompt = evaluation.max_prompt_tokens or recipe.sampling.max_prompt_tokens
+        lengths.append(prompt + longest_trace(recipe) + answer)
+    return max(lengths)
+
+
+def longest_in_training(recipe: Recipe) -> int:
+    """The same of the sequences that training samples, without those of the evaluation."""
+    if not (recipe.algorithm.samples_rollouts or recipe.algorithm.collects):
+        return recipe.sampling.max_prompt_tokens
+    answer = 0 if recipe.prover is None else recipe.prover.max_tokens
+    return recipe.sampling.max_prompt_tokens + recipe.sampling.max_tokens + answer
 
 
 def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +69,10 @@ class ModelsAsked:
 def models_asked(texts: Sequence[str]) -> ModelsAsked:
     """Find the models that the arguments of a command name.
 
+    A weights version may be gone that an evaluation has taken over: ``refuse_lost_models`` knows that.
+
     Raises:
-        UserError: there is no such model or run, or a weights version is not there and no queued job publishes it.
+        UserError: there is no such model or run, or a run never has such a weights version.
     """
     models: list[EvaluatedModel] = []
     recipes: list[Recipe] = []
@@ -79,11 +82,18 @@ def models_asked(texts: Sequence[str]) -> ModelsAsked:
             recipes.append(read_recipe_lock(asked.layout.recipe_lock))
             found = versions_of_run(asked)
             models += [_model_of_run(asked, version) for version in found]
-            awaited += publishing_jobs(asked.layout, found)
+            awaited += chain.from_iterable(publishing_jobs(asked.layout, found).values())
         else:
             models.append(_model(asked))
-    unique = {model.path: model for model in models}
-    return ModelsAsked(with_unique_names(list(unique.values())), tuple(recipes), tuple(dict.fromkeys(awaited)))
+    return ModelsAsked(with_unique_names(_each_once(models)), tuple(recipes), tuple(dict.fromkeys(awaited)))
+
+
+def _each_once(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """The models without those whose directory is that of an earlier one, perhaps through a link."""
+    unique: dict[Path, EvaluatedModel] = {}
+    for model in models:
+        unique.setdefault(Path(model.path).resolve(), model)
+    return list(unique.values())
 
 
 def _model(asked: Asked) -> EvaluatedModel:
@@ -108,14 +118,28 @@ def _model_of_run(asked: Asked, version: int) -> EvaluatedModel:
 
 
 def with_unique_names(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel, ...]:
-    """The models with names that differ: where two have one name, the folder above is put before it."""
-    names = [model.name for model in models]
-    return tuple(
-        model
-        if names.count(model.name) == 1
-        else model.model_copy(update={"name": f"{Path(model.run or model.path).parent.name}/{model.name}"})
-        for model in models
-    )
+    """The models with names that differ: where some have one name, the folders above are put before it, as many as it
+    takes.
+    """
+    models, shown = tuple(models), [0] * len(models)
+    while True:
+        names = [_name_below(model, count) for model, count in zip(models, shown, strict=True)]
+        alike = [i for i, name in enumerate(names) if names.count(name) > 1 and shown[i] < len(_folders(models[i]))]
+        if not alike:
+            return tuple(model.model_copy(update={"name": name}) for model, name in zip(models, names, strict=True))
+        for number in alike:
+            shown[number] += 1
+
+
+def _folders(model: EvaluatedModel) -> tuple[str, ...]:
+    """The names of the folders that the model's directory, or that of its run, stands in."""
+    return Path(model.run or model.path).parent.parts
+
+
+def _name_below(model: EvaluatedModel, count: int) -> str:
+    """The name of a model behind those of ``count`` folders above it."""
+    folders = _folders(model)
+    return str(Path(*folders[len(folders) - count :], model.name))
 
 
 def versions_of_run(asked: Asked) -> list[int]:
@@ -145,25 +169,19 @@ def _version(asked: Asked, word: str) -> int:
     return int(word)
 
 
-def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> list[str]:
-    """Ids of the queued jobs that will publish those of these versions that are not there yet.
-
-    Raises:
-        UserError: a version is not there, and no job of a queue will publish it.
+def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> dict[int, list[str]]:
+    """The ids of the queued jobs that will publish each of these versions that is not there; none for a version that no
+    job will publish, or that training has passed and removed.
     """
     published = published_versions(layout)
     missing = [version for version in versions if version not in published]
-    if not missing:
-        return []
-    live = live_jobs(layout)
+    live = live_jobs(layout) if missing else {}
     trainers = [job for job in read_plan(layout.plan).jobs if job.role in (Role.TRAINER, Role.PREPARE)]
-    found: list[str] = []
+    found: dict[int, list[str]] = {}
     for version in missing:
         makers = [job.name for job in trainers if version in _published_by(job.role, job.iterations)]
-        queued = [live[name] for name in makers if name in live]
-        if not queued:
-            raise _not_published(layout, version, published)
-        found += job_ids_of(queued)
+        ahead = version > max(published, default=-1)
+        found[version] = job_ids_of([live[name] for name in makers if name in live]) if ahead else []
     return found
 
 
@@ -172,8 +190,9 @@ def _published_by(role: Role, iterations: range) -> range:
     return range(1) if role is Role.PREPARE else range(iterations.start + 1, iterations.stop + 1)
 
 
-def _not_published(layout: RunLayout, version: int, published: Sequence[int]) -> UserError:
-    here = local_process(layout)
+def not_published(layout: RunLayout, version: int) -> UserError:
+    """The refusal of a weights version that is not there."""
+    here, published = local_process(layout), published_versions(layout)
     gone = version < max(published, default=0)
     why = "it was pruned" if gone else "no queued job of the run will publish it"
     wait = f"wait until process {here.pid}, which trains the run on this machine, has ended" if here else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.pinned_models import pin_models, refuse_lost_models
 from mrt_hpc.launch.submission import refuse_objections, start
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.recipe.begun import FREE_SECTIONS
@@ -218,12 +219,14 @@ def submit_evaluation(
         listener: receives a sentence about each step.
 
     Raises:
-        UserError: models or data are wrong, the run is in use, the site refuses, or a task failed.
+        UserError: models or data are wrong, models are gone, the run is in use, the site refuses, or a task failed.
     """
     plan = evaluation_plan(recipe, site)
     refuse_other_queue(awaited, site)
     refuse_objections(site.backend(), plan, listener.warn)
+    refuse_lost_models(recipe, root)
     layout = create_or_open(root, recipe, plan, group_access=site.group_access)
+    pin_models(recipe, layout, listener.warn)
     start(recipe, plan, layout, site, listener, awaited)
 
 

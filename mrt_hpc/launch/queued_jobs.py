@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import QueueState, Site
 from mrt_hpc.launch.ledger import current_submissions, local_process, process_elsewhere, recorded_site
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.run.pins import release
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -143,7 +146,8 @@ def _short(error: UserError) -> str:
 
 
 def cancel_run(layout: RunLayout) -> Iterator[str]:
-    """Stop the process of this machine that runs or submits the run, and take its jobs out of every queue.
+    """Stop the process of this machine that runs or submits the run, and take its jobs out of every queue. Weights that
+    other runs keep for it are not kept any more.
 
     Yields:
         What was done, a sentence each.
@@ -152,13 +156,21 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         UserError: there is nothing to cancel, or a queue cannot be asked.
     """
     process, queues = local_process(layout), job_queues(layout, current_submissions(layout))
-    if process is None and not queues:
-        raise nothing_to_cancel(layout)
     if process is not None:
         os.kill(process.pid, signal.SIGINT)
         yield f"asked process {process.pid} to stop"
     for queue in queues:
         yield cancel_queued(layout, queue)
+    if released := _released(layout):
+        yield f"weights that are not kept for this evaluation any more: {', '.join(released)}"
+    elif process is None and not queues:
+        raise nothing_to_cancel(layout)
+
+
+def _released(layout: RunLayout) -> list[str]:
+    """Remove the pins of an evaluation on its own, and return the names of the models that were pinned."""
+    recipe = read_lock(layout.recipe_lock)
+    return release(recipe, layout) if isinstance(recipe, EvaluationRecipe) else []
 
 
 def cancel_queued(layout: RunLayout, queue: JobQueue) -> str:

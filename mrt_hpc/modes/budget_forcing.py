@@ -58,6 +58,10 @@ class BudgetForcing(Mode):
         """Return the tokens of the largest budget, of the text that ends it, and of the answer."""
         return self.budgets[-1] + len(prompter.ids(self.forced_text)) + self.answer_tokens
 
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:  # noqa: ARG002 - the budgets set the limit
+        """Return the tokens of the largest budget and of the answer."""
+        return self.budgets[-1] + self.answer_tokens
+
     def expected_tokens(self, trace: float) -> float:
         """Return the expected tokens of the thought and the answers."""
         return (self.budgets[-1] if self.extend else min(trace, self.budgets[-1])) + ANSWER_TOKENS * len(self.budgets)

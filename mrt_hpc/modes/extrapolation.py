@@ -72,6 +72,10 @@ class Extrapolation(Mode):
         thought = sampling.max_tokens + self.extensions * (self.tokens + words)
         return thought + len(prompter.ids(self.forced_text)) + self.answer_tokens
 
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of the thought with all extensions, and of the answer."""
+        return sampling.max_tokens + self.extensions * self.tokens + self.answer_tokens
+
     def expected_tokens(self, trace: float) -> float:
         """Return the expected tokens of the thought with all extensions."""
         return trace + self.extensions * self.tokens

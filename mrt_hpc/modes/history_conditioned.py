@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mrt_hpc.modes.base import Mode
-from mrt_hpc.modes.rounds import Rounds, longest_turn
+from mrt_hpc.modes.rounds import Rounds, longest_turn, said_again
 from mrt_hpc.recipe.base import Positive
 from mrt_hpc.recipe.prompts import DEFAULT_SEND_BACK
 
@@ -43,6 +43,11 @@ class HistoryConditioned(Mode):
         """Return the tokens of both attempts, and of what stands between them."""
         limit = sampling.max_tokens
         return (self.attempt_tokens or limit) + longest_turn(prompter, self.backtrack, sampling) + limit
+
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of both attempts, and of the problem where it is said again."""
+        limit = sampling.max_tokens
+        return (self.attempt_tokens or limit) + said_again(self.backtrack, sampling) + limit
 
     def expected_tokens(self, trace: float) -> float:
         """Return the expected tokens of both attempts."""

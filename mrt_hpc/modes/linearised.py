@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from mrt_hpc.modes.base import Mode
-from mrt_hpc.modes.rounds import Rounds, longest_turn
+from mrt_hpc.modes.rounds import Rounds, longest_turn, said_again
 from mrt_hpc.recipe.base import Count, Positive
 from mrt_hpc.recipe.prompts import DEFAULT_SEND_BACK
 
@@ -50,6 +50,11 @@ class Linearised(Mode):
         limit = self.round_tokens or sampling.max_tokens
         shown = min(self.window, self.rounds - 1)
         return shown * (limit + longest_turn(prompter, self.backtrack, sampling)) + limit
+
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+        """Return the tokens of a full window, of the problem where it is said again, and of the attempt after it."""
+        limit = self.round_tokens or sampling.max_tokens
+        return min(self.window, self.rounds - 1) * (limit + said_again(self.backtrack, sampling)) + limit
 
     def expected_tokens(self, trace: float) -> float:
         """Return the expected tokens of all rounds."""

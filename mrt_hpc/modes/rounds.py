@@ -69,5 +69,10 @@ def question(prompter: Prompter, sentence: str | None, problem: str) -> str:
 def longest_turn(prompter: Prompter, sentence: str | None, sampling: BenchmarkSampling) -> int:
     """Return the maximum number of tokens between two attempts."""
     said = prompter.ids(prompter.next_turn(sentence or ""))
-    again = sampling.max_prompt_tokens if sentence is None else 0
+    again = said_again(sentence, sampling)
     return len(said) + again + len(prompter.ids(sampling.prompt.thought_end) if sampling.prompt.thought_end else [])
+
+
+def said_again(sentence: str | None, sampling: BenchmarkSampling) -> int:
+    """Return the maximum number of tokens of the problem between two attempts; 0 where a sentence stands there."""
+    return sampling.max_prompt_tokens if sentence is None else 0

@@ -42,7 +42,13 @@ def evaluation_dtype(experiment: Experiment) -> NumberFormat:
     return experiment.evaluation.dtype or experiment.serving.dtype
 
 
-def longest_completion(experiment: Experiment) -> int:
-    """The maximum number of tokens of a completion over all benchmarks; 0 without any."""
-    limits = [benchmark_sampling(experiment, b).max_tokens for b in experiment.evaluation.benchmarks]
-    return max(limits, default=0)
+def longest_trace(experiment: Experiment) -> int:
+    """The maximum number of tokens of a trace over all benchmarks, each sampled in its way, without the texts that are
+    inserted; 0 without any benchmark.
+    """
+    return max((_tokens_held(experiment, b) for b in experiment.evaluation.benchmarks), default=0)
+
+
+def _tokens_held(experiment: Experiment, benchmark: Benchmark) -> int:
+    sampling = benchmark_sampling(experiment, benchmark)
+    return sampling.max_tokens if benchmark.mode is None else benchmark.mode.tokens_held(sampling)

@@ -82,6 +82,9 @@ class EvaluationRecipe(Section):
         names = [benchmark.name for benchmark in self.evaluation.benchmarks]
         if len(set(names)) < len(names):
             raise misfit("evaluation.benchmarks", f"each name once; they are {names}")
+        models = [model.name for model in self.models]
+        if len(set(models)) < len(models):
+            raise misfit("models", f"each name once; they are {models}")
         prompt_fits(self)
         verifiers_fit(self)
         extraction_fits(self)

@@ -36,6 +36,12 @@ class ModeSettings(Section):
         """
         return trace
 
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+        """Return the number of tokens that a server must hold for one trace after the prompt of its problem, as far as
+        no tokenizer is needed for it: without the texts that are inserted.
+        """
+        return sampling.max_tokens
+
     def boundary_budgets(self, base: int) -> tuple[int, ...]:  # noqa: ARG002 - some count from there
         """Return the number of tokens that each boundary after the first one stands for; empty where boundaries are the
         ends of episodes.

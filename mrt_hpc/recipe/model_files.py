@@ -140,8 +140,8 @@ class ModelFiles:
                 f"the recipe asks for sequences of {longest:,} tokens, and the model holds {held:,}",
                 where=f"{self.field}, {self.directory / 'config.json'}",
                 expected=f"prompt, trace and forced answer within {held:,} tokens together",
-                advice="lower sampling.max_tokens, sampling.max_prompt_tokens, evaluation.max_tokens or "
-                "prover.max_tokens",
+                advice="lower sampling.max_tokens, sampling.max_prompt_tokens, evaluation.max_tokens, "
+                "prover.max_tokens or the lengths in the mode of a benchmark",
             )
 
     def _has(self, name: str) -> bool:

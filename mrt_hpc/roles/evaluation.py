@@ -192,13 +192,8 @@ class UnitEvaluation:
         problems = read_problems(self.task.layout.benchmark_data(unit.benchmark))
         mine = share(problems, unit.shard, self.task.experiment.evaluation.problem_shards)
         parts = self._parts(weights)
-        positions = range(len(mine))
-        while lacking := parts.lacking(positions):
-            if claimed := parts.claimed(lacking):
-                self._sample_missing(weights, parts, mine, claimed)
-            else:
-                parts.wait(lacking)
-        self._commit_shard(parts, positions)
+        self._fill(weights, parts, mine)
+        self._commit_shard(parts, range(len(mine)))
 
     def _parts(self, weights: Weights) -> Parts | StoredParts:
         """The place of samples until the shard is whole: the results folder, or a folder of the run."""
@@ -207,6 +202,16 @@ class UnitEvaluation:
         unit = self.unit
         directory = self.task.layout.evaluation_parts(unit.version, unit.benchmark, unit.shard)
         return Parts(self.task, directory, weights.digest, self.settings, self.benchmark.samples)
+
+    def _fill(self, weights: Weights, parts: Parts | StoredParts, mine: list[Problem]) -> None:
+        """Sample what lacks, and wait for what other tasks sample."""
+        while lacking := parts.lacking(range(len(mine))):
+            with parts.alive():
+                claimed = parts.claimed(lacking)
+                if claimed:
+                    self._sample_missing(weights, parts, mine, claimed)
+            if not claimed:
+                parts.wait(lacking)
 
     def _commit_shard(self, parts: Parts | StoredParts, positions: range) -> None:
         """Merge the parts into the shard.

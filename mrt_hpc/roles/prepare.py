@@ -23,6 +23,7 @@ from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
 from mrt_hpc.roles.preparation.tokenizer_check import check_tokenizer
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
+from mrt_hpc.run.pins import release
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.weights import publish
 
@@ -79,6 +80,7 @@ def publish_models(task: Task, recipe: EvaluationRecipe) -> None:
                 advice=f"mrt-hpc status {model.run}" if model.run else f"ls {Path(model.path).parent}",
             )
         publish_copy(task, number, Path(model.path), f"models.{number}.path", trained=False)
+    release(recipe, task.layout)  # these weights are in this run now, and their training may remove them
 
 
 def publish_copy(task: Task, version: int, source: Path, field: str, *, trained: bool = True) -> None:

@@ -104,6 +104,11 @@ class RunLayout:
         return self.weights / f"v{version:06d}"
 
     @property
+    def pins(self) -> Path:
+        """What evaluations on their own want of these versions and have not taken over yet, a file each."""
+        return self.root / "pins"
+
+    @property
     def checkpoints(self) -> Path:
         """Parent of the trainer's checkpoints."""
         return self.root / "checkpoints"

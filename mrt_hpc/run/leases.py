@@ -2,12 +2,13 @@
 
 A lease is a file created exclusively, one a generation: ``00007.000`` is the first on group 7, ``00007.001`` the one
 after its holder was lost. It expires with its holder's heart and is never renewed or removed by hand, so the filesystem
-alone decides between two tasks that want the same group. A lease only saves work: what is committed is decided by the
-commit, where the first wins.
+alone decides between two tasks that want the same group. The heart lies where all can read it that see the lease. A
+lease only saves work: what is committed is decided by the commit, where the first wins.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import creating
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mrt_hpc.run.heartbeats import Observer
+    from mrt_hpc.run.layout import RunLayout
 
 _NAME = re.compile(r"(\d{5})\.(\d{3,})")
 
@@ -31,15 +32,15 @@ class Holder:
     """One attempt at one array task."""
 
     run: Path
-    """The run directory, in which its heart beats."""
+    """The run directory. Not all that see the lease can see this directory."""
     job: str
     index: int
     attempt: str
 
     @property
-    def heart(self) -> Path:
-        """The file of its heartbeat."""
-        return RunLayout(self.run).heart(self.job, self.index)
+    def task_digest(self) -> str:
+        """A name of its task that no task of another run has; all attempts of the task share it."""
+        return hashlib.sha256(f"{self.run}\n{self.job}\n{self.index}".encode()).hexdigest()[:16]
 
     def as_json(self) -> dict[str, str | int]:
         """The content of its leases."""
@@ -55,6 +56,8 @@ class Leases:
     observer: Observer
     is_complete: Callable[[int], bool]
     """Whether what a lease is on is there already: then no task takes the lease."""
+    heart: Callable[[Holder], Path]
+    """The file of a holder's heartbeat."""
 
     def claim(self, position: int) -> bool:
         """Take the lease on a group, unless the group is complete or another live task holds it. A task may take again
@@ -87,7 +90,7 @@ class Leases:
         holder = read_holder(path)
         if holder is None or holder == self.mine:
             return True
-        return self.observer.living(holder.heart) != holder.attempt
+        return self.observer.living(self.heart(holder)) != holder.attempt
 
     def _create(self, path: Path) -> bool:
         with creating(path, durable=False) as commit:
@@ -112,4 +115,10 @@ def read_holder(path: Path) -> Holder | None:
 
 def group_leases(layout: RunLayout, iteration: int, mine: Holder, observer: Observer) -> Leases:
     """The leases on the groups of an iteration."""
-    return Leases(layout.leases(iteration), mine, observer, lambda p: layout.group(iteration, p).exists())
+    return Leases(
+        directory=layout.leases(iteration),
+        mine=mine,
+        observer=observer,
+        is_complete=lambda position: layout.group(iteration, position).exists(),
+        heart=lambda holder: layout.heart(holder.job, holder.index),
+    )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.run.fingerprint import Fingerprint
+    from mrt_hpc.run.leases import Holder
 
 _BATCH = re.compile(r"(\d{5,})-(\d{5,})\.([0-9a-f]{12})")
 DIGITS = 12
@@ -61,6 +62,12 @@ class StoredSamples:
     def leases(self) -> Path:
         """The leases on problems that a task samples at this moment."""
         return self.directory / "leases"
+
+    def heart(self, holder: Holder) -> Path:
+        """The heartbeat of a task that holds leases here. It lies beside them and not in the run directory: another
+        user's may be closed to this one, and a container holds only that of its own task.
+        """
+        return self.directory / "hearts" / f"{holder.task_digest}.json"
 
     def problem(self, position: int) -> Path:
         """The folder of one problem's batches, by its position in the benchmark."""

@@ -22,8 +22,8 @@ from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.roles.training.artifacts import kept_versions
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.data import draw_problems, read_problems, share

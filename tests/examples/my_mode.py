@@ -35,6 +35,10 @@ class OneMoreLook(Mode):
         """Return the tokens of the thought, of a blank line and the word, and of what follows."""
         return 2 * sampling.max_tokens + len(prompter.ids(f"\n\n{self.word}"))
 
+    def tokens_held(self, sampling: BenchmarkSampling) -> int:
+        """Return the same without the blank line and the word, for which no tokenizer is needed."""
+        return 2 * sampling.max_tokens
+
     def check(self, sampling: BenchmarkSampling) -> None:
         """Refuse a prompt without a closing tag."""
         needs_tags(sampling, self)

@@ -24,6 +24,7 @@ from mrt_hpc.launch.renewal import is_renewed, renew
 from mrt_hpc.launch.submission import kept_recipe
 from mrt_hpc.plan.compile import compile_plan, role_resources
 from mrt_hpc.plan.jobs import Role, read_plan
+from mrt_hpc.plan.kept_weights import evaluated, kept_versions
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Evaluation
@@ -31,7 +32,6 @@ from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.prepare import small_world_tokenizer
 from mrt_hpc.roles.report import resources_of
-from mrt_hpc.roles.training.artifacts import evaluated, kept_versions
 from mrt_hpc.run.data import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
@@ -22,12 +23,13 @@ from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.evaluated_models import models_asked
 from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, refuse_other_queue
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.pinned_models import refuse_lost_models
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.launch.slurm.containers import folders_read
 from mrt_hpc.plan.compile import compile_plan, evaluated_versions, evaluation_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, evaluation_dtype
-from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
+from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, EvaluationRecipe
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
@@ -39,7 +41,6 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
     from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,7 @@ OTHERWISE = (
     "sampling.max_prompt_tokens=96", "sampling.long_prompts=drop",
 )  # fmt: skip
 """Other values of all that a run's recipe decides where a suite is silent."""
+PROBLEMS = {"type": "small_world", "split": "held_out"}
 
 
 def trained(root: Path, *versions: int, changes: tuple[str, ...] = ()) -> RunLayout:
@@ -79,8 +81,7 @@ def test_the_first_version_is_0_or_the_first_that_is_there(tmp_path: Path) -> No
     shutil.rmtree(run / "weights" / "v000000")
     assert [m.version for m in models_asked([f"{run}@first"]).models] == [5]
     shutil.rmtree(run / "weights")
-    with pytest.raises(UserError, match="weights version 0 is not there: no queued job of the run will publish it"):
-        models_asked([f"{run}@first"])
+    assert [m.version for m in models_asked([f"{run}@first"]).models] == [0], "as the first job will publish it"
 
 
 @pytest.mark.parametrize("word", ["21", "newest", "-1", ""])
@@ -93,11 +94,17 @@ def test_a_version_that_the_run_does_not_have_is_refused(tmp_path: Path, word: s
 
 def test_a_version_that_no_job_will_publish_is_refused(tmp_path: Path) -> None:
     run = trained(tmp_path / "grpo", 0, 3).root
+
+    def refuse(name: str) -> None:
+        recipe = evaluation_recipe(EvaluationAsked(models_asked([name]), "small_world", results=tmp_path / "r"))
+        refuse_lost_models(recipe, tmp_path / "eval")
+
     with pytest.raises(UserError, match="weights version 20 is not there: no queued job of the run will publish it"):
-        models_asked([str(run)])
+        refuse(str(run))
     with pytest.raises(UserError, match="weights version 2 is not there: it was pruned") as told:
-        models_asked([f"{run}@2"])
+        refuse(f"{run}@2")
     assert told.value.expected == "one of 0, 3"
+    refuse(f"{run}@0,3")
 
 
 def test_model_directories_have_names_that_differ(tmp_path: Path) -> None:
@@ -107,6 +114,43 @@ def test_model_directories_have_names_that_differ(tmp_path: Path) -> None:
     found = models_asked([str(tmp_path / place) for place in ("a/model", "b/model", "c/o@ther")])
     assert [m.name for m in found.models] == ["a/model", "b/model", "o@ther"]
     assert not found.recipes
+
+
+def model_directories(folder: Path, *places: str) -> list[str]:
+    for place in places:
+        (folder / place).mkdir(parents=True)
+        (folder / place / "config.json").write_text("{}")
+    return [str(folder / place) for place in places]
+
+
+def test_names_have_as_many_folders_as_it_takes(tmp_path: Path) -> None:
+    places = ("a/x/model", "b/x/model", "c/y/model", "model", "other")
+    found = models_asked(model_directories(tmp_path, *places))
+    assert [m.name for m in found.models] == [
+        "a/x/model", "b/x/model", "y/model", f"{tmp_path.name}/model", "other",
+    ]  # fmt: skip
+
+
+def test_runs_of_one_name_are_told_apart_with_their_versions(tmp_path: Path) -> None:
+    one, two = (trained(tmp_path / place / "s" / "grpo", 0, 20).root for place in "ab")
+    found = models_asked([f"{one}@0,last", f"{two}@last"])
+    assert [m.name for m in found.models] == ["grpo@0", "a/s/grpo@20", "b/s/grpo@20"]
+
+
+def test_a_directory_that_is_named_twice_is_evaluated_once(tmp_path: Path) -> None:
+    [path] = model_directories(tmp_path, "model")
+    (tmp_path / "link").symlink_to(path)
+    found = models_asked([path, str(tmp_path / "link"), f"{tmp_path}/link/../model"])
+    assert [(m.name, m.path) for m in found.models] == [("model", path)]
+
+
+def test_a_recipe_in_which_two_models_have_one_name_is_refused() -> None:
+    models = [{"name": "m", "path": path} for path in ("a", "b")]
+    with pytest.raises(ValidationError, match=r"each name once; they are \['m', 'm'\]"):
+        EvaluationRecipe.model_validate(
+            {"name": "e", "models": models, "evaluation": {"benchmarks": [{"name": "b", "problems": PROBLEMS}]}},
+            strict=False,
+        )
 
 
 def test_a_folder_that_is_neither_model_nor_run_is_refused(tmp_path: Path) -> None:

@@ -129,6 +129,36 @@ def test_the_longest_sequence_holds_prompt_trace_and_answer() -> None:
     assert longest_sequence(load_recipe(RECIPE.parent / "mrt_online.yaml")) == 4096 + 16384 + 512
 
 
+@pytest.mark.parametrize(
+    ("mode", "tokens"),
+    [
+        ("{type: direct}", 1000),
+        ("{type: history_conditioned}", 2000),
+        ("{type: history_conditioned, attempt_tokens: 500, backtrack: null}", 500 + 64 + 1000),
+        ("{type: linearised, rounds: 5, window: 2}", 3000),
+        ("{type: linearised, rounds: 2, window: 9, round_tokens: 700, backtrack: null}", 700 + 64 + 700),
+        ("{type: budget_forcing, budgets: [500, 3000], answer_tokens: 100}", 3100),
+        ("{type: extrapolation, extensions: 4, tokens: 512, answer_tokens: 200}", 1000 + 4 * 512 + 200),
+    ],
+)
+def test_a_model_without_room_for_a_way_of_evaluating_is_refused_by_submit(model: Path, mode: str, tokens: int) -> None:
+    """The prompt has 64 tokens at most, and a forced answer of the prover 30."""
+    benchmark = f"{{name: b, problems: {{type: small_world, problems: 4}}, max_tokens: 1000, mode: {mode}}}"
+    how = f"evaluation={{prover: {{type: forced_answer, max_tokens: 30}}, benchmarks: [{benchmark}]}}"
+    change("config.json", max_position_embeddings=64 + tokens + 29)(model)
+    with pytest.raises(UserError, match=f"sequences of {64 + tokens + 30:,} tokens") as refused:
+        submit(model, how)
+    assert "the mode of a benchmark" in str(refused.value.advice)
+    change("config.json", max_position_embeddings=64 + tokens + 30)(model)
+    submit(model, how)
+
+
+def test_the_model_of_a_prover_needs_room_for_what_training_samples_alone(model: Path) -> None:
+    long = "evaluation.benchmarks=[{name: b, problems: {type: small_world}, mode: {type: extrapolation}}]"
+    recipe = load_recipe(RECIPE.parent / "small_world" / "mrt_online.yaml", (f"prover.model={model}", long))
+    create_or_open(model.parent / "run", recipe, compile_plan(recipe, LocalSite()))
+
+
 def test_the_context_is_counted_as_vllm_does() -> None:
     assert context_length({"n_positions": 1024}) == 1024
     assert context_length({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 4.0}}) == 400

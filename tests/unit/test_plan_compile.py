@@ -16,8 +16,8 @@ from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import build_plan, compile_plan, evaluated_versions
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.jobs import DependencyKind, Job, Plan, Role
+from mrt_hpc.plan.kept_weights import kept_versions
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.training.artifacts import kept_versions
 from mrt_hpc.run.layout import collecting_version, is_collection
 
 if TYPE_CHECKING:

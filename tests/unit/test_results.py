@@ -109,9 +109,9 @@ def test_a_problem_is_leased_to_one_evaluation_until_it_is_released(store: Store
     observer = Observer(60.0)
 
     def leases(holder: Holder) -> Leases:
-        return Leases(store.leases, holder, observer, lambda place: not store.lacking(place, 2))
+        return Leases(store.leases, holder, observer, lambda place: not store.lacking(place, 2), store.heart)
 
-    with Heart(first.heart, first.attempt, 60.0):
+    with Heart(store.heart(first), first.attempt, 60.0):
         assert leases(first).claim(0)
         assert not leases(second).claim(0)
         assert leases(second).claim(1)
@@ -123,9 +123,9 @@ def test_a_problem_is_leased_to_one_evaluation_until_it_is_released(store: Store
 
 def test_a_lease_ends_with_the_heart_of_its_holder(store: StoredSamples, tmp_path: Path) -> None:
     first, second = (Holder(tmp_path / name, "evaluation", 0, name) for name in ("one", "two"))
-    with Heart(first.heart, first.attempt, 60.0):
-        assert Leases(store.leases, first, Observer(60.0), lambda _: False).claim(0)
-    assert Leases(store.leases, second, Observer(60.0), lambda _: False).claim(0)
+    with Heart(store.heart(first), first.attempt, 60.0):
+        assert Leases(store.leases, first, Observer(60.0), lambda _: False, store.heart).claim(0)
+    assert Leases(store.leases, second, Observer(60.0), lambda _: False, store.heart).claim(0)
 
 
 def test_a_sample_has_all_of_its_stages() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,10 @@ from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts
-from mrt_hpc.run.data import read_problems
-from mrt_hpc.run.heartbeats import Heart
+from mrt_hpc.roles.evaluation import UnitEvaluation
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.data import read_problems, share
+from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.weights import Weights
 
 if TYPE_CHECKING:
@@ -42,10 +46,6 @@ def parts_of(root: Path, shard: int = 0, *changes: str) -> StoredParts:
     return StoredParts.of(task, task.job.evaluations[shard], benchmark, weights, root.parent / "results")
 
 
-def heart_of(parts: StoredParts) -> Heart:
-    return Heart(parts.task.holder.heart, parts.task.attempt, 60.0)
-
-
 def samples_of_problem(parts: StoredParts, position: int, *, reward: float = 0.0) -> Sampled:
     """Two samples of a problem of the first shard: a right one and a wrong one, whatever their rewards say."""
     problem = read_problems(parts.task.layout.benchmark_data("b"))[2 * position]
@@ -65,7 +65,7 @@ def test_a_shard_has_every_second_problem_of_the_benchmark(tmp_path: Path) -> No
 def test_two_evaluations_share_the_problems(tmp_path: Path) -> None:
     one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
     assert one.store.directory == two.store.directory
-    with heart_of(one), heart_of(two):
+    with one.alive(), two.alive():
         assert one.claimed({BOTH: [0, 1]}) == {BOTH: [0, 1]}
         assert two.claimed({BOTH: [0, 1, 2]}) == {BOTH: [2]}
         one.commit(0, BOTH, samples_of_problem(one, 0))
@@ -75,7 +75,7 @@ def test_two_evaluations_share_the_problems(tmp_path: Path) -> None:
 
 def test_one_waits_for_the_samples_of_the_other(tmp_path: Path) -> None:
     one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
-    with heart_of(one):
+    with one.alive():
         one.claimed({BOTH: [0]})
         waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
         waiting.start()
@@ -89,13 +89,97 @@ def test_one_waits_for_the_samples_of_the_other(tmp_path: Path) -> None:
 
 def test_one_takes_over_what_the_other_leaves(tmp_path: Path) -> None:
     one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
-    with heart_of(one):
+    with one.alive():
         one.claimed({BOTH: [0]})
     waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
     waiting.start()
     waiting.join(20)
     assert not waiting.is_alive(), "the other one has ended without the samples"
     assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
+
+
+# -- the run directory of the other evaluation: closed to this user, or not bound in the container of this task
+
+
+@dataclass
+class Clock:
+    """Time as a test sets it."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def seen_by(parts: StoredParts, clock: Clock) -> StoredParts:
+    """The same with an observer whose clock the test sets, and whose limit is 10 seconds."""
+    return replace(parts, task=replace(parts.task, observer=Observer(10.0, clock)))
+
+
+def test_a_living_lease_is_respected_without_a_look_at_the_run_of_its_holder(tmp_path: Path) -> None:
+    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+    with one.alive():
+        assert one.claimed({BOTH: [0]}) == {BOTH: [0]}
+        shutil.rmtree(tmp_path / "one")
+        assert two.claimed({BOTH: [0, 1]}) == {BOTH: [1]}
+    assert two.claimed({BOTH: [0]}) == {BOTH: [0]}, "the task of the other run has ended"
+
+
+def test_the_lease_of_a_task_that_was_killed_is_taken_over_after_the_limit(tmp_path: Path) -> None:
+    """Its heart stays as it was at the last beat."""
+    clock = Clock()
+    one, two = parts_of(tmp_path / "one"), seen_by(parts_of(tmp_path / "two"), clock)
+    one.claimed({BOTH: [0]})
+    heart = one.store.heart(one.task.holder)
+    write_json(heart, {"attempt": one.task.attempt, "beat": 7})
+    shutil.rmtree(tmp_path / "one")
+    assert two.claimed({BOTH: [0]}) == {}
+    clock.now += 9.0
+    write_json(heart, {"attempt": one.task.attempt, "beat": 8})
+    assert two.claimed({BOTH: [0]}) == {}
+    clock.now += 9.0
+    assert two.claimed({BOTH: [0]}) == {}, "it has moved in between"
+    clock.now += 2.0
+    assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
+
+
+def test_the_lease_of_an_earlier_attempt_of_the_same_task_passes_on_at_once(tmp_path: Path) -> None:
+    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+    again = replace(one, task=replace(one.task, attempt="again"))
+    one.claimed({BOTH: [0]})
+    with again.alive():
+        assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
+
+
+def test_a_lease_without_a_heart_in_the_results_folder_expires(tmp_path: Path) -> None:
+    """As an earlier version of mrt-hpc wrote it; the heart in the run directory counts for nothing here."""
+    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+    write_json(one.store.leases / "00000.000", one.task.holder.as_json())
+    with Heart(one.task.layout.heart(one.task.job.name, 0), one.task.attempt, 60.0):
+        assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
+
+
+def test_a_task_of_an_evaluation_beats_in_the_results_folder_while_it_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = parts_of(tmp_path / "one"), parts_of(tmp_path / "two")
+    seen: list[object] = []
+
+    def sample(*_: object) -> None:
+        seen.append(two.claimed({BOTH: [0, 1]}))
+        for position in range(3):
+            one.commit(position, BOTH, samples_of_problem(one, position))
+
+    monkeypatch.setattr(UnitEvaluation, "_sample_missing", sample)
+    problems = share(read_problems(one.task.layout.benchmark_data("b")), 0, 2)
+    UnitEvaluation(one.task, one.task.job.evaluations[0])._fill(
+        Weights(0, "digest", one.task.layout.weights_version(0)), one, problems
+    )
+    assert seen == [{}]
+    assert not list((one.store.directory / "hearts").iterdir())
+
+
+# -- what is in the results folder
 
 
 def test_samples_come_back_with_the_version_of_this_run(tmp_path: Path) -> None:

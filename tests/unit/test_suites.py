@@ -76,7 +76,9 @@ def test_the_model_of_the_small_world_has_room_for_every_way_of_evaluating(tmp_p
         sampling = benchmark_sampling(recipe, benchmark)
         prompter = Prompter.of(tmp_path, sampling.prompt)
         question = ProverFactory.of(prover, ProverModel.of(prompter), 0).longest_question
-        trace = as_kind(benchmark.mode or Direct(), Mode).longest(prompter, sampling)
+        mode = as_kind(benchmark.mode or Direct(), Mode)
+        trace = mode.longest(prompter, sampling)
+        assert mode.tokens_held(sampling) <= trace, f"{benchmark.name}: submit refuses no model that has room"
         assert recipe.sampling.max_prompt_tokens + trace + question <= ModelSize().longest, benchmark.name
 
 

@@ -18,6 +18,7 @@ from mrt_hpc.roles.sampling.parts import merged
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.fingerprint import fingerprint_of
+from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.leases import Leases
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.results import DIGITS, Batch, StoredSamples
@@ -99,8 +100,15 @@ class StoredParts:
                 found[missing].append(position)
         return dict(found)
 
+    def alive(self) -> Heart:
+        """Show the holders of other leases in the results folder that this task lives, during the block."""
+        limit_s = self.task.experiment.resilience.heartbeat_limit_s
+        return Heart(self.store.heart(self.task.holder), self.task.attempt, limit_s)
+
     def claimed(self, lacking: Mapping[range, list[int]]) -> dict[range, list[int]]:
-        """Those of the problems that no other task samples at this moment; this task then holds a lease on each."""
+        """Those of the problems that no other task samples at this moment; this task then holds a lease on each,
+        as long as it is ``alive``.
+        """
         taken = [p for positions in lacking.values() for p in positions if self._claim(p)]
         # Another task may have added samples, and released its lease, since these were found to be lacking.
         mine = self.lacking(taken)
@@ -206,6 +214,7 @@ class StoredParts:
             self.task.holder,
             self.task.observer,
             lambda place: not self.store.lacking(place, samples),
+            self.store.heart,
         )
 
 

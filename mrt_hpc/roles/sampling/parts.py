@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
@@ -19,6 +20,7 @@ from mrt_hpc.run.records import GroupStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from mrt_hpc.roles.task.context import Task
@@ -47,6 +49,10 @@ class Parts:
             log.info("%d of %d problems are sampled already", len(there), len(positions))
         missing = [position for position in positions if position not in there]
         return {range(self.samples): missing} if missing else {}
+
+    def alive(self) -> AbstractContextManager[object]:
+        """Nothing: no other task asks whether this one lives."""
+        return nullcontext()
 
     def claimed(self, lacking: Mapping[range, list[int]]) -> dict[range, list[int]]:
         """All of them: one task alone samples a shard."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.compile import evaluated_versions
+from mrt_hpc.plan.kept_weights import needed_versions
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers
 from mrt_hpc.run.data import read_problems
@@ -111,7 +111,7 @@ class Keeper:
         _refuse_anothers(layout.weights_version(version), mine)
         self.emit(EventKind.PUBLISHED, version=version)
         rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(version))
-        self._keep_house(lambda: prune(layout, kept_versions(recipe, version) | evaluated(layout)))
+        self._keep_house(lambda: prune_weights(layout, recipe, version))
         self._keep_house(lambda: remove_leftovers(layout.weights))
 
     def set_aside_evaluations_of_another(self, version: int) -> None:
@@ -210,16 +210,6 @@ def newest_good_checkpoint(task: Task) -> Path | None:
     return checkpoint.good(task.layout.checkpoints, set_aside)
 
 
-def evaluated(layout: RunLayout) -> set[int]:
-    """The weights versions that were evaluated, also those that an earlier recipe of the run has asked for: with other
-    settings they may be asked for again.
-    """
-    return {version for version in published_versions(layout) if layout.evaluations(version).exists()}
-
-
-def kept_versions(recipe: Recipe, version: int) -> set[int]:
-    """The weights versions that must stay: the newest few, the first, all that the schedule evaluates, and all that
-    sample traces, as a damaged collection is sampled with them again.
-    """
-    newest = range(version - recipe.training.keep_weights + 1, version + 1)
-    return {0, *newest, *evaluated_versions(recipe), *recipe.algorithm.traces_versions(recipe.schedule.iterations)}
+def prune_weights(layout: RunLayout, recipe: Recipe, version: int) -> list[int]:
+    """Remove the weights versions that are not needed any more once ``version`` is published, and return them."""
+    return prune(layout, needed_versions(layout, recipe, version))
