@@ -206,6 +206,10 @@ class Backend(Protocol):
 class Site(SiteSettings):
     """A site profile: the fields of its kind, and the back end that it describes."""
 
+    def image_digest(self) -> str | None:
+        """SHA-256 of the container image that tasks run in; None where they run in none."""
+        return None
+
     @abstractmethod
     def backend(self) -> Backend:
         """The back end of this site. What is slow to load is imported here, so that ``plan`` answers at once."""

@@ -19,6 +19,7 @@ from mrt_hpc.launch.ledger import claimed, local_process, record_site, record_su
 from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.launch.renewal import Renewal, is_renewed, renew
 from mrt_hpc.launch.run_progress import task_records
+from mrt_hpc.launch.software import noticed_changes
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, read_plan
 from mrt_hpc.recipe.begun import as_begun, differences
@@ -146,6 +147,8 @@ def start(
         refuse_other_queue(layout, live, backend)
         if live and is_renewed(layout, recipe, plan):
             raise queued_otherwise(layout, live)
+        for sentence in noticed_changes(layout, site):
+            listener.tell(sentence)
         renew_if_asked(layout, recipe, plan, listener.tell)
         left = what_is_left(plan, layout, live)
         backend.cancel(job_ids_of(live[name] for name in left.hopeless))

@@ -92,6 +92,18 @@ def lock_text(recipe: Experiment) -> str:
     return "# The run's identity: written once, read by every task.\n" + stream.getvalue()
 
 
+def recorded_versions(path: Path) -> dict[str, str]:
+    """The versions of mrt-hpc and of the packages that a lock names.
+
+    Raises:
+        UserError: the lock is no YAML.
+    """
+    told = read_source(path, advice=f"mrt-hpc status {path.parent}").data
+    packages = told.get("packages")
+    found = {"mrt-hpc": told.get("mrt_hpc"), **(packages if isinstance(packages, dict) else {})}
+    return {name: str(version) for name, version in found.items() if version is not None}
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter, where they are installed."""
     installed = {"python": platform.python_version()}

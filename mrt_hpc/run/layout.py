@@ -68,6 +68,11 @@ class RunLayout:
         """Keys of the run, readable by its owner only."""
         return self.root / "secrets"
 
+    @property
+    def image_lock(self) -> Path:
+        """The checksum of the container image of the run; absent where its tasks run in none."""
+        return self.root / "image.lock.json"
+
     # -- data
     @property
     def code(self) -> Path:

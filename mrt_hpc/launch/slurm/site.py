@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -10,9 +11,11 @@ from pydantic_core import PydanticCustomError
 
 from mrt_hpc.errors import nearest
 from mrt_hpc.launch.backend import Site
+from mrt_hpc.launch.image_build import checksum_file
 from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
 from mrt_hpc.recipe.base import OPTION, Line, NotNegative, Positive, Section
 from mrt_hpc.recipe.site import SiteLimits
+from mrt_hpc.run.atomic import checksum
 
 if TYPE_CHECKING:
     from mrt_hpc.launch.backend import Backend
@@ -116,6 +119,15 @@ class SlurmSite(Site):
     def gpu_name(self) -> str:
         """``gpu_type``"""
         return self.gpu_type or ""
+
+    def image_digest(self) -> str | None:
+        """The checksum of the image, from the file beside it that `mrt-hpc container build` writes, or of the image
+        itself, which takes a second a gigabyte.
+        """
+        if self.container is None or not (image := Path(self.container.image)).is_file():
+            return None
+        told = checksum_file(image)
+        return told.read_text().split()[0] if told.is_file() else checksum(image)
 
     def backend(self) -> Backend:
         """Submits jobs with sbatch."""

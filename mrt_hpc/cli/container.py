@@ -1,0 +1,192 @@
+"""``mrt-hpc container``: build, check and enter the container images of tasks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mrt_hpc.cli import options
+from mrt_hpc.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from mrt_hpc.launch.slurm.site import Container, SlurmSite
+
+IMAGE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group(short_help="Build, check and enter container images.")
+def container() -> None:
+    """Apptainer images in which the tasks of a run start, for nodes whose own system is too old or differs.
+
+    \b
+    Examples:
+      mrt-hpc container build cuda images/mrt-hpc-cuda.sif
+      mrt-hpc container check images/mrt-hpc-cuda.sif
+      mrt-hpc container shell images/mrt-hpc-cuda.sif
+    """
+
+
+executable = click.option("--executable", default="apptainer", show_default=True, help="The command of Apptainer.")
+
+
+@container.command(short_help="Build an image.")
+@click.argument("kind", type=click.Choice(["cpu", "cuda", "debian"]))
+@click.argument("image", type=IMAGE)
+@click.option(
+    "--build-arg", "build_arguments", multiple=True, metavar="NAME=VALUE", help="As in BASE=IMAGE. Repeatable."
+)
+@click.option(
+    "--bind", "binds", multiple=True, metavar="FILE", help="A file that the build sees, as /etc/pip.conf. Repeatable."
+)
+@click.option("--fakeroot/--no-fakeroot", default=True, show_default=True, help="Build without being root.")
+@click.option("--force", is_flag=True, help="Replace IMAGE if it is there.")
+@click.option("--on-node", is_flag=True, help="Build on a compute node of --site, where the login node forbids it.")
+@options.site
+@executable
+def build(
+    kind: str,
+    image: Path,
+    build_arguments: tuple[str, ...],
+    binds: tuple[str, ...],
+    fakeroot: bool,
+    force: bool,
+    on_node: bool,
+    site: str | None,
+    executable: str,
+) -> None:
+    """Build IMAGE: the locked environment with mrt-hpc for nodes without GPUs (cpu) or with NVIDIA GPUs (cuda), or
+    Debian alone (debian), from which the others can be built where no registry of images can be reached.
+
+    The checksum goes to IMAGE.sha256. The image is there when the build has succeeded, and not before.
+
+    \b
+    Examples:
+      mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif
+      mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif --on-node --site mycluster
+      mrt-hpc container build cpu cpu.sif --build-arg BASE=registry.example.org/debian:12 --bind /etc/pip.conf
+    """
+    from mrt_hpc.launch.image_build import ImageAsked, build_image
+
+    if image.exists() and not force:
+        raise UserError("the image is there already", value=str(image), advice="--force replaces it")
+    if on_node:
+        _build_on_node(_slurm_site(site), sys.argv[1:])
+        return
+    asked = ImageAsked(kind, image.absolute(), build_arguments, binds, executable, fakeroot)
+    digest = build_image(asked, lambda sentence: click.echo(sentence, err=True))
+    click.echo(f"{image}: sha256 {digest}")
+    click.echo(
+        f"next: mrt-hpc container check {image}, and container: {{image: {image.absolute()}}} in the site profile"
+    )
+
+
+def _build_on_node(site: SlurmSite, arguments: list[str]) -> None:
+    """Type the same command on a compute node, by srun, whose output comes to this terminal.
+
+    Raises:
+        UserError: Slurm is not here, or the build failed.
+    """
+    import shutil
+    import subprocess
+
+    if shutil.which("srun") is None:
+        raise UserError("srun was not found", expected="a login node of the cluster", advice="leave out --on-node")
+    from mrt_hpc.launch.image_on_node import srun_command
+
+    command = srun_command(site, [word for word in arguments if word != "--on-node"])
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        click.get_current_context().exit(code)
+
+
+@container.command(short_help="Check an image.")
+@click.argument("image", type=IMAGE, required=False)
+@options.site
+@executable
+def check(image: Path | None, site: str | None, executable: str) -> None:
+    """Check IMAGE, or that of a site profile: its checksum, the mrt-hpc and the packages in it. The exit status is 0 if
+    everything passed, and 2 otherwise.
+
+    \b
+    Examples:
+      mrt-hpc container check mrt-hpc-cuda.sif
+      mrt-hpc container check --site mycluster
+    """
+    from rich.table import Table
+
+    from mrt_hpc.cli.console import console_of
+    from mrt_hpc.launch.image_check import check_image
+
+    how = _container(image, site, executable)
+    found = check_image(how, Path(how.image))
+    table = Table(title=how.image, title_justify="left")
+    for column in ("what", "", "seen", "what to type"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        table.add_row(one.what, "ok" if one.passed else "fails", one.evidence, one.remedy)
+    console_of(sys.stdout).print(table)
+    if not all(one.passed for one in found):
+        click.get_current_context().exit(int(ExitCode.FATAL))
+
+
+@container.command(short_help="Open a shell in an image.")
+@click.argument("image", type=IMAGE, required=False)
+@options.site
+@executable
+def shell(image: Path | None, site: str | None, executable: str) -> None:
+    """Open a shell in IMAGE, or in that of a site profile, with its folders bound as for a task.
+
+    \b
+    Examples:
+      mrt-hpc container shell mrt-hpc-cuda.sif
+    """
+    import os
+
+    from mrt_hpc.launch.image_build import require_apptainer
+
+    how = _container(image, site, executable)
+    require_apptainer(how.executable)
+    options = [word for bind in (str(Path.cwd()), *how.binds) for word in ("--bind", bind)]
+    gpu = ["--nv"] if Path("/proc/driver/nvidia").is_dir() else []
+    os.execvp(how.executable, [how.executable, "shell", *gpu, *options, how.image])
+
+
+def _container(image: Path | None, site: str | None, executable: str) -> Container:
+    """The image that is meant, as a site profile has it.
+
+    Raises:
+        UserError: neither an image nor a site with one is named.
+    """
+    from mrt_hpc.launch.slurm.site import Container
+
+    if image is not None:
+        return Container(image=str(image.absolute()), executable=executable)
+    found = None if site is None else _slurm_site(site).container
+    if found is None:
+        raise UserError(
+            "no image is named",
+            value=site,
+            expected="an image, or a site profile with container.image",
+            advice="mrt-hpc container check IMAGE",
+        )
+    return found
+
+
+def _slurm_site(name: str | None) -> SlurmSite:
+    """The profile of a Slurm cluster.
+
+    Raises:
+        UserError: there is none of this name, or it is of another kind.
+    """
+    from mrt_hpc.launch.sites import find_site
+    from mrt_hpc.launch.slurm.site import SlurmSite
+
+    site = find_site(name)
+    if not isinstance(site, SlurmSite):
+        raise UserError(
+            "this needs the profile of a Slurm cluster", value=site.name, where="--site", advice="--site SITE"
+        )
+    return site

@@ -1,0 +1,128 @@
+"""Builds a container image with Apptainer, and writes its checksum beside it. The image appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.image_tree import BuildFiles
+from mrt_hpc.run.atomic import checksum, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KINDS = ("cpu", "cuda", "debian")
+"""The definitions of ``containers/``, without their suffix."""
+
+
+@dataclass(frozen=True)
+class ImageAsked:
+    """What is to be built."""
+
+    kind: str
+    """One of ``KINDS``."""
+    image: Path
+    """The SIF file."""
+    build_arguments: tuple[str, ...] = ()
+    """As ``NAME=VALUE``; they replace those of the definition."""
+    binds: tuple[str, ...] = ()
+    """Files of this machine that the build sees, as ``/etc/pip.conf`` where packages come from a mirror."""
+    executable: str = "apptainer"
+    fakeroot: bool = True
+    """Whether Apptainer maps this user to root in the image; root itself may do without."""
+
+    @property
+    def checksum_file(self) -> Path:
+        """The file with the checksum, in the form of sha256sum."""
+        return checksum_file(self.image)
+
+
+def checksum_file(image: Path) -> Path:
+    """The file beside an image that holds its checksum."""
+    return image.with_name(f"{image.name}.sha256")
+
+
+def build_image(asked: ImageAsked, tell: Callable[[str], None]) -> str:
+    """Build an image, and return its SHA-256.
+
+    Args:
+        asked: what is built.
+        tell: called with a sentence about each step; Apptainer's own words go to the terminal.
+
+    Raises:
+        UserError: Apptainer is missing, or the build failed.
+    """
+    require_apptainer(asked.executable)
+    asked.image.parent.mkdir(parents=True, exist_ok=True)
+    with _build_tree() as tree, _unfinished(asked.image) as unfinished:
+        command = build_command(asked, unfinished)
+        tell(f"running {shlex.join(command)}")
+        done = subprocess.run(command, cwd=tree, check=False)
+        if done.returncode or not unfinished.is_file():
+            raise _failed(asked, command, done.returncode)
+        digest = checksum(unfinished)
+        asked.checksum_file.unlink(missing_ok=True)  # an image without its checksum is complete, a wrong one is not
+        unfinished.replace(asked.image)
+    write_text(asked.checksum_file, f"{digest}  {asked.image.name}\n")
+    return digest
+
+
+def build_command(asked: ImageAsked, target: Path) -> list[str]:
+    """The command of Apptainer, to be run in the tree that the definition copies from."""
+    options = ["--fakeroot"] if asked.fakeroot else []
+    for argument in asked.build_arguments:
+        options += ["--build-arg", argument]
+    for bind in asked.binds:
+        options += ["--bind", bind]
+    return [asked.executable, "build", *options, str(target), f"containers/{asked.kind}.def"]
+
+
+@contextmanager
+def _build_tree() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mrt-hpc-image-") as folder:
+        BuildFiles.found().copy_to(tree := Path(folder))
+        yield tree
+
+
+@contextmanager
+def _unfinished(image: Path) -> Iterator[Path]:
+    """A name beside the image for the time of the build; nothing of it stays after a failure."""
+    unfinished = image.absolute().with_name(f".{image.name}.{os.getpid()}.unfinished")
+    try:
+        yield unfinished
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def require_apptainer(executable: str) -> None:
+    """Refuse to go on without Apptainer.
+
+    Raises:
+        UserError: there is no such command.
+    """
+    if shutil.which(executable) is None:
+        raise UserError(
+            f"the command {executable} was not found",
+            expected="Apptainer 1.1 or newer, or Singularity of the same age",
+            advice="module avail apptainer, or name it with --executable PATH; where only compute nodes have it, "
+            "--on-node --site SITE",
+        )
+
+
+def _failed(asked: ImageAsked, command: list[str], code: int) -> UserError:
+    return UserError(
+        f"{asked.executable} build ended with exit code {code}, and its last lines above say why",
+        where=shlex.join(command),
+        expected="a machine that reaches a registry of images, the package mirrors, and some 15 GB of room in TMPDIR",
+        advice="without a registry of images: mrt-hpc container build debian debian.sif, then --build-arg "
+        "FROM=localimage --build-arg BASE=$PWD/debian.sif; behind a mirror of Python packages: --bind /etc/pip.conf; "
+        "where this user may not build on this machine: --on-node --site SITE",
+    )

@@ -1,0 +1,160 @@
+"""Container images: what they are built from, that they appear whole, and what a run notices of another image."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+import mrt_hpc
+from mrt_hpc.cli.main import main
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.image_build import KINDS, ImageAsked, build_command, build_image, checksum_file
+from mrt_hpc.launch.image_check import _told, check_image
+from mrt_hpc.launch.image_on_node import srun_command
+from mrt_hpc.launch.image_tree import BuildFiles
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.slurm.site import Container, SlurmSite
+from mrt_hpc.launch.software import noticed_changes
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.layout import RunLayout
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+
+
+def stand_in(folder: Path, script: str) -> str:
+    """A command in Apptainer's place, for what happens around it; tests/slurm builds with the real one."""
+    path = folder / "apptainer"
+    path.write_text(script)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tree_has_every_file_that_a_definition_copies(kind: str, tmp_path: Path) -> None:
+    BuildFiles.found().copy_to(tmp_path)
+    definition = (tmp_path / "containers" / f"{kind}.def").read_text()
+    sources = re.findall(r"^    (\S+) /opt/mrt-hpc/", definition, re.MULTILINE)
+    assert len(sources) == (0 if kind == "debian" else 5)
+    assert all((tmp_path / source).exists() for source in sources)
+    assert (tmp_path / "env" / "setup").stat().st_mode & 0o100, "it can be run"
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_the_command_names_arguments_and_binds() -> None:
+    asked = ImageAsked("cpu", Path("/i/a.sif"), ("FROM=localimage", "BASE=/i/b.sif"), ("/etc/pip.conf",))
+    assert build_command(asked, Path("/i/.a")) == [
+        "apptainer", "build", "--fakeroot", "--build-arg", "FROM=localimage", "--build-arg", "BASE=/i/b.sif",
+        "--bind", "/etc/pip.conf", "/i/.a", "containers/cpu.def",
+    ]  # fmt: skip
+
+
+def test_an_image_appears_whole_with_its_checksum(tmp_path: Path) -> None:
+    command = stand_in(tmp_path, '#!/bin/sh\ntest -f containers/cpu.def || exit 9\nprintf image > "$3"\n')
+    image = tmp_path / "images" / "a.sif"
+    digest = build_image(ImageAsked("cpu", image, executable=command), lambda _: None)
+    assert image.read_text() == "image"
+    assert checksum_file(image).read_text() == f"{digest}  a.sif\n"
+    assert sorted(path.name for path in image.parent.iterdir()) == ["a.sif", "a.sif.sha256"]
+
+
+def test_a_build_that_fails_leaves_the_image_that_was_there(tmp_path: Path) -> None:
+    image = tmp_path / "a.sif"
+    image.write_text("before")
+    checksum_file(image).write_text("0  a.sif\n")
+    command = stand_in(tmp_path, '#!/bin/sh\nprintf half > "$3"\nexit 3\n')
+    with pytest.raises(UserError, match="ended with exit code 3") as told:
+        build_image(ImageAsked("cpu", image, executable=command), lambda _: None)
+    assert "--on-node --site SITE" in str(told.value.advice)
+    assert image.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sif", "a.sif.sha256", "apptainer"]
+
+
+def test_an_image_that_is_there_is_not_replaced_unasked(tmp_path: Path) -> None:
+    image = tmp_path / "a.sif"
+    image.write_text("before")
+    done = CliRunner().invoke(main, ["container", "build", "cpu", str(image)])
+    assert done.exit_code == 2
+    assert "--force replaces it" in done.output
+
+
+def test_apptainer_that_is_missing_is_told_with_the_ways_out(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["container", "build", "cpu", str(tmp_path / "a.sif"), "--executable", "nowhere"])
+    assert done.exit_code == 2
+    assert "the command nowhere was not found" in done.output
+    assert "--on-node --site SITE" in done.output
+
+
+def test_the_build_on_a_node_is_the_same_command_behind_the_setup_lines() -> None:
+    site = SlurmSite.model_validate(
+        {"name": "c", "account": "mine", "partitions": {"cpu": "short"}, "max_time_minutes": 60, "python": "/py",
+         "setup": ("module load apptainer",), "sbatch": {"constraint": "build"}}
+    )  # fmt: skip
+    command = srun_command(site, ["container", "build", "cuda", "a b.sif"])
+    assert command[:8] == [
+        "srun", "--account=mine", "--partition=short", "--constraint=build", "--mem=16G", "--ntasks=1",
+        "--cpus-per-task=4", "--time=60",
+    ]  # fmt: skip
+    assert command[-1] == "module load apptainer\nexec /py -m mrt_hpc.cli.main container build cuda 'a b.sif'"
+
+
+def test_what_an_image_holds_is_told_with_what_to_type(tmp_path: Path) -> None:
+    seen = {"python": "3.11.2", "found": {"mrt_hpc": "0.0.1", "torch": "2"}, "errors": {"vllm": "ImportError('x')"}}
+    seen["errors"] |= dict.fromkeys(("transformers", "deepspeed", "math_verify"), "gone")
+    found = {one.what: one for one in _told(seen, tmp_path / "a.sif")}
+    assert found["torch"].passed
+    assert found["mrt-hpc"].evidence == f"0.0.1 in the image, {mrt_hpc.__version__} here"
+    assert (found["vllm"].passed, found["vllm"].evidence) == (False, "ImportError('x')")
+    assert all("--force" in one.remedy for one in found.values() if not one.passed)
+
+
+def test_a_damaged_image_and_one_that_does_not_start_fail_the_check(tmp_path: Path) -> None:
+    image = tmp_path / "a.sif"
+    image.write_text("x")
+    checksum_file(image).write_text("0  a.sif\n")
+    command = stand_in(tmp_path, "#!/bin/sh\necho 'FATAL: no such format' >&2\nexit 255\n")
+    site = tmp_path / "site.yaml"
+    site.write_text(f"type: slurm\nname: s\ncontainer: {{image: {image}, executable: {command}}}\n")
+    checks = check_image(Container(image=str(image), executable=command), image)
+    assert [(one.what, one.passed) for one in checks] == [("checksum", False), ("start", False)]
+    done = CliRunner().invoke(main, ["container", "check", "--site", str(site)])
+    assert done.exit_code == 2
+    assert "FATAL: no such format" in " ".join(done.output.split())
+
+
+# -- what a run notices
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> RunLayout:
+    recipe = load_recipe(QUICKSTART)
+    return create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+
+
+def test_another_image_is_noticed_once(begun: RunLayout, tmp_path: Path) -> None:
+    image = tmp_path / "a.sif"
+    image.write_text("one")
+    site = SlurmSite(name="s", container=Container(image=str(image)))
+    assert list(noticed_changes(begun, site)) == []
+    assert json.loads(begun.image_lock.read_text())["sha256"] == site.image_digest()
+    image.write_text("two")
+    (sentence,) = noticed_changes(begun, site)
+    assert sentence.startswith("the image has changed (sha256 ")
+    assert list(noticed_changes(begun, site)) == []
+    assert list(noticed_changes(begun, LocalSite())) == []
+
+
+def test_another_version_is_noticed_and_what_holds_is_said(begun: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(noticed_changes(begun, LocalSite())) == []
+    monkeypatch.setattr(mrt_hpc, "__version__", "99")
+    (sentence,) = noticed_changes(begun, LocalSite())
+    assert "and this is 99: finished results stay, the recipe keeps the values that the run began with" in sentence
