@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
+from mrt_hpc.launch.changes import changes
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import compile_plan
@@ -21,7 +22,9 @@ from mrt_hpc.plan.throughput import throughput
 from mrt_hpc.recipe.begun import differences
 from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.run.layout import RunLayout
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 PAPER = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")
@@ -183,3 +186,12 @@ def test_the_inference_array_runs_so_many_tasks_at_a_time() -> None:
     assert {job.max_parallel for job in plan.jobs if job.role is Role.TRAINER} == {None}
     limited = load_recipe(FOLDER / "grpo.yaml", ("resources.inference.max_parallel=2",))
     assert {j.max_parallel for j in compile_plan(limited, LocalSite()).jobs if j.role is Role.INFERENCE} == {2}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_run_continues_with_other_nodes_and_not_with_other_segments(name: str, tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    layout.recipe_lock.write_text(lock_text(recipe(name)))
+    assert [change.field for change in changes(layout, recipe(f"4x8/{name}")) if change.refused] == []
+    refused = [change.field for change in changes(layout, recipe(f"preemptible/{name}")) if change.refused]
+    assert refused == ["training.checkpoint_every", "schedule.iterations_per_job"]
