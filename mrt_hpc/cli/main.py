@@ -347,7 +347,8 @@ def compare(
 
 @main.command(short_help="List the fields of a recipe or a site profile.")
 @click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]")
-def fields(words: tuple[str, ...]) -> None:
+@click.option("--markdown", type=RUN, metavar="DIRECTORY", help="Write all of them to pages in this folder instead.")
+def fields(words: tuple[str, ...], markdown: Path | None) -> None:
     """List the fields of a recipe (or a site profile), or those of one section, with values, defaults and meanings.
 
     \b
@@ -356,10 +357,20 @@ def fields(words: tuple[str, ...]) -> None:
       mrt-hpc fields training
       mrt-hpc fields algorithm.mrt_online
       mrt-hpc fields site
+      mrt-hpc fields --markdown docs/reference
     """
     from mrt_hpc.cli.fields import print_fields
 
-    print_fields(words)
+    if markdown is None:
+        print_fields(words)
+        return
+    from mrt_hpc.cli.fields_markdown import write_reference
+
+    if words:
+        advice = f"mrt-hpc fields --markdown {markdown}"
+        raise UserError("the pages hold all fields", value=" ".join(words), advice=advice)
+    for path in write_reference(markdown):
+        click.echo(f"written: {path}")
 
 
 main.add_command(data)

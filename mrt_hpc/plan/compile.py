@@ -119,6 +119,7 @@ def _collection(recipe: Recipe, version: int, after: tuple[Dependency, ...]) -> 
         end_iteration=number + 1,
         resources=_one_process(recipe.resources.inference),
         after=after,
+        max_parallel=recipe.resources.inference.max_parallel,
     )
 
 
@@ -148,7 +149,8 @@ def _segment(
         resources=_one_process(resources.inference),
         after=start,
     )
-    inference = split_array(whole, max_array_size) if recipe.algorithm.samples_rollouts else []
+    array = whole.model_copy(update={"max_parallel": resources.inference.max_parallel})
+    inference = split_array(array, max_array_size) if recipe.algorithm.samples_rollouts else []
     feeding = tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in inference)
     trainer = whole.model_copy(
         update={

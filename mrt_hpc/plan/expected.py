@@ -35,34 +35,39 @@ class ExpectedHours:
     """Wall time of one task, over all its attempts."""
     gpu_hours: float
     """The GPU-hours of all tasks."""
+    longest: float
+    """The wall time of the longest task, hours: benchmarks have different numbers of problems."""
 
     def attempts(self, job: Job) -> int:
         """How often each task is started when only its time limit ends it."""
-        return ceil(self.hours * 60 / job.resources.time_limit_minutes)
+        return ceil(self.longest * 60 / job.resources.time_limit_minutes)
 
 
 def expected_hours(plan: Plan, recipe: Experiment, throughput: Throughput) -> dict[str, ExpectedHours]:
     """By job name; a job is left out where its problems cannot be counted because their file is not there."""
     found = {job.name: _job_hours(job, recipe, throughput) for job in plan.jobs}
     return {
-        job.name: ExpectedHours(hours, hours * job.tasks * job.resources.gpus)
+        job.name: ExpectedHours(mean, mean * job.tasks * job.resources.gpus, max(hours))
         for job in plan.jobs
         if (hours := found[job.name]) is not None
+        for mean in [sum(hours) / len(hours)]
     }
 
 
-def _job_hours(job: Job, recipe: Experiment, throughput: Throughput) -> float | None:
-    """Return the hours of one task of a job; None where they cannot be known."""
+def _job_hours(job: Job, recipe: Experiment, throughput: Throughput) -> list[float] | None:
+    """Return the hours of each task of an evaluation, or those that every task of another job takes; None where they
+    cannot be known.
+    """
     if job.role in (Role.PREPARE, Role.REPORT):
-        return 0.1
+        return [0.1]
     if job.role is Role.EVALUATION:
         seconds = [_unit_seconds(unit, recipe, throughput) for unit in job.evaluations]
         known = [one for one in seconds if one is not None]
-        return None if len(known) < len(seconds) else (START_S + sum(known) / len(known)) / 3600
+        return None if len(known) < len(seconds) else [(START_S + one) / 3600 for one in known]
     assert isinstance(recipe, Recipe), "an evaluation on its own has no other jobs"
     lengths = [_iteration_seconds(job, recipe, iteration, throughput) for iteration in job.iterations]
     known = [length for length in lengths if length is not None]
-    return None if len(known) < len(lengths) else (START_S + sum(known)) / 3600
+    return None if len(known) < len(lengths) else [(START_S + sum(known)) / 3600]
 
 
 def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Throughput) -> float | None:
@@ -84,11 +89,13 @@ def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> 
     """Return the seconds of sampling the rollouts and branches of an iteration, or of a collection; None where the
     problems cannot be counted.
     """
-    groups = count_problems(recipe.data) if is_collection(iteration) else recipe.sampling.problems_per_iteration
+    inference, collects = recipe.resources.inference, is_collection(iteration)
+    groups = count_problems(recipe.data) if collects else recipe.sampling.problems_per_iteration
     if groups is None:
         return None
+    at_once = min(inference.tasks, inference.max_parallel or inference.tasks)
     tokens = groups * recipe.algorithm.sampled_tokens(recipe, iteration)
-    return tokens / (recipe.resources.inference.tasks * throughput.sampled_per_s)
+    return tokens / ((inference.tasks if collects else at_once) * throughput.sampled_per_s)
 
 
 def training_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float:

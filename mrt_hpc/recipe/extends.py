@@ -7,7 +7,9 @@ extend a further one.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
@@ -16,8 +18,6 @@ from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.source import Source, read_source
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mrt_hpc.recipe.source import Location, Place
 
 EXTENDS = "extends"
@@ -40,9 +40,17 @@ def read_recipe_source(path: Path, *, advice: str, extending: tuple[Path, ...] =
         return source
     base_path = _base(source.data[EXTENDS], source.places[EXTENDS,], chain)
     base = read_recipe_source(base_path, advice=advice, extending=chain)
-    base = replace(base, data=with_absolute_paths(base.data, base_path.parent.absolute()))
+    base = replace(base, data=with_absolute_paths(base.data, without_detour(base_path.parent.absolute())))
     own = {name: value for name, value in source.data.items() if name != EXTENDS}
     return Source(path, merged(base.data, own), merged_places(base, own, source))
+
+
+def without_detour(folder: Path) -> Path:
+    """The folder without ``..``, where that is the same folder: a symbolic link may lead elsewhere. A recipe and one
+    that extends it from another folder then name their files alike, and one continues a run of the other.
+    """
+    short = Path(os.path.normpath(folder))
+    return short if short.is_dir() and short.samefile(folder) else folder
 
 
 def _base(named: Any, where: Place, chain: tuple[Path, ...]) -> Path:

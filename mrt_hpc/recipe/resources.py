@@ -23,6 +23,10 @@ class InferenceResources(RoleResources):
 
     tasks: Positive = 1
     """The number of array tasks, each with a server of its own. They share the problems of an iteration."""
+    max_parallel: Positive | None = None
+    """The maximum number of tasks of the array that run at the same time; null leaves it to the queue. With more tasks
+    than run at a time, each task of a long collection stays within its time limit.
+    """
 
 
 class TrainerResources(RoleResources):

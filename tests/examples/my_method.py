@@ -1,6 +1,6 @@
 """An algorithm and a prover of a user's own, as they lie beside a recipe. Nothing of the package names them.
 
-CONTRIBUTING explains both; tests/unit/test_own_classes.py runs them.
+docs/extending.md explains both; tests/unit/test_own_classes.py runs them.
 """
 
 from __future__ import annotations

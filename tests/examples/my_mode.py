@@ -1,6 +1,6 @@
 """A way of evaluating of a user's own, as it lies beside a recipe: a thought that has ended goes on once.
 
-CONTRIBUTING explains it; tests/unit/test_modes.py runs it.
+docs/extending.md explains it; tests/unit/test_modes.py runs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A back end of a user's own, as it lies beside a site profile: each task is a shell script in a folder, which a batch
 host starts. Nothing of the package names it.
 
-CONTRIBUTING explains it; tests/unit/test_backends.py runs it.
+docs/extending.md explains it; tests/unit/test_backends.py runs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A verifier of a user's own, as it lies beside a recipe: multiple choice whose answer stands in the last line.
 
-CONTRIBUTING explains it; tests/unit/test_verifiers.py runs it.
+docs/extending.md explains it; tests/unit/test_verifiers.py runs it.
 """
 
 from __future__ import annotations

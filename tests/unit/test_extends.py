@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.extends import merged, read_recipe_source
+from mrt_hpc.recipe.extends import merged, read_recipe_source, without_detour
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
 
@@ -175,3 +175,19 @@ def test_places_are_ordered_as_a_reader_meets_them(write: Callable[[str, str], P
     assert own < below
     assert (below.depth, below.path.name) == (1, "base.yaml")
     assert "extends" not in source.data
+
+
+def test_a_base_in_another_folder_names_its_files_as_it_does_alone(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(f"extends: {RECIPES}/grpo.yaml\nmodel: {{path: models/small}}\n")
+    (tmp_path / "variants").mkdir()
+    variant = tmp_path / "variants" / "base.yaml"
+    variant.write_text("extends: ../base\n")
+    assert load_recipe(variant) == load_recipe(tmp_path / "base.yaml")
+
+
+def test_a_folder_behind_a_symbolic_link_keeps_its_detour(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "variants").mkdir(parents=True)
+    (tmp_path / "variants").symlink_to(tmp_path / "elsewhere" / "variants")
+    detour = tmp_path / "variants" / ".."
+    assert without_detour(detour) == detour
+    assert without_detour(tmp_path / "elsewhere" / "variants" / "..") == tmp_path / "elsewhere"

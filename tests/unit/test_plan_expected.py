@@ -210,3 +210,35 @@ def test_the_rates_that_a_run_measured_by_hand() -> None:
     assert trained_rate([untimed], ranks=3) is None
     older = timed.model_copy(update={"trainer": {"positions": 3000, "seconds": 5.0}})
     assert trained_rate([older], ranks=3) == pytest.approx(200.0)
+
+
+def test_tasks_that_run_in_turn_share_a_collection_and_not_an_iteration() -> None:
+    """A collection is divided among all tasks; an iteration among those that run at the same time."""
+    in_turn = ("resources.inference.tasks=8", "resources.inference.max_parallel=2")
+    collected = recipe("backtracking", "data.limit=10", *in_turn)
+    whole = 10 * collected.algorithm.sampled_tokens(collected, COLLECTION)
+    assert sampling_seconds(collected, COLLECTION, RATES) == pytest.approx(whole / 8000)
+    together = recipe("grpo", "expected.trace_tokens=2000", *in_turn)
+    assert sampling_seconds(together, 0, RATES) == pytest.approx(64 * 4 * 2000 / 2000)
+
+
+def test_a_long_benchmark_is_told_even_where_the_mean_of_all_tasks_is_short(tmp_path: Path) -> None:
+    """Shards of 100 and of 1 problem: 1,000 s and 10 s with the start of 180 s, of which 10 minutes are allowed."""
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("long", "short")}
+    for (name, file), count in zip(files.items(), (100, 1), strict=True):
+        file.write_text(
+            "".join(json.dumps({"id": f"{name}{i}", "problem": "", "answer": ""}) + "\n" for i in range(count))
+        )
+    listed = ", ".join(
+        f"{{name: {name}, samples: 10, problems: {{type: jsonl, path: {file}}}}}" for name, file in files.items()
+    )
+    changes = (
+        f"evaluation.benchmarks=[{listed}]", "evaluation.problem_shards=1", "evaluation.prover=null",
+        "expected.trace_tokens=1000", "resources.evaluation.time_limit_minutes=15",
+    )  # fmt: skip
+    one = recipe("grpo", *changes)
+    plan = compile_plan(one, LocalSite())
+    hours = expected_hours(plan, one, RATES)["segment-000.evaluation"]
+    assert hours.longest == pytest.approx(1180 / 3600)
+    assert hours.hours == pytest.approx((1180 + 190) / 2 / 3600)
+    assert hours.attempts(next(job for job in plan.jobs if job.name == "segment-000.evaluation")) == 2

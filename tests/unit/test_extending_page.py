@@ -1,4 +1,4 @@
-"""What CONTRIBUTING tells to add can be added as it says: every block of it is run."""
+"""What docs/extending.md tells to add can be added as it says: every block of it is run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.data import read_problems
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+TEXT = (ROOT / "docs" / "extending.md").read_text()
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
 
@@ -67,8 +67,25 @@ def test_a_site_is_a_file(folder: Path) -> None:
     assert "module load python" in printed.output
 
 
-@pytest.mark.parametrize(
-    "path", re.findall(r"\]\(((?:tests|mrt_hpc)/[^)]+)\)|`((?:mrt_hpc|tests|slurm)/[\w/.]+\.\w+)`", TEXT)
-)
-def test_every_file_that_it_names_is_there(path: tuple[str, str]) -> None:
-    assert (ROOT / (path[0] or path[1])).exists()
+def test_a_back_end_is_a_module_beside_its_site_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    shutil.copy(ROOT / "tests" / "examples" / "my_queue.py", folder)
+    (folder / "myhost.yaml").write_text(blocks("Add a back end")["yaml"])
+    printed = CliRunner().invoke(
+        main, ["plan", "quickstart", "--site", str(folder / "myhost.yaml"), "--sbatch"], catch_exceptions=False
+    )
+    assert printed.exit_code == 0
+    assert "mrt_hpc.launch.one_task" in printed.output
+
+
+def test_a_data_set_has_the_fields_that_it_shows(folder: Path) -> None:
+    conversation, suffix = blocks("Add a data set")["text"].splitlines()
+    for name, line in (("conversations", conversation), ("suffixes", suffix)):
+        (folder / f"{name}.jsonl").write_text(line)
+        form = "sft_conversations" if name == "conversations" else "sft_suffix"
+        (folder / "my_recipe.yaml").write_text(
+            f"extends: small_world/{form}\nname: mine\ndata: {{type: {name}, path: {name}.jsonl, limit: null}}\n"
+        )
+        recipe = load_recipe(folder / "my_recipe.yaml")
+        layout = create_or_open(folder / name, recipe, compile_plan(recipe, LocalSite()))
+        assert len(layout.train_data.read_text().splitlines()) == 1
