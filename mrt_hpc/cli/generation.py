@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mrt_hpc.cli import options
+from mrt_hpc.cli.completion import complete_suite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,11 @@ class Generation:
 def generating(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of the evaluation that generates its samples, as one argument ``generation``."""
 
-    @click.option("--suite", help="Evaluate WHAT on this suite before, where samples are not there yet.")
+    @click.option(
+        "--suite",
+        shell_complete=complete_suite,
+        help="Evaluate WHAT on this suite before, where samples are not there yet.",
+    )
     @options.site
     @options.overrides
     @options.results
