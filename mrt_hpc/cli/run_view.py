@@ -117,24 +117,38 @@ def _rates(run: Snapshot) -> str:
 
 
 def _jobs(run: Snapshot, width: int) -> RenderableType | None:
-    """A line for each job of which something runs, is queued, was stopped or has failed."""
+    """What runs, is queued, was stopped or has failed of each job; the other jobs are counted."""
     tasks: dict[str, list[TaskView]] = {}
     for task in run.tasks:
         tasks.setdefault(task.job, []).append(task)
     busy = [job for job in run.jobs if job.name in tasks or _waits(job)]
+    shown = [(job, tasks.get(job.name, [])) for job in busy[:JOBS]]
+    parts: list[RenderableType] = []
+    if shown:
+        parts.append(_job_table(run, shown) if width >= NARROW else _job_lines(shown))
+    rest = _others(run.jobs, busy)
+    return Group(*parts, *_whys(run), *([Text(rest, style="dim")] if rest else []))
+
+
+def _job_table(run: Snapshot, jobs: Sequence[tuple[JobView, list[TaskView]]]) -> Table:
+    """A line for each job."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("job", no_wrap=True)
-    table.add_column("tasks", overflow="fold")
-    table.add_column("weights", overflow="fold")
-    table.add_column("nodes", overflow="fold")
-    if width >= NARROW:
-        table.add_column("time left", justify="right", no_wrap=True)
-    for job in busy[:JOBS]:
-        mine = tasks.get(job.name, [])
-        cells: list[RenderableType] = [job.name, _states(job, mine), _versions(mine), _nodes(mine)]
-        table.add_row(*cells, *([_left(run, mine)] if width >= NARROW else []))
-    rest = _others(run.jobs, busy)
-    return Group(*([table] if busy else []), *_whys(run), *([Text(rest, style="dim")] if rest else []))
+    for column in ("tasks", "weights", "nodes"):
+        table.add_column(column, overflow="fold")
+    table.add_column("time left", justify="right", no_wrap=True)
+    for job, mine in jobs:
+        table.add_row(job.name, _states(job, mine), _versions(mine), _nodes(mine), _left(run, mine))
+    return table
+
+
+def _job_lines(jobs: Sequence[tuple[JobView, list[TaskView]]]) -> Group:
+    """Two lines for each job, for a narrow terminal."""
+    lines: list[Text] = []
+    for job, mine in jobs:
+        places = "  ".join(filter(None, (_versions(mine), _nodes(mine))))
+        lines += [Text(f"{job.name}  {places}"), Text.assemble("  ", _states(job, mine))]
+    return Group(*lines)
 
 
 def _whys(run: Snapshot) -> list[Text]:

@@ -129,13 +129,13 @@ _WORDS = {
 
 
 def grouped(found: Iterable[Explanation]) -> list[list[Explanation]]:
-    """Tasks of a job that are where they are for the same reason, together; the worst reason first, and of equal ones
-    the first in the plan.
+    """Tasks of a job that are where they are for the same reason, together; the worst reason first, the first
+    failure before later ones, and else in the order of the plan.
     """
     groups: dict[tuple[str, str], list[Explanation]] = {}
     for one in found:
         groups.setdefault((one.job, one.group), []).append(one)
-    return sorted(groups.values(), key=lambda group: group[0].cause)
+    return sorted(groups.values(), key=lambda group: (group[0].cause, group[0].failed_at))
 
 
 def _told(look: RunLook, group: Sequence[Explanation]) -> str:
@@ -157,7 +157,7 @@ def _subject(look: RunLook, group: Sequence[Explanation]) -> str:
 def _reasons(look: RunLook, found: Explanation) -> list[str]:
     """The whole reason of a failure and the last traceback in the logs of the task."""
     record = look.records[found.job][found.index]
-    if found.cause is not Cause.FAILED and record.state is not TaskState.RETRYING:
+    if found.cause not in (Cause.FAILED, Cause.FAILED_WITH) and record.state is not TaskState.RETRYING:
         return []
     told = [reason(record)] if record.message.strip() else []
     found_in = last_traceback(look.logs.get((found.job, found.index), []))

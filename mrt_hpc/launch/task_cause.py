@@ -33,22 +33,24 @@ class Cause(IntEnum):
     """What keeps a task, the worst first."""
 
     FAILED = 0
-    STUCK = 1
+    FAILED_WITH = 1
+    """It has failed because a job that it waits for has failed."""
+    STUCK = 2
     """It is queued and can never start, or only after a command."""
-    FULL_DISK = 2
-    LOST = 3
+    FULL_DISK = 3
+    LOST = 4
     """It recorded that it runs, and it does not."""
-    LEFT = 4
+    LEFT = 5
     """Work is left, and the task is not queued."""
-    AGAIN = 5
+    AGAIN = 6
     """Its last attempt ended early, and it is queued again."""
-    QUEUED = 6
-    WAITS = 7
+    QUEUED = 7
+    WAITS = 8
     """It runs, and waits for tasks that do not run."""
-    RUNS = 8
-    LATER = 9
+    RUNS = 9
+    LATER = 10
     """It waits for other jobs of the run."""
-    DONE = 10
+    DONE = 11
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Explanation:
     """What to type next."""
     together: str = ""
     """The sentence for several tasks of the job that differ only in node and time; empty where it is the same."""
+    failed_at: float = 0.0
+    """When it failed, seconds since the epoch; 0 for others."""
 
     @property
     def group(self) -> str:
@@ -91,11 +95,12 @@ def explained(look: RunLook, job: Job, index: int) -> Explanation:
 
 def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanation:
     if record.awaited:
-        sentence = f"has failed because it waits for {', '.join(record.awaited)}"
+        cause, sentence = Cause.FAILED_WITH, f"has failed because it waits for {', '.join(record.awaited)}"
     else:
-        sentence = f"has failed: {_first_line(record)}"
-    logs = f"mrt-hpc logs {look.layout.root} {job.role} -n 100"
-    return Explanation(job.name, index, Cause.FAILED, sentence, f"{_advised(record) or logs}; then {SUBMIT_AGAIN}")
+        cause, sentence = Cause.FAILED, f"has failed: {_first_line(record)}"
+    advised = _advised(record) or f"mrt-hpc logs {look.layout.root} {job.role} -n 100"
+    command = f"{advised}; then {SUBMIT_AGAIN}"
+    return Explanation(job.name, index, cause, sentence, command, failed_at=record.time)
 
 
 def _running(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanation:
