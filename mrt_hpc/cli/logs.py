@@ -59,6 +59,7 @@ def _follow(run: Path, role: str | None, lines: int) -> None:
     from mrt_hpc.cli.status import open_run
     from mrt_hpc.launch.log_follower import LogFollower
     from mrt_hpc.launch.queue_looks import QueueLooks
+    from mrt_hpc.launch.run_look import end_in_words
     from mrt_hpc.run.waiting import wait_until
 
     layout, plan = open_run(run)
@@ -70,9 +71,7 @@ def _follow(run: Path, role: str | None, lines: int) -> None:
         except KeyboardInterrupt:
             click.echo(f"the run was not touched; to read on: mrt-hpc logs {run} --follow", err=True)
             return
-    state = reading.look.state
-    command = "report" if state == "finished" else "explain"
-    click.echo(f"nothing of the run goes on any more, it is {state}; next: mrt-hpc {command} {run}", err=True)
+    click.echo(end_in_words(layout, reading.look.state), err=True)
 
 
 class _Reading:

@@ -136,9 +136,13 @@ def _job_table(run: Snapshot, jobs: Sequence[tuple[JobView, list[TaskView]]]) ->
     table.add_column("job", no_wrap=True)
     for column in ("tasks", "weights", "nodes"):
         table.add_column(column, overflow="fold")
-    table.add_column("time left", justify="right", no_wrap=True)
+    left = {job.name: _left(run, mine) for job, mine in jobs}
+    limited = any(left.values())
+    if limited:
+        table.add_column("time left", justify="right", no_wrap=True)
     for job, mine in jobs:
-        table.add_row(job.name, _states(job, mine), _versions(mine), _nodes(mine), _left(run, mine))
+        cells: list[RenderableType] = [job.name, _states(job, mine), _versions(mine), _nodes(mine)]
+        table.add_row(*cells, *([left[job.name]] if limited else []))
     return table
 
 
@@ -147,17 +151,20 @@ def _job_lines(jobs: Sequence[tuple[JobView, list[TaskView]]]) -> Group:
     lines: list[Text] = []
     for job, mine in jobs:
         places = "  ".join(filter(None, (_versions(mine), _nodes(mine))))
-        lines += [Text(f"{job.name}  {places}"), Text.assemble("  ", _states(job, mine))]
+        lines += [Text(f"{job.name}  {places}".rstrip()), Text.assemble("  ", _states(job, mine))]
     return Group(*lines)
 
 
 def _whys(run: Snapshot) -> list[Text]:
-    """Why tasks have failed, the latest last: the first line of each reason."""
+    """Why tasks have failed, the latest last: the first line of each reason, once for all tasks of a job."""
     failed = [task for task in run.tasks if task.state in (TaskState.FAILED, TaskState.RETRYING)]
+    found: dict[tuple[str, TaskState, str], list[TaskView]] = {}
+    for task in sorted(failed, key=lambda one: one.since):
+        found.setdefault((task.job, task.state, task.reason.strip().partition("\n")[0]), []).append(task)
     lines = []
-    for task in sorted(failed, key=lambda one: one.since)[-WHYS:]:
-        first = task.reason.strip().partition("\n")[0]
-        line = Text.assemble((f"{task.job}[{task.index}] {task.state}: ", TASK_COLOURS[task.state]), first)
+    for (job, state, why), tasks in list(found.items())[-WHYS:]:
+        which = f"[{tasks[0].index}]" if len(tasks) == 1 else f" ({len(tasks)} tasks)"
+        line = Text.assemble((f"{job}{which} {state}: ", TASK_COLOURS[state]), why)
         line.truncate(160, overflow="ellipsis")
         lines.append(line)
     return lines

@@ -17,7 +17,7 @@ from mrt_hpc.cli.status import QUEUE_WITHIN_S, open_run
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.queue_looks import QueueLooks
 from mrt_hpc.launch.queued_jobs import look_at_queues
-from mrt_hpc.launch.run_look import RunState
+from mrt_hpc.launch.run_look import ENDED, RunState, end_in_words
 from mrt_hpc.launch.snapshot_reader import SnapshotReader
 from mrt_hpc.run.waiting import wait_until
 
@@ -30,7 +30,6 @@ LOOK_EVERY_S = 2.0
 """The seconds between two looks at the run directory."""
 SHARE_OF_TIME = 0.05
 """The largest share of the time that looks may take: those at a run of thousands of tasks are further apart."""
-ENDED = frozenset({RunState.FINISHED, RunState.FAILED, RunState.STOPPED})
 
 
 def print_json(run: Path) -> None:
@@ -61,12 +60,7 @@ def watch(run: Path) -> None:
             live.stop()
             click.echo(f"the run was not touched; to look again: mrt-hpc status {run} --watch")
             return
-    click.echo(f"nothing of the run goes on any more; next: {_next(run, watcher.state)}")
-
-
-def _next(run: Path, state: RunState) -> str:
-    """The command to type after a run has ended."""
-    return f"mrt-hpc report {run}" if state is RunState.FINISHED else f"mrt-hpc explain {run}"
+    click.echo(end_in_words(layout, watcher.state))
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.launch.log_files import last_traceback
-from mrt_hpc.launch.run_look import RunState
+from mrt_hpc.launch.run_look import IN_WORDS, RunState
 from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.launch.task_cause import Cause, Explanation, clock, explained
 from mrt_hpc.run.task_state import TaskState
@@ -85,7 +85,7 @@ def explain_run(look: RunLook, history: RunHistory) -> Finding:
         others.append(f"{later} task(s) wait for these.")
     for name, why in look.queues.unreached.items():
         others.append(f"The queue was not reached ({name}: {why}); all else is from the run's files.")
-    sentence = f"The run {_WORDS[look.state]}: {_told(look, first)}"
+    sentence = f"The run {IN_WORDS[look.state]}: {_told(look, first)}"
     return Finding(sentence, first[0].next, (*details, *others))
 
 
@@ -119,15 +119,6 @@ def explain_task(look: RunLook, history: RunHistory, job: Job, index: int) -> Fi
     return Finding(sentence, found.next, (*_reasons(look, found), *lines))
 
 
-_WORDS = {
-    RunState.RUNNING: "is running",
-    RunState.QUEUED: "is queued",
-    RunState.WAITING: "waits",
-    RunState.FAILED: "has failed",
-    RunState.STOPPED: "has stopped",
-}
-
-
 def grouped(found: Iterable[Explanation]) -> list[list[Explanation]]:
     """Tasks of a job that are where they are for the same reason, together; the worst reason first, the first
     failure before later ones, and else in the order of the plan.
@@ -159,7 +150,8 @@ def _reasons(look: RunLook, found: Explanation) -> list[str]:
     record = look.records[found.job][found.index]
     if found.cause not in (Cause.FAILED, Cause.FAILED_WITH) and record.state is not TaskState.RETRYING:
         return []
-    told = [reason(record)] if record.message.strip() else []
+    whole = reason(record)
+    told = [whole] if "\n" in whole else []  # the sentence has its first line
     found_in = last_traceback(look.logs.get((found.job, found.index), []))
     return told if found_in is None else [*told, f"the last traceback, in {found_in[0].path}:\n{found_in[1]}"]
 

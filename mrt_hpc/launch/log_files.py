@@ -92,17 +92,28 @@ def _is_of(log: LogFile, role: str | None) -> bool:
 
 def last_traceback(logs: Sequence[LogFile]) -> tuple[LogFile, str] | None:
     """The last traceback in these logs, the log that was written last first; None where there is none."""
-    for log in sorted(logs, key=lambda one: one.path.stat().st_mtime, reverse=True):
+    for log in sorted(logs, key=lambda one: written(one.path), reverse=True):
         if (text := traceback_in(tail(log.path, TAIL_BYTES))) is not None:
             return log, text
     return None
 
 
 def tail(path: Path, count: int) -> str:
-    """The last bytes of a file as text."""
-    with path.open("rb") as stream:
-        stream.seek(max(0, os.fstat(stream.fileno()).st_size - count))
-        return stream.read().decode(errors="replace")
+    """The last bytes of a log as text; empty where it was removed: a user may remove old logs at any time."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - count))
+            return stream.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def written(path: Path) -> float:
+    """When a log was written last, by the clock of the filesystem; 0 where it was removed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def traceback_in(text: str) -> str | None:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.log_files import LogFile, log_files
+from mrt_hpc.launch.log_files import LogFile, log_files, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,10 +60,10 @@ class LogFollower:
             yield from (LogLine(log, text) for text in rest.decode(errors="replace").splitlines())
 
     def _ends(self, logs: list[LogFile]) -> Iterator[LogLine]:
-        written = sorted(logs, key=lambda log: log.path.stat().st_mtime)
-        for log in written:
-            self._read[log.path] = log.path.stat().st_size
-        for log in written[-BEGIN_WITH:]:
+        by_time = sorted(logs, key=lambda log: written(log.path))
+        for log in by_time:
+            self._read[log.path] = _size(log.path)
+        for log in by_time[-BEGIN_WITH:]:
             size = self._read[log.path]
             begin = max(0, size - AT_ONCE)
             whole = self._whole(log.path, begin, size - begin)
@@ -72,7 +72,7 @@ class LogFollower:
 
     def _new(self, log: LogFile) -> Iterator[LogLine]:
         begin = self._read.get(log.path, 0)
-        if log.path.stat().st_size < begin:
+        if _size(log.path) < begin:
             begin = 0  # the file was replaced by a shorter one
         whole = self._whole(log.path, begin, AT_ONCE)
         yield from (LogLine(log, text) for text in whole.decode(errors="replace").splitlines())
@@ -86,6 +86,18 @@ class LogFollower:
 
 
 def _read(path: Path, begin: int, count: int) -> bytes:
-    with path.open("rb") as stream:
-        stream.seek(begin)
-        return stream.read(count)
+    """Some bytes of a log; none where it was removed."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(begin)
+            return stream.read(count)
+    except FileNotFoundError:
+        return b""
+
+
+def _size(path: Path) -> int:
+    """The bytes of a log; 0 where it was removed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

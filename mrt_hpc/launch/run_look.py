@@ -16,7 +16,7 @@ from mrt_hpc.launch.ledger import last_process
 from mrt_hpc.launch.log_files import log_files
 from mrt_hpc.launch.queued_jobs import QueueLook
 from mrt_hpc.launch.run_progress import read_records
-from mrt_hpc.run.heartbeats import NO_BEAT, read_beat
+from mrt_hpc.run.heartbeats import read_beat
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -51,6 +51,19 @@ class RunState(StrEnum):
     """Nothing runs or is queued, and a task has failed."""
     STOPPED = "stopped"
     """Nothing runs or is queued, no task has failed, and work is left."""
+
+
+IN_WORDS = {
+    RunState.RUNNING: "is running",
+    RunState.QUEUED: "is queued",
+    RunState.WAITING: "waits",
+    RunState.FINISHED: "is finished",
+    RunState.FAILED: "has failed",
+    RunState.STOPPED: "has stopped",
+}
+"""What a run does, for sentences that begin with it."""
+ENDED = frozenset({RunState.FINISHED, RunState.FAILED, RunState.STOPPED})
+"""The states after which a run goes on only with another command."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +102,9 @@ class RunLook:
         cannot be seen from here.
         """
         process = self.process
-        there = process is not None and not process.is_here and read_beat(self.layout.heart("local", 0)) != NO_BEAT
-        return there and process is not None and read_beat(self.layout.heart("local", 0)).attempt == process.name
+        if process is None or process.is_here:
+            return False
+        return read_beat(self.layout.heart("local", 0)).attempt == process.name
 
     @cached_property
     def queued(self) -> Mapping[tuple[str, int], QueuedTask]:
@@ -174,4 +188,10 @@ class RunLook:
     @property
     def ended(self) -> bool:
         """Whether the run goes on only after another command."""
-        return self.state in (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
+        return self.state in ENDED
+
+
+def end_in_words(layout: RunLayout, state: RunState) -> str:
+    """The sentence with which a command ends that has shown a run to its end, with the next command."""
+    command = "report" if state is RunState.FINISHED else "explain"
+    return f"the run {IN_WORDS[state]}; next: mrt-hpc {command} {layout.root}"

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import Hold, QueueState
-from mrt_hpc.launch.log_files import tail
+from mrt_hpc.launch.log_files import tail, written
 from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.plan.jobs import DependencyKind, Role
 from mrt_hpc.run.task_state import TaskState
@@ -143,9 +143,8 @@ def _queued(look: RunLook, job: Job, index: int, record: TaskRecord, queued: Que
     meaning = look.queues.meaning(job.name, queued.reason)
     start = f"{before} and is queued again" if before else "is queued"
     if queued.reason == "Dependency" or (meaning is not None and meaning.hold is Hold.JOBS):
-        awaited = _awaited(look, job)
-        sentence = f"{start}; it waits for {awaited}" if awaited else f"{start}; it waits for other jobs of the run"
-        return Explanation(job.name, index, Cause.LATER, sentence, "nothing: it starts by itself")
+        sentence = f"{start}; it waits for {_awaited(look, job) or 'other jobs'}"
+        return Explanation(job.name, index, Cause.LATER, sentence, _after_dependency(look, job, queued))
     if meaning is None:
         why = f", for the reason {queued.reason}" if queued.reason else ""
         return Explanation(job.name, index, Cause.QUEUED, f"{start}{why}", "nothing: it starts by itself")
@@ -154,6 +153,20 @@ def _queued(look: RunLook, job: Job, index: int, record: TaskRecord, queued: Que
     command = meaning.next.format(id=queued.task_id, run=look.layout.root)
     sentence = f"{start}, because {meaning.means} ({queued.reason or 'no reason given'})"
     return Explanation(job.name, index, cause, sentence, command)
+
+
+def _after_dependency(look: RunLook, job: Job, queued: QueuedTask) -> str:
+    """What to type next for a task that waits for other jobs."""
+    failed = [wait.job for wait in job.after if _has_failed(look, wait.job) and wait.kind is DependencyKind.AFTEROK]
+    if failed:
+        return f"mrt-hpc explain {look.layout.root} {failed[0]}"
+    if not _awaited(look, job):
+        return f"nothing: it starts by itself; `scontrol show job {queued.task_id}` names these jobs"
+    return "nothing: it starts by itself"
+
+
+def _has_failed(look: RunLook, job: str) -> bool:
+    return any(record.state is TaskState.FAILED for record in look.records[job])
 
 
 def _before(record: TaskRecord) -> str:
@@ -214,7 +227,7 @@ def _fulfilled(look: RunLook, job: str, kind: DependencyKind) -> bool:
 def _doing(look: RunLook, job: str) -> str:
     """What a job does, in words."""
     records = look.records[job]
-    if any(record.state is TaskState.FAILED for record in records):
+    if _has_failed(look, job):
         return "which has failed"
     if job in look.jobs_running:
         return "which runs"
@@ -239,7 +252,7 @@ def _last_words(look: RunLook, job: str, index: int) -> str:
     logs = [log for log in look.logs.get((job, index), ()) if "rank" in log.what]
     if not logs:
         return ""
-    newest = max(logs, key=lambda log: log.path.stat().st_mtime)
+    newest = max(logs, key=lambda log: written(log.path))
     return (tail(newest.path, LOG_TAIL).strip().splitlines() or [""])[-1]
 
 

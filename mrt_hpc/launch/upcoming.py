@@ -94,7 +94,7 @@ def _jobs(look: RunLook, clock: Clock) -> Iterator[Upcoming]:
             continue
         told.add(job.role)
         at = clock.end_of(trainer.end_iteration) if look.state is RunState.RUNNING else None
-        yield Upcoming(what=f"{job.name}{_work(job)} may start, as {trainer.name} has ended", at=at)
+        yield Upcoming(what=f"{job.name}{_work(job)} may start, after {trainer.name}", at=at)
 
 
 def _awaited_trainer(look: RunLook, job: Job) -> Job | None:

@@ -103,6 +103,21 @@ def test_a_dependency_names_the_job_and_what_it_does(run: CannedRun) -> None:
     assert command == "nothing: it starts by itself"
 
 
+def test_a_job_that_waits_for_a_failed_one_leads_to_it(run: CannedRun) -> None:
+    run.task(TRAINER, TaskState.FAILED, message="no")
+    run.queue("14_0|PENDING|N/A|Dependency|")
+    sentence, command = first(explain(run, f"{EVALUATION}[0]"))
+    assert f"it waits for {TRAINER}, which has failed" in sentence
+    assert command == f"mrt-hpc explain RUN {TRAINER}"
+
+
+def test_a_job_that_waits_for_jobs_of_another_run_says_how_to_find_them(run: CannedRun) -> None:
+    run.queue("13|PENDING|N/A|Dependency|")
+    sentence, command = first(explain(run, TRAINER))
+    assert sentence == f"{TRAINER} (job 13) is queued; it waits for other jobs."
+    assert command == "nothing: it starts by itself; `scontrol show job 13` names these jobs"
+
+
 def test_a_failure_is_told_with_its_reason_and_the_last_traceback(run: CannedRun) -> None:
     run.task(TRAINER, TaskState.FAILED, message="ValueError: loss is not finite\n  next:     lower the learning rate")
     run.task(INFERENCE, TaskState.FAILED, 1, message="it has failed", awaited=(TRAINER,))

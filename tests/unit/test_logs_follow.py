@@ -76,7 +76,7 @@ def test_every_line_names_task_attempt_and_process(run: CannedRun) -> None:
     assert f"{INFERENCE}[3] 12_3.0 server | first\n" in text
     assert f"{INFERENCE}[3] 12_3.0 server | second\n" in text
     assert f"{TRAINER}[0] 13.2 rank0 | third\n" in text
-    assert "nothing of the run goes on any more, it is stopped; next: mrt-hpc explain" in text
+    assert "the run has stopped; next: mrt-hpc explain" in text
 
 
 def test_only_the_last_lines_of_each_log_are_shown_at_the_begin(run: CannedRun) -> None:
@@ -130,6 +130,18 @@ def test_a_log_that_grows_fast_is_read_in_parts(run: CannedRun) -> None:
     assert len(first) < lines
     rest = [line.text for line in follower.last_lines()]
     assert [int(text) for text in (*first, *rest)] == list(range(lines))
+
+
+def test_a_log_may_be_removed_at_any_time(run: CannedRun) -> None:
+    path = run.log(SERVER, "old\n")
+    follower = LogFollower(run.layout, None, 30)
+    (log,) = log_files(run.layout)
+    path.unlink()
+    assert last_traceback([log]) is None
+    run.log(SERVER, "old\n")
+    assert [line.text for line in follower.new_lines()] == ["old"]
+    path.unlink()
+    assert list(follower.new_lines()) == []
 
 
 @pytest.mark.parametrize(
@@ -193,7 +205,7 @@ def test_lines_come_while_the_run_goes_on_and_it_ends_with_the_run(run: CannedRu
             stream.write("two\n")
         until(process, lambda line: line == f"{TRAINER}[0] 13.0 rank0 | two\n")
         run.done()
-        until(process, lambda line: "it is finished; next: mrt-hpc report" in line)
+        until(process, lambda line: "the run is finished; next: mrt-hpc report" in line)
         assert process.wait(30) == 0
 
 
@@ -215,5 +227,5 @@ def test_a_real_run_that_was_killed_is_followed_to_its_end(tmp_path: Path) -> No
     began = time.monotonic()
     result = CliRunner().invoke(main, ["logs", str(layout), "--follow"])
     assert result.exit_code == 0
-    assert "it is stopped; next: mrt-hpc explain" in result.output
+    assert "the run has stopped; next: mrt-hpc explain" in result.output
     assert time.monotonic() - began < 20
