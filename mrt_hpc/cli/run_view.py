@@ -1,4 +1,4 @@
-"""The picture of a run at one moment, for a terminal."""
+"""What a terminal shows of a run at one moment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NARROW = 80
 
 
 def view(run: Snapshot, width: int) -> RenderableType:
-    """The picture of a run, as wide as the terminal.
+    """A run as the terminal shows it, no wider than the terminal.
 
     Args:
         run: at this moment.

@@ -1,4 +1,4 @@
-"""Looks at the queues of a run from time to time, without holding back whoever shows the run's files."""
+"""Looks at the queues of a run from time to time, while the files of the run are shown."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 ASK_EVERY_S = 30.0
 """The seconds between two questions: one controller serves the whole cluster."""
-WITHIN_S = 10.0
-"""The seconds that a queue has for its answer."""
+WITHIN_S = 5.0
+"""The seconds that a queue has for its answer: the first view waits for it, and so does the end of the view."""
 
 
 @dataclass

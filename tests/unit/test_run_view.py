@@ -1,4 +1,4 @@
-"""The picture of a run on terminals of several widths, and the live view."""
+"""A run as terminals of several widths show it, and the live view."""
 
 from __future__ import annotations
 
