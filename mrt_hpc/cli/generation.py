@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from mrt_hpc.cli import options
+from mrt_hpc.cli.completion import complete_suite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,7 @@ class Generation:
 def generating(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of the evaluation that generates its samples, as one argument ``generation``."""
 
-    @click.option("--suite", help=SUITE_HELP)
+    @click.option("--suite", shell_complete=complete_suite, help=SUITE_HELP)
     @options.site
     @options.overrides
     @options.results

@@ -12,13 +12,15 @@ import click
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
+from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.data import data
+from mrt_hpc.cli.explain import explain
+from mrt_hpc.cli.logs import logs
+from mrt_hpc.cli.runs import runs
+from mrt_hpc.cli.validate import validate
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
-
-RUN = click.Path(path_type=Path, file_okay=False)
-
 
 NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
 """The errors of the system that mean a wrong path, not a defect of the program."""
@@ -175,8 +177,13 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
 
 
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")
-@click.argument("models", nargs=-1, required=True, metavar="MODEL_OR_RUN...")
-@click.option("--suite", required=True, help="The suite: a path, or a name in recipes/suites.")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL_OR_RUN...", shell_complete=complete_run)
+@click.option(
+    "--suite",
+    required=True,
+    shell_complete=complete_suite,
+    help="The suite: a path, or a name in recipes/suites.",
+)
 @options.site
 @options.overrides
 @options.results
@@ -211,36 +218,29 @@ def evaluate(
 
 @main.command(short_help="Show the state of a run.")
 @click.argument("run", type=RUN)
-def status(run: Path) -> None:
+@click.option("--watch", "live", is_flag=True, help="A live view, until the run has ended; Ctrl-C ends the view alone.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def status(run: Path, live: bool, as_json: bool) -> None:
     """Show the state of RUN: its jobs, iterations, evaluations and failures.
 
     \b
     Examples:
       mrt-hpc status runs/quickstart
+      mrt-hpc status runs/quickstart --watch
+      mrt-hpc status runs/quickstart --json
     """
-    from mrt_hpc.cli.status import print_status
+    if as_json:
+        from mrt_hpc.cli.watch import print_json
 
-    print_status(run)
+        print_json(run)
+    elif live:
+        from mrt_hpc.cli.watch import watch
 
+        watch(run)
+    else:
+        from mrt_hpc.cli.status import print_status
 
-@main.command(short_help="Show the end of a run's logs.")
-@click.argument("run", type=RUN)
-@click.argument("role", required=False, type=click.Choice(options.ROLES))
-@click.option(
-    "-n", "--lines", type=click.IntRange(min=1), default=30, show_default=True, help="Lines from the end of each log."
-)
-@click.option("--all", "everything", is_flag=True, help="All logs of the role, not only the newest.")
-def logs(run: Path, role: str | None, lines: int, everything: bool) -> None:
-    """Show the end of the newest log of RUN (of one ROLE).
-
-    \b
-    Examples:
-      mrt-hpc logs runs/quickstart
-      mrt-hpc logs runs/quickstart trainer -n 100
-    """
-    from mrt_hpc.cli.status import print_logs
-
-    print_logs(run, role, lines, everything)
+        print_status(run)
 
 
 @main.command(short_help="Stop a run.")
@@ -346,7 +346,7 @@ def compare(
 
 
 @main.command(short_help="List the fields of a recipe or a site profile.")
-@click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]")
+@click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]", shell_complete=complete_fields)
 @click.option("--markdown", type=RUN, metavar="DIRECTORY", help="Write all of them to pages in this folder instead.")
 def fields(words: tuple[str, ...], markdown: Path | None) -> None:
     """List the fields of a recipe (or a site profile), or those of one section, with values, defaults and meanings.
@@ -376,6 +376,10 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
 main.add_command(data)
 main.add_command(analyze)
 main.add_command(container)
+main.add_command(explain)
+main.add_command(logs)
+main.add_command(runs)
+main.add_command(validate)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mrt_hpc.cli.completion import complete_override, complete_recipe, complete_run, complete_site
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import RECIPES, expanded, find
 
@@ -41,10 +42,11 @@ def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
     return path
 
 
-recipe = click.argument("recipe", callback=_recipe_file)
+recipe = click.argument("recipe", callback=_recipe_file, shell_complete=complete_recipe)
 site = click.option(
     "--site",
     metavar="SITE",
+    shell_complete=complete_site,
     help="Site profile: a path, or a name in slurm/sites or ~/.config/mrt-hpc/sites. Default: this machine.",
 )
 overrides = click.option(
@@ -52,6 +54,7 @@ overrides = click.option(
     "overrides",
     multiple=True,
     metavar="FIELD=VALUE",
+    shell_complete=complete_override,
     help="Set one field of the recipe, as in training.learning_rate=2e-6. Repeatable.",
 )
 run_directory = click.option(
@@ -66,7 +69,7 @@ WHAT = (
     "evaluations may be mixed."
 )
 """How models are named, for the help of the commands that read their samples."""
-what = click.argument("what", nargs=-1, required=True, metavar="WHAT...")
+what = click.argument("what", nargs=-1, required=True, metavar="WHAT...", shell_complete=complete_run)
 
 
 results = click.option(

@@ -16,7 +16,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch import queued_jobs
 from mrt_hpc.launch.backend import QueueState
 from mrt_hpc.launch.ledger import local_process
-from mrt_hpc.launch.run_progress import progress, reason, remarks, task_records
+from mrt_hpc.launch.run_progress import progress, read_records, reason, remarks
 from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.run.layout import existing_run
 from mrt_hpc.run.offline import upload
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.queued_jobs import QueueLook
     from mrt_hpc.plan.jobs import Job
     from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.task_state import TaskRecord
 
 QUEUE_WITHIN_S = 3.5
 """The seconds that a queue has for its answer; the content of the run's files is then shown without it."""
@@ -48,14 +49,15 @@ def open_run(run: Path) -> tuple[RunLayout, Plan]:
 def print_status(run: Path) -> None:
     """Print jobs, progress and failures; each queue is asked once, and need not answer."""
     layout, plan = open_run(run)
-    now, look = progress(plan, layout), queued_jobs.look_at_queues(layout, QUEUE_WITHIN_S)
+    records = read_records(plan, layout)
+    now, look = progress(plan, layout, records), queued_jobs.look_at_queues(layout, QUEUE_WITHIN_S)
     table = Table(title=str(layout.root), title_justify="left")
     table.add_column("job", no_wrap=True)
     for column in ("job ids", "tasks", "in the queue"):
         table.add_column(column, overflow="fold")
     for job in plan.jobs:
         ids = look.ids.get(job.name, [])
-        table.add_row(job.name, ", ".join(ids), _tasks(job, layout), _in_queue(job, look))
+        table.add_row(job.name, ", ".join(ids), _tasks(records[job.name]), _in_queue(job, look))
     console = console_of(sys.stdout)
     console.print(table)
     for name, why in look.unreached.items():
@@ -68,7 +70,7 @@ def print_status(run: Path) -> None:
         console.print(f"[yellow]few answers:[/] {warning}", highlight=False)
     if (process := local_process(layout)) is not None:
         console.print(f"runs on this machine in process {process.pid}", highlight=False)
-    for job, index, record in remarks(plan, layout):
+    for job, index, record in remarks(plan, layout, records):
         colour = "red" if record.state is TaskState.FAILED else "yellow"
         tries = f", {record.failures} failure(s)" if record.failures else ""
         console.print(f"[{colour}]{record.state}:[/] {job.name} task {index}{tries}", highlight=False)
@@ -80,8 +82,8 @@ def print_status(run: Path) -> None:
         click.echo(f"{waiting}\n  {waiting.command}")  # unchanged, so that it can be copied
 
 
-def _tasks(job: Job, layout: RunLayout) -> str:
-    counts = Counter(record.state for record in task_records(job, layout))
+def _tasks(records: Sequence[TaskRecord]) -> str:
+    counts = Counter(record.state for record in records)
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 

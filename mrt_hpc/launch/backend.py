@@ -70,6 +70,10 @@ class QueuedTask:
     """Where it runs or ran, in the queue's notation."""
     elapsed_s: int = 0
     """Seconds that the last attempt ran; 0 while it is queued or running."""
+    ends_at: float | None = None
+    """When its time limit ends it, seconds since the epoch; for a queued task whose start the queue expects at some
+    time, the end that follows from it. None where the queue does not say.
+    """
 
     @property
     def ended(self) -> bool:
@@ -85,6 +89,34 @@ class QueuedTask:
     def index(self) -> int:
         """Its index in the array; 0 for a job without one."""
         return int(self.task_id.partition("_")[2] or 0)
+
+
+class Hold(StrEnum):
+    """What a queued task waits for."""
+
+    RESOURCES = "resources"
+    """Resources that are free later, or limits that other jobs use up: it starts by itself in its turn."""
+    JOBS = "jobs"
+    """Other jobs of the run."""
+    TIME = "time"
+    """A moment that is near: free resources would not start it before."""
+    USER = "user"
+    """A command of its user."""
+    ADMINISTRATOR = "administrator"
+    """A command of an administrator."""
+    NEVER = "never"
+    """Nothing: it can never start as it was submitted."""
+
+
+@dataclass(frozen=True)
+class WaitReason:
+    """The meaning of a queue's reason why a task waits."""
+
+    means: str
+    """The second half of a sentence: the task is queued, because ..."""
+    next: str
+    """What to type next; ``{id}`` stands for the id of the task, and ``{run}`` for the run directory."""
+    hold: Hold = Hold.RESOURCES
 
 
 @dataclass(frozen=True)
@@ -141,7 +173,7 @@ class Order:
 
 
 class Backend(Protocol):
-    """Starts the tasks of a plan at one site. A back end without a queue leaves the last three methods as they are."""
+    """Starts the tasks of a plan at one site. A back end without a queue leaves the last four methods as they are."""
 
     place: ClassVar[str]
     """In words, for messages: ``this machine``, ``the cluster``."""
@@ -201,6 +233,10 @@ class Backend(Protocol):
             UserError: the queue cannot be asked, or refuses.
         """
         return
+
+    def meaning(self, reason: str) -> WaitReason | None:  # noqa: ARG002
+        """The meaning of a reason why a task waits, as :meth:`states` gives it; None where it is not known."""
+        return None
 
 
 class Site(SiteSettings):

@@ -166,6 +166,11 @@ def local_process(layout: RunLayout) -> LocalProcess | None:
     return entry if entry is not None and entry.is_here and entry.pid != os.getpid() else None
 
 
+def last_process(layout: RunLayout) -> LocalProcess | None:
+    """The process that held the run last, on any machine, whether it still runs or not; None where none did."""
+    return _newest_claim(layout)[1]
+
+
 def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
     """The process of another machine that ran the plan last; this machine cannot check whether it still runs."""
     _, entry = _newest_claim(layout)

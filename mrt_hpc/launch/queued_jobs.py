@@ -21,7 +21,7 @@ from mrt_hpc.run.pins import release
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from mrt_hpc.launch.backend import Backend, QueuedTask
+    from mrt_hpc.launch.backend import Backend, QueuedTask, WaitReason
     from mrt_hpc.launch.ledger import Submission
     from mrt_hpc.run.layout import RunLayout
 
@@ -118,27 +118,75 @@ class QueueLook:
     """By the job's name, the states of its tasks; without the jobs of queues that were not reached."""
     unreached: Mapping[str, str]
     """By the name of a queue, why it was not reached."""
+    backends: Mapping[str, Backend] = field(default_factory=dict)
+    """By the job's name, the back end that it was submitted with last."""
+
+    def meaning(self, job: str, reason: str) -> WaitReason | None:
+        """The meaning of a reason why a task of a job waits; None where it is not known."""
+        backend = self.backends.get(job)
+        return None if backend is None else backend.meaning(reason)
 
 
 def look_at_queues(layout: RunLayout, within_s: float) -> QueueLook:
     """Ask each queue that holds jobs of the run, for some seconds at most."""
-    sent = current_submissions(layout)
-    ids = {job: [one.job_id for one in parts] for job, parts in sent.items()}
+    return look_at_runs([layout], within_s)[0]
+
+
+def look_at_runs(layouts: Sequence[RunLayout], within_s: float) -> list[QueueLook]:
+    """Ask each queue that holds jobs of these runs, once for all of them, for some seconds at most. Returns a look for
+    each run, in their order.
+    """
+    runs = [_RunQueues.of(layout) for layout in layouts]
+    wanted: dict[str, tuple[Backend, set[str]]] = {}
+    for queue in (queue for run in runs for queue in run.queues):
+        wanted.setdefault(queue.name, (queue.backend, set()))[1].update(queue.ids)
+    answers = {name: _answer(backend, ids, within_s) for name, (backend, ids) in wanted.items()}
+    return [run.look(answers) for run in runs]
+
+
+def _answer(backend: Backend, ids: set[str], within_s: float) -> dict[str, QueuedTask] | UserError:
+    """The states of the tasks of these jobs, or why the queue was not reached."""
     try:
-        queues = job_queues(layout, sent)
+        return backend.states(sorted(ids), within_s)
     except UserError as error:
-        return QueueLook(ids, {}, {", ".join(sorted({one.site for p in sent.values() for one in p})): _short(error)})
-    tasks: dict[str, list[QueuedTask]] = {}
-    unreached = {}
-    for queue in queues:
+        return error
+
+
+@dataclass(frozen=True)
+class _RunQueues:
+    """The queues that hold jobs of one run."""
+
+    ids: dict[str, list[str]]
+    queues: list[JobQueue]
+    unloaded: dict[str, str]
+    """By the names of sites whose back end cannot be loaded, why."""
+
+    @classmethod
+    def of(cls, layout: RunLayout) -> _RunQueues:
+        sent = current_submissions(layout)
+        ids = {job: [one.job_id for one in parts] for job, parts in sent.items()}
         try:
-            states = queue.backend.states(queue.ids, within_s).values()
+            return cls(ids, job_queues(layout, sent), {})
         except UserError as error:
-            unreached[queue.name] = _short(error)
-            continue
-        for job, mine in queue.jobs.items():
-            tasks.setdefault(job, []).extend(task for task in states if task.job_id in mine)
-    return QueueLook(ids, tasks, unreached)
+            sites = ", ".join(sorted({one.site for parts in sent.values() for one in parts}))
+            return cls(ids, [], {sites: _short(error)})
+
+    def look(self, answers: Mapping[str, dict[str, QueuedTask] | UserError]) -> QueueLook:
+        """What the answers of the queues say about this run."""
+        tasks: dict[str, list[QueuedTask]] = {}
+        unreached, backends = dict(self.unloaded), {}
+        for queue in self.queues:
+            answer = answers[queue.name]
+            backends.update(dict.fromkeys(queue.jobs, queue.backend))
+            if isinstance(answer, UserError):
+                unreached[queue.name] = _short(answer)
+                continue
+            by_id: dict[str, list[QueuedTask]] = {}
+            for task in answer.values():
+                by_id.setdefault(task.job_id, []).append(task)
+            for job, mine in queue.jobs.items():
+                tasks.setdefault(job, []).extend(task for one in mine for task in by_id.get(one, ()))
+        return QueueLook(self.ids, tasks, unreached, backends)
 
 
 def _short(error: UserError) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.layout import collection_of
-from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_tasks
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
@@ -41,38 +42,65 @@ class Progress:
     """Whether the report is older than the newest metrics or evaluation."""
 
 
-def progress(plan: Plan, layout: RunLayout) -> Progress:
+Records = Mapping[str, Sequence[TaskRecord]]
+"""The records of all tasks of a run: by the name of a job, those of its tasks in the order of their indices."""
+
+
+def read_records(plan: Plan, layout: RunLayout) -> dict[str, list[TaskRecord]]:
+    """The latest record of each task of a run; each file is read once.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    return {job.name: task_records(job, layout) for job in plan.jobs}
+
+
+def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> Progress:
     """Read the progress of a run. Old weights versions may be pruned, so the newest one gives the number of iterations:
     iteration v - 1 published version v.
+
+    Args:
+        plan: of the run.
+        layout: of the run.
+        records: of all its tasks, where they have been read already.
     """
+    records = read_records(plan, layout) if records is None else records
     done = max(published_versions(layout), default=0)
     collection = collection_of(done)
     units = [u for job in plan.jobs for u in job.evaluations]
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
-        groups_collected=len(sampled_positions(layout, collection)) if _collects(plan, collection) else None,
+        groups_collected=_collected(layout, collection) if _collects(plan, collection) else None,
         reward=_measured(layout, done - 1, "reward_mean"),
         answered=_measured(layout, done - 1, "answered_share"),
-        evaluations_done=sum(_is_evaluated(layout, job, index) for job in plan.jobs for index in _evaluations(job)),
+        evaluations_done=_evaluated(plan, layout, records),
         evaluations=len(units),
         report=layout.report.exists(),
         stale=_written(layout.report) < max(_results_written(plan, layout), default=0.0),
     )
 
 
-def _evaluations(job: Job) -> range:
-    """Return the indices of the tasks that evaluate."""
-    return range(len(job.evaluations))
+def _collected(layout: RunLayout, collection: int) -> int:
+    """The number of groups of a collection."""
+    from mrt_hpc.run.archive import sampled_positions  # it takes a third of a second to import, and few runs collect
+
+    return len(sampled_positions(layout, collection))
 
 
-def _is_evaluated(layout: RunLayout, job: Job, index: int) -> bool:
-    """Return whether the shard of a task exists. A task that waits for its first start is not evaluated: its shard may
-    be of other settings.
+def _evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
+    """The number of tasks whose shard exists. A task that waits for its first start is not evaluated: its shard may be
+    of other settings. The folder of a version and benchmark is listed once for all its shards.
     """
-    unit = job.evaluations[index]
-    waits = read_task(layout, job.name, index).state is TaskState.WAITING
-    return not waits and layout.evaluation_shard(unit.version, unit.benchmark, unit.shard).exists()
+    units = [
+        unit
+        for job in plan.jobs
+        for unit, record in zip(job.evaluations, records[job.name], strict=False)
+        if record.state is not TaskState.WAITING
+    ]
+    folders = {(unit.version, unit.benchmark) for unit in units}
+    there = {folder: {path.name for path in list_directory(layout.evaluation(*folder))} for folder in folders}
+    return sum(f"shard-{unit.shard:05d}" in there[unit.version, unit.benchmark] for unit in units)
 
 
 def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
@@ -104,24 +132,25 @@ def _measured(layout: RunLayout, iteration: int, name: str) -> float | None:
 
 def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
     """The latest record of each task of a job."""
-    return [read_task(layout, job.name, index) for index in range(job.tasks)]
+    return read_tasks(layout, job.name, job.tasks)
 
 
-def remarks(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks whose last attempt recorded why it ended early."""
+def remarks(plan: Plan, layout: RunLayout, records: Records | None = None) -> list[tuple[Job, int, TaskRecord]]:
+    """The tasks whose last attempt recorded why it ended early; ``records`` as in :func:`progress`."""
+    records = read_records(plan, layout) if records is None else records
     return [
         (job, index, record)
         for job in plan.jobs
-        for index, record in enumerate(task_records(job, layout))
+        for index, record in enumerate(records[job.name])
         if record.message and record.state is not TaskState.DONE
     ]
 
 
-def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
+def failures(plan: Plan, layout: RunLayout, records: Records | None = None) -> list[tuple[Job, int, TaskRecord]]:
     """The tasks that have failed and are not started again: first those that failed by themselves, then those that
-    failed because of another, each in the order of time.
+    failed because of another, each in the order of time. ``records`` as in :func:`progress`.
     """
-    broken = [remark for remark in remarks(plan, layout) if remark[2].state is TaskState.FAILED]
+    broken = [remark for remark in remarks(plan, layout, records) if remark[2].state is TaskState.FAILED]
     names = {job.name for job, _, _ in broken}
     return sorted(broken, key=lambda remark: (not names.isdisjoint(remark[2].awaited), remark[2].time))
 

@@ -102,6 +102,11 @@ def folders(kind: Kind) -> list[Path]:
     return list(dict.fromkeys(candidates))
 
 
+def known_names(kind: Kind) -> list[str]:
+    """The names of all files of a kind in its folders, each once, in alphabetical order; without those of bases."""
+    return sorted({name for folder in folders(kind) if folder.is_dir() for name in _names(folder)})
+
+
 def _schemes() -> list[str]:
     """Names of the ways in which this Python installs packages: for all users of it, and for one."""
     return [sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")]

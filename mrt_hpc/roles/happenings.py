@@ -28,13 +28,18 @@ _EMITTER = frozenset({"time", "kind", "host", "pid", "job", "task", "rank", "att
 def happenings(layout: RunLayout) -> tuple[Happening, ...]:
     """What the event logs tell of faults and resumes, by time. Of the ranks of a task, rank 0 tells its attempts."""
     attempts = _Attempts()
-    found = [happening for event in read_events(layout.events) for happening in _told(event, attempts.task_of(event))]
-    lost = [event for event in attempts.without_end if not _is_running(layout, event)]
-    return tuple(sorted((*found, *map(_lost, lost)), key=lambda h: h.time))
+    found = [happening for event in read_events(layout.events) for happening in told(event, attempts.task_of(event))]
+    ends = [lost(event["time"], _task(event)) for event in attempts.without_end if not _is_running(layout, event)]
+    return tuple(sorted((*found, *ends), key=lambda h: h.time))
 
 
-def _told(event: Mapping[str, Any], task: str) -> Iterator[Happening]:
-    """What an event is on the page, if anything. Every rank resumes and ends, and the first one tells it."""
+def told(event: Mapping[str, Any], task: str) -> Iterator[Happening]:
+    """What an event is to a reader, if anything. Every rank resumes and ends, and the first one tells it.
+
+    Args:
+        event: of a process.
+        task: the job and the index of its task.
+    """
     kind, first = event["kind"], not event.get("rank")
     if kind in _WORDS and (first or kind != EventKind.RESUMED):
         yield Happening(event["time"], _WORDS[EventKind(kind)], task, _detail(event))
@@ -42,8 +47,9 @@ def _told(event: Mapping[str, Any], task: str) -> Iterator[Happening]:
         yield Happening(event["time"], f"attempt ended: {event.get('outcome')}", task, "")
 
 
-def _lost(event: Mapping[str, Any]) -> Happening:
-    return Happening(event["time"], "attempt lost: it recorded no end", _task(event), "its begin is shown")
+def lost(began: float, task: str) -> Happening:
+    """An attempt that was lost: it began at this time, and recorded no end."""
+    return Happening(began, "attempt lost: it recorded no end", task, "its begin is shown")
 
 
 def _is_running(layout: RunLayout, event: Mapping[str, Any]) -> bool:

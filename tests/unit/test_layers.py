@@ -68,7 +68,18 @@ def test_plan_and_help_load_nothing_heavy(arguments: list[str]) -> None:
     assert_light(f"from mrt_hpc.cli.main import main; main({arguments!r}, standalone_mode=False)")
 
 
-@pytest.mark.parametrize("module", ["cli.status", "cli.submit", "launch.slurm.backend", "launch.local.backend"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "cli.status",
+        "cli.submit",
+        "cli.watch",
+        "launch.explain",
+        "launch.run_list",
+        "launch.slurm.backend",
+        "launch.local.backend",
+    ],
+)
 def test_submissions_and_status_load_nothing_heavy(module: str) -> None:
     """submitit is loaded where sbatch texts are made, and not before."""
     assert_light(f"import mrt_hpc.{module}")

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Backend, Objections
-from mrt_hpc.launch.slurm import cluster_limits, queue
-from mrt_hpc.launch.slurm.containers import with_models_bound
+from mrt_hpc.launch.slurm import cluster_limits, queue, reasons
 from mrt_hpc.launch.slurm.site import unknown_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from mrt_hpc.launch.backend import Order, QueuedTask
+    from mrt_hpc.launch.backend import Order, QueuedTask, WaitReason
     from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits
     from mrt_hpc.launch.slurm.site import SlurmSite
     from mrt_hpc.plan.jobs import Plan
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlurmBackend(Backend):
-    """Submits job arrays to a cluster. submitit is imported only where sbatch texts are made."""
+    """Submits job arrays to a cluster. submitit and the fields of recipes are imported only where sbatch texts are
+    made, so that the queue can be asked at once.
+    """
 
     site: SlurmSite
     place: ClassVar[str] = "the cluster"
@@ -52,6 +53,7 @@ class SlurmBackend(Backend):
             UserError: the run directory has a path that Slurm would misread.
         """
         from mrt_hpc.launch.slurm.arrays import sbatch_texts
+        from mrt_hpc.launch.slurm.containers import with_models_bound
 
         return sbatch_texts(plan, with_models_bound(self.site, recipe), layout)
 
@@ -62,6 +64,7 @@ class SlurmBackend(Backend):
             UserError: sbatch is missing, does not answer, or refuses.
         """
         from mrt_hpc.launch.slurm.arrays import submit
+        from mrt_hpc.launch.slurm.containers import with_models_bound
 
         submit(
             order.jobs,
@@ -96,6 +99,10 @@ class SlurmBackend(Backend):
             UserError: a command is missing, did not answer, or refused.
         """
         queue.cancel(job_ids)
+
+    def meaning(self, reason: str) -> WaitReason | None:
+        """By the table of Slurm's reasons."""
+        return reasons.meaning(reason)
 
 
 def _known_limits() -> tuple[ClusterLimits | None, list[str]]:

@@ -160,8 +160,13 @@ def _queued(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, Qu
     for line in lines:
         task_id, word, end, reason, nodes = line.strip().split("|", 4)
         reason = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
-        states[task_id] = QueuedTask(task_id, _queue_state(word, end), reason, nodes)
+        states[task_id] = QueuedTask(task_id, _queue_state(word, end), reason, nodes, ends_at=_moment(end))
     return states
+
+
+def _moment(text: str) -> float | None:
+    """Seconds since the epoch, from squeue's word; None where Slurm knows none."""
+    return float(text) if text.isdecimal() else None
 
 
 def _queue_state(word: str, end: str) -> QueueState:

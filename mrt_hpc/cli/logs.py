@@ -1,0 +1,113 @@
+"""``mrt-hpc logs``: the ends of logs, or all logs of a run as they are written."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import TYPE_CHECKING
+
+import click
+
+from mrt_hpc.cli import options
+from mrt_hpc.cli.completion import RUN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from mrt_hpc.launch.log_follower import LogFollower, LogLine
+    from mrt_hpc.launch.queue_looks import QueueLooks
+    from mrt_hpc.launch.run_look import RunLook
+    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.run.layout import RunLayout
+
+READ_EVERY_S = 1.0
+"""The seconds between two looks at the logs."""
+LOOK_EVERY_S = 5.0
+"""The seconds between two looks at the records of tasks, which say whether the run goes on."""
+
+
+@click.command(short_help="Show the logs of a run.")
+@click.argument("run", type=RUN)
+@click.argument("role", required=False, type=click.Choice(options.ROLES))
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=1), default=30, show_default=True, help="Lines from the end of each log."
+)
+@click.option("--all", "everything", is_flag=True, help="All logs of the role, not only the newest.")
+@click.option("-f", "--follow", is_flag=True, help="All logs as they are written, until the run has ended.")
+def logs(run: Path, role: str | None, lines: int, everything: bool, follow: bool) -> None:
+    """Show the end of the newest log of RUN (of one ROLE), or follow all its logs.
+
+    With --follow each line begins with task, attempt and process, and what has failed comes first, with its traceback.
+
+    \b
+    Examples:
+      mrt-hpc logs runs/quickstart
+      mrt-hpc logs runs/quickstart trainer -n 100
+      mrt-hpc logs runs/quickstart --follow
+    """
+    if follow:
+        _follow(run, role, lines)
+        return
+    from mrt_hpc.cli.status import print_logs
+
+    print_logs(run, role, lines, everything)
+
+
+def _follow(run: Path, role: str | None, lines: int) -> None:
+    """Print what is written to the logs until the run has ended, or the user stops reading."""
+    from mrt_hpc.cli.status import open_run
+    from mrt_hpc.launch.log_follower import LogFollower
+    from mrt_hpc.launch.queue_looks import QueueLooks
+    from mrt_hpc.launch.run_look import end_in_words
+    from mrt_hpc.run.waiting import wait_until
+
+    layout, plan = open_run(run)
+    with QueueLooks(layout) as queues:
+        reading = _Reading(layout, plan, LogFollower(layout, role, lines), queues)
+        reading.print_failure(role)
+        try:
+            wait_until(reading.is_over, reason="the end of the run", deadline_s=inf, longest_pause_s=READ_EVERY_S)
+        except KeyboardInterrupt:
+            click.echo(f"the run was not touched; to read on: mrt-hpc logs {run} --follow", err=True)
+            return
+    click.echo(end_in_words(layout, reading.look.state), err=True)
+
+
+class _Reading:
+    """The logs of a run while it goes on."""
+
+    def __init__(self, layout: RunLayout, plan: Plan, follower: LogFollower, queues: QueueLooks) -> None:
+        self.layout, self.plan, self.follower, self.queues = layout, plan, follower, queues
+        self.look = self._look()
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+
+    def _look(self) -> RunLook:
+        from mrt_hpc.launch.run_look import RunLook
+
+        return RunLook.at(self.layout, self.plan, self.queues.latest())
+
+    def print_failure(self, role: str | None) -> None:
+        """Print why the first task has failed, and the last traceback in its logs."""
+        from mrt_hpc.launch.explain import failure_text
+
+        if (text := failure_text(self.look, role)) is not None:
+            click.secho(text, fg="red")
+
+    def is_over(self) -> bool:
+        """Print the new lines, and return whether the run has ended and all is printed."""
+        ended = self.look.ended
+        self._print(self.follower.new_lines())
+        if ended:
+            self._print(self.follower.last_lines())
+            return True
+        if time.monotonic() >= self._next_look:
+            self.look = self._look()
+            self._next_look = time.monotonic() + LOOK_EVERY_S
+        return False
+
+    def _print(self, lines: Iterable[LogLine]) -> None:
+        for line in lines:
+            records = self.look.records.get(line.log.job, ())
+            attempt = records[line.log.index].attempt if line.log.index < len(records) else ""
+            click.echo(f"{click.style(line.log.prefix(attempt), fg='cyan')}{line.text}")

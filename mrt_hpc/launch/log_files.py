@@ -1,0 +1,140 @@
+"""The logs of a run: which task and attempt each file is of, and the last traceback in it.
+
+Without a queue each attempt has files of its own. On Slurm the output of a task is in one file for all its attempts, as
+long as its job keeps its id; servers have a file for each attempt on every back end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mrt_hpc.run.layout import RunLayout
+
+_OWN = re.compile(r"(?P<job>.+?)\.(?P<index>\d{5})\.(?P<attempt>.+)\.(?P<what>[^.]+)\.log")
+_SLURM = re.compile(r"(?P<id>\d+)(?:_(?P<index>\d+))?_(?P<rank>\d+)_log\.(?P<stream>out|err)")
+TRACEBACK = "Traceback (most recent call last):"
+TAIL_BYTES = 512 * 1024
+"""The bytes at the end of a log in which a traceback is looked for."""
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\w+ (INFO|WARNING|ERROR)\b|(INFO|WARNING|ERROR)\b")
+"""How a line of a log begins that is no part of a traceback."""
+LONGEST_MESSAGE = 20
+"""The lines after the first one of an exception's message that are shown."""
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A log, and the task that writes it."""
+
+    path: Path
+    job: str
+    index: int
+    attempt: str | None
+    """None where one file is for all attempts."""
+    what: str
+    """Which of its processes, as ``rank0`` or ``server``."""
+
+    def prefix(self, attempt: str) -> str:
+        """What stands before each of its lines where several logs are shown together.
+
+        Args:
+            attempt: the present one of the task, for a file that is for all attempts.
+        """
+        return f"{self.job}[{self.index}] {self.attempt or attempt or '-'} {self.what} | "
+
+
+def log_files(layout: RunLayout, role: str | None = None) -> Iterator[LogFile]:
+    """The logs of a run (of one role); files that are no logs of tasks are passed over."""
+    for entry in _entries(layout.logs):
+        if entry.is_dir():
+            yield from (
+                log
+                for file in _entries(Path(entry.path))
+                if (log := _of_slurm(Path(file.path), entry.name)) is not None and _is_of(log, role)
+            )
+        elif (log := _of_attempt(Path(entry.path))) is not None and _is_of(log, role):
+            yield log
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _of_attempt(path: Path) -> LogFile | None:
+    match = _OWN.fullmatch(path.name)
+    if match is None:
+        return None
+    return LogFile(path, match["job"], int(match["index"]), match["attempt"], match["what"])
+
+
+def _of_slurm(path: Path, job: str) -> LogFile | None:
+    match = _SLURM.fullmatch(path.name)
+    if match is None:
+        return None
+    stream = "" if match["stream"] == "out" else ".err"
+    return LogFile(path, job, int(match["index"] or 0), None, f"rank{match['rank']}{stream}")
+
+
+def _is_of(log: LogFile, role: str | None) -> bool:
+    """Whether a log is of a role: the job's name ends with it, or with it and the number of a part."""
+    return role is None or re.fullmatch(rf"(.*\.)?{role}(-\d+)?", log.job) is not None
+
+
+def last_traceback(logs: Sequence[LogFile]) -> tuple[LogFile, str] | None:
+    """The last traceback in these logs, the log that was written last first; None where there is none."""
+    for log in sorted(logs, key=lambda one: written(one.path), reverse=True):
+        if (text := traceback_in(tail(log.path, TAIL_BYTES))) is not None:
+            return log, text
+    return None
+
+
+def tail(path: Path, count: int) -> str:
+    """The last bytes of a log as text; empty where it was removed: a user may remove old logs at any time."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - count))
+            return stream.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def written(path: Path) -> float:
+    """When a log was written last, by the clock of the filesystem; 0 where it was removed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def traceback_in(text: str) -> str | None:
+    """The last traceback of a text with the message of its exception; None where there is none. What stands before each
+    of its lines, as the name of a process, is removed.
+    """
+    lines = text.splitlines()
+    begin = max((number for number, line in enumerate(lines) if TRACEBACK in line), default=None)
+    if begin is None:
+        return None
+    prefix = lines[begin].partition(TRACEBACK)[0]
+    mine = [line.removeprefix(prefix) for line in lines[begin:]]
+    last_frame = 0
+    while last_frame + 1 < len(mine) and mine[last_frame + 1].startswith(" "):
+        last_frame += 1
+    return "\n".join([*mine[: last_frame + 1], *_message(mine[last_frame + 1 :])])
+
+
+def _message(lines: Sequence[str]) -> Iterator[str]:
+    """The message of an exception, which may have several lines."""
+    for number, line in enumerate(lines[: LONGEST_MESSAGE + 1]):
+        if number and (not line.strip() or _LOGGED.match(line) or TRACEBACK in line):
+            return
+        yield line

@@ -1,0 +1,261 @@
+"""Why one task of a run is where it is: by its record, the queue's reason and the end of its log."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from mrt_hpc.launch.backend import Hold, QueueState
+from mrt_hpc.launch.log_files import tail, written
+from mrt_hpc.launch.run_progress import reason
+from mrt_hpc.plan.jobs import DependencyKind, Role
+from mrt_hpc.run.task_state import TaskState
+
+if TYPE_CHECKING:
+    from mrt_hpc.launch.backend import QueuedTask
+    from mrt_hpc.launch.run_look import RunLook
+    from mrt_hpc.plan.jobs import Job
+    from mrt_hpc.run.task_state import TaskRecord
+
+SUBMIT_AGAIN = "the same submit command again: it submits what is missing, and finished results stay"
+NOTHING = "nothing"
+FULL_DISK = "PAUSED: the disk is full"
+"""What a task logs while it waits for room."""
+LOG_TAIL = 4096
+"""The bytes at the end of a log that show what a task does now."""
+_NEXT = re.compile(r"^\s*next:\s+(?P<command>.+)$", re.MULTILINE)
+
+
+class Cause(IntEnum):
+    """What keeps a task, the worst first."""
+
+    FAILED = 0
+    FAILED_WITH = 1
+    """It has failed because a job that it waits for has failed."""
+    STUCK = 2
+    """It is queued and can never start, or only after a command."""
+    FULL_DISK = 3
+    LOST = 4
+    """It recorded that it runs, and it does not."""
+    LEFT = 5
+    """Work is left, and the task is not queued."""
+    AGAIN = 6
+    """Its last attempt ended early, and it is queued again."""
+    QUEUED = 7
+    WAITS = 8
+    """It runs, and waits for tasks that do not run."""
+    RUNS = 9
+    LATER = 10
+    """It waits for other jobs of the run."""
+    DONE = 11
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a task is where it is."""
+
+    job: str
+    index: int
+    cause: Cause
+    sentence: str
+    """The sentence without its subject, as ``is queued, because ...``."""
+    next: str
+    """What to type next."""
+    together: str = ""
+    """The sentence for several tasks of the job that differ only in node and time; empty where it is the same."""
+    failed_at: float = 0.0
+    """When it failed, seconds since the epoch; 0 for others."""
+
+    @property
+    def group(self) -> str:
+        """What tasks of a job share that are where they are for the same reason."""
+        return self.together or self.sentence
+
+
+def explained(look: RunLook, job: Job, index: int) -> Explanation:
+    """Why one task is in its state."""
+    record, queued = look.records[job.name][index], look.queued.get((job.name, index))
+    if record.state is TaskState.DONE:
+        return Explanation(job.name, index, Cause.DONE, f"is done since {clock(record.time)}", NOTHING)
+    if (job.name, index) in look.running:
+        return _running(look, job, index, record)
+    if queued is not None:
+        return _queued(look, job, index, record, queued)
+    if record.state is TaskState.FAILED:
+        return _failed(look, job, index, record)
+    if job.name in look.queues.ids and job.name not in look.queues.tasks:
+        ids = ", ".join(look.queues.ids[job.name])
+        sentence = f"was submitted as job {ids}, and the queue was not reached"
+        return Explanation(job.name, index, Cause.QUEUED, sentence, f"mrt-hpc explain {look.layout.root}, later")
+    return _unqueued(look, job, index, record)
+
+
+def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanation:
+    if record.awaited:
+        cause, sentence = Cause.FAILED_WITH, f"has failed because it waits for {', '.join(record.awaited)}"
+    else:
+        cause, sentence = Cause.FAILED, f"has failed: {_first_line(record)}"
+    advised = _advised(record) or f"mrt-hpc logs {look.layout.root} {job.role} -n 100"
+    command = f"{advised}; then {SUBMIT_AGAIN}"
+    return Explanation(job.name, index, cause, sentence, command, failed_at=record.time)
+
+
+def _running(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanation:
+    queued = look.queued.get((job.name, index))
+    where = f" on {queued.nodes}" if queued is not None and queued.nodes else ""
+    since = f" since {clock(record.time)}" if record.state is TaskState.RUNNING else ""
+    if FULL_DISK in _last_words(look, job.name, index):
+        sentence = f"runs{where}, and waits for room: the disk is full"
+        advice = (
+            f"make room, or ask for more quota: the run continues by itself; `df -h {look.layout.root}` shows the room"
+        )
+        return Explanation(
+            job.name, index, Cause.FULL_DISK, sentence, advice, "runs, and waits for room: the disk is full"
+        )
+    if away := _peers_away(look, job):
+        waits = f"and waits for {', '.join(away)}, of which no task runs"
+        command = f"mrt-hpc explain {look.layout.root} {away[0]}"
+        return Explanation(job.name, index, Cause.WAITS, f"runs{where}{since}, {waits}", command, f"runs, {waits}")
+    watch = f"mrt-hpc status {look.layout.root} --watch"
+    return Explanation(job.name, index, Cause.RUNS, f"runs{where}{since}", watch, "runs")
+
+
+def _peers_away(look: RunLook, job: Job) -> list[str]:
+    """The jobs of the other role of a segment that are not done and of which no task runs."""
+    if job.role not in (Role.INFERENCE, Role.TRAINER) or job.segment is None:
+        return []
+    others = [
+        one
+        for one in look.plan.jobs
+        if one.segment == job.segment and one.role in (Role.INFERENCE, Role.TRAINER) and one.role is not job.role
+    ]
+    if any(one.name in look.jobs_running for one in others):
+        return []
+    return [one.name for one in others if one.name not in look.jobs_done]
+
+
+def _queued(look: RunLook, job: Job, index: int, record: TaskRecord, queued: QueuedTask) -> Explanation:
+    """A task that waits in a queue, for the first time or again."""
+    before = _before(record)
+    meaning = look.queues.meaning(job.name, queued.reason)
+    start = f"{before} and is queued again" if before else "is queued"
+    if queued.reason == "Dependency" or (meaning is not None and meaning.hold is Hold.JOBS):
+        sentence = f"{start}; it waits for {_awaited(look, job) or 'other jobs'}"
+        return Explanation(job.name, index, Cause.LATER, sentence, _after_dependency(look, job, queued))
+    if meaning is None:
+        why = f", for the reason {queued.reason}" if queued.reason else ""
+        return Explanation(job.name, index, Cause.QUEUED, f"{start}{why}", "nothing: it starts by itself")
+    stuck = meaning.hold in (Hold.USER, Hold.ADMINISTRATOR, Hold.NEVER)
+    cause = Cause.STUCK if stuck else Cause.AGAIN if before else Cause.QUEUED
+    command = meaning.next.format(id=queued.task_id, run=look.layout.root)
+    sentence = f"{start}, because {meaning.means} ({queued.reason or 'no reason given'})"
+    return Explanation(job.name, index, cause, sentence, command)
+
+
+def _after_dependency(look: RunLook, job: Job, queued: QueuedTask) -> str:
+    """What to type next for a task that waits for other jobs."""
+    failed = [wait.job for wait in job.after if _has_failed(look, wait.job) and wait.kind is DependencyKind.AFTEROK]
+    if failed:
+        return f"mrt-hpc explain {look.layout.root} {failed[0]}"
+    if not _awaited(look, job):
+        return f"nothing: it starts by itself; `scontrol show job {queued.task_id}` names these jobs"
+    return "nothing: it starts by itself"
+
+
+def _has_failed(look: RunLook, job: str) -> bool:
+    return any(record.state is TaskState.FAILED for record in look.records[job])
+
+
+def _before(record: TaskRecord) -> str:
+    """How the last attempt of a queued task ended, in words; empty where there was none."""
+    return {
+        TaskState.GAVE_BACK: f"returned its nodes ({_first_line(record).removeprefix('gave the nodes back: ')})",
+        TaskState.RETRYING: f"has failed {record.failures} time(s) in a row ({_first_line(record)})",
+        TaskState.STOPPED: "was stopped from outside (preempted, cancelled or interrupted)",
+        TaskState.RUNNING: "was lost without a record (its node failed, or it was killed)",
+        TaskState.FAILED: f"has failed ({_first_line(record)})",
+    }.get(record.state, "")
+
+
+def _unqueued(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanation:
+    """A task that no queue holds and that does not run."""
+    awaited = _awaited(look, job)
+    if look.runs_here or look.runs_elsewhere:
+        if awaited:
+            return Explanation(job.name, index, Cause.LATER, f"waits for {awaited}", "nothing: it starts by itself")
+        before = f"{words} and " if (words := _before(record)) else ""
+        sentence = f"{before}waits for free cores, memory or GPUs of the machine that runs the plan"
+        cause = Cause.AGAIN if before else Cause.QUEUED
+        return Explanation(job.name, index, cause, sentence, "nothing: it starts by itself")
+    if record.state is TaskState.WAITING and awaited:
+        return Explanation(job.name, index, Cause.LATER, f"has not begun: it waits for {awaited}", SUBMIT_AGAIN)
+    left = _how_it_left(look, job.name, index)
+    if record.state is TaskState.RUNNING:
+        sentence = f"was lost: it recorded no end, and it does not run{left}"
+        return Explanation(job.name, index, Cause.LOST, sentence, SUBMIT_AGAIN)
+    words = _before(record) or "has not begun"
+    return Explanation(job.name, index, Cause.LEFT, f"{words}, and is not queued{left}", SUBMIT_AGAIN)
+
+
+def _how_it_left(look: RunLook, job: str, index: int) -> str:
+    """How the queue says that a task ended, in words; empty where it does not."""
+    ended = [
+        task
+        for task in look.queues.tasks.get(job, ())
+        if task.ended and task.index == index and task.state is not QueueState.UNKNOWN
+    ]
+    return f" (the queue says: {ended[-1].state})" if ended else ""
+
+
+def _awaited(look: RunLook, job: Job) -> str:
+    """The jobs that a job waits for and that have not ended, each with what it does, in words."""
+    names = [wait.job for wait in job.after if not _fulfilled(look, wait.job, wait.kind)]
+    return " and ".join(f"{name}, {_doing(look, name)}" for name in names[:3])
+
+
+def _fulfilled(look: RunLook, job: str, kind: DependencyKind) -> bool:
+    """Whether the run's files say that a dependency is fulfilled."""
+    if job in look.jobs_done:
+        return True
+    over = (TaskState.DONE, TaskState.FAILED)
+    return kind is DependencyKind.AFTERANY and all(record.state in over for record in look.records[job])
+
+
+def _doing(look: RunLook, job: str) -> str:
+    """What a job does, in words."""
+    records = look.records[job]
+    if _has_failed(look, job):
+        return "which has failed"
+    if job in look.jobs_running:
+        return "which runs"
+    done = sum(record.state is TaskState.DONE for record in records)
+    if done:
+        return f"of which {done} of {len(records)} tasks are done"
+    return "which is queued" if job in look.jobs_queued else "which has not ended"
+
+
+def _first_line(record: TaskRecord) -> str:
+    return reason(record).partition("\n")[0] or "no reason was recorded"
+
+
+def _advised(record: TaskRecord) -> str | None:
+    """What the reason of a task says to do next; None where it does not."""
+    found = _NEXT.findall(record.message)
+    return found[-1].strip() if found else None
+
+
+def _last_words(look: RunLook, job: str, index: int) -> str:
+    """The last line that a task has logged."""
+    logs = [log for log in look.logs.get((job, index), ()) if "rank" in log.what]
+    if not logs:
+        return ""
+    newest = max(logs, key=lambda log: written(log.path))
+    return (tail(newest.path, LOG_TAIL).strip().splitlines() or [""])[-1]
+
+
+def clock(at: float) -> str:
+    """A moment by the clock of this machine."""
+    return time.strftime("%a %d %b %H:%M", time.localtime(at))

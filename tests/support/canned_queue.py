@@ -1,0 +1,110 @@
+"""A run on a cluster without a cluster: its ledger, and scripts in the place of Slurm's commands."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.ledger import record_submission
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.events import event_file
+from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
+
+if TYPE_CHECKING:
+    import pytest
+
+    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.run.layout import RunLayout
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+PREPARE, TRAINER, INFERENCE, EVALUATION = (
+    "prepare",
+    "segment-000.trainer",
+    "segment-000.inference",
+    "segment-000.evaluation",
+)
+
+
+@dataclass
+class CannedRun:
+    """A run directory, and a folder of commands that stand before all others."""
+
+    layout: RunLayout
+    commands: Path
+
+    @property
+    def plan(self) -> Plan:
+        return read_plan(self.layout.plan)
+
+    def queue(self, *lines: str) -> None:
+        """What squeue prints: ``id|STATE|end|reason|nodes``; sacct knows nothing."""
+        (self.commands / "queue").write_text("".join(f"{line}\n" for line in lines))
+        self.command("squeue", f"cat {self.commands}/queue")
+        self.command("sacct", "exit 0")
+
+    def command(self, name: str, script: str) -> None:
+        """Put a script in the place of a command; each call adds its name to the file ``calls``."""
+        (self.commands / name).write_text(f"#!/bin/sh\necho {name} >> {self.commands}/calls\n{script}\n")
+        (self.commands / name).chmod(0o755)
+
+    @property
+    def calls(self) -> list[str]:
+        """The names of the commands that were called."""
+        path = self.commands / "calls"
+        return path.read_text().split() if path.exists() else []
+
+    def submitted(self, **ids: str) -> None:
+        """Record jobs as submitted, by the last part of their names."""
+        for role, job_id in ids.items():
+            name = next(job.name for job in self.plan.jobs if job.name.rpartition(".")[2] == role)
+            record_submission(self.layout, name, job_id, "cluster")
+
+    def done(self, *jobs: str) -> None:
+        """Record all tasks of jobs as done; of all jobs where none is named."""
+        for job in self.plan.jobs:
+            for index in range(job.tasks) if job.name in jobs or not jobs else ():
+                write_task(self.layout, job.name, index, TaskRecord(TaskState.DONE))
+
+    def task(self, job: str, state: TaskState, index: int = 0, **fields: object) -> None:
+        """Record the state of a task."""
+        write_task(self.layout, job, index, TaskRecord(state, **fields))  # type: ignore[arg-type]
+
+    def events(self, job: str, attempt: str, *events: dict[str, object], index: int = 0) -> None:
+        """Write the events of an attempt, a second apart."""
+        path = event_file(self.layout.events, job, index, 0, attempt)
+        path.parent.mkdir(exist_ok=True)
+        lines = [{"time": 1000.0 + n, "host": "node7", "pid": 7, **event} for n, event in enumerate(events)]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def log(self, name: str, text: str) -> Path:
+        """Write a log."""
+        path = self.layout.logs / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+
+def canned_run(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, name: str = "run") -> CannedRun:
+    """A run of the quickstart of which nothing is submitted; squeue and sacct know nothing.
+
+    Args:
+        root: of the run directory and the folder of commands.
+        monkeypatch: puts that folder before all others.
+        overrides: fields of the recipe.
+        name: of the run directory.
+    """
+    recipe = load_recipe(QUICKSTART, overrides)
+    layout = create_or_open(root / name, recipe, compile_plan(recipe, LocalSite()))
+    commands = root / "bin"
+    commands.mkdir(exist_ok=True)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    run = CannedRun(layout, commands)
+    run.queue()
+    return run
