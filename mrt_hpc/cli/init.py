@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,21 +83,19 @@ def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> W
     Raises:
         UserError: there are questions, and no terminal to ask at.
     """
-    from dataclasses import replace
-
     from mrt_hpc.errors import UserError
     from mrt_hpc.launch.slurm.proposal import next_question, with_proposals
 
     if yes:
         return with_proposals(found, node, wishes)
     while (question := next_question(found, node, wishes)) is not None:
-        if not click.get_text_stream("stdin").isatty():
+        if not sys.stdin.isatty():
             raise UserError(
                 f"this has to be asked, and there is no terminal: {question.text}",
                 expected=f"one of {', '.join(question.choices)}" if question.choices else None,
                 advice=f"add {question.option} VALUE, or --yes to take the proposed value of everything",
             )
-        wishes = replace(wishes, **{question.wish: _answer(question)})
+        wishes = wishes.with_answer(question, _answer(question))
     return wishes
 
 

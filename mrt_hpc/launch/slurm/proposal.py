@@ -50,6 +50,11 @@ class Wishes:
     scratch: str | None = None
     setup: tuple[str, ...] = ()
 
+    def with_answer(self, question: Question, answer: str) -> Wishes:
+        """The wishes with the answer to a question."""
+        changes: dict[str, Any] = {question.wish: answer}
+        return replace(self, **changes)
+
 
 @dataclass(frozen=True)
 class Question:
@@ -117,7 +122,7 @@ def with_proposals(survey: Survey, node: LoginNode, wishes: Wishes) -> Wishes:
     """The wishes, with the proposed answer to each question that has one."""
     for question in list(_questions(survey, node, wishes)):
         if getattr(wishes, question.wish) is None and question.proposed is not None:
-            return with_proposals(survey, node, replace(wishes, **{question.wish: question.proposed}))
+            return with_proposals(survey, node, wishes.with_answer(question, question.proposed))
     return wishes
 
 

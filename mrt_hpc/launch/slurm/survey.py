@@ -82,6 +82,8 @@ class ClusterSettings:
     """AccountingStorageType."""
     enforced: frozenset[str] = frozenset()
     """AccountingStorageEnforce: associations, limits, qos, ..."""
+    propagates: bool = True
+    """Whether jobs get the limits (ulimit) of the shell that submits them (PropagateResourceLimits)."""
     select_type: str = ""
     """``select/linear`` allocates whole nodes."""
     allocates_memory: bool | None = None
@@ -323,6 +325,7 @@ def parse_settings(text: str) -> ClusterSettings:
         sends_user_signal="preempt_send_user_signal" in found.get("SlurmctldParameters", ""),
         accounting=found.get("AccountingStorageType", ""),
         enforced=frozenset(found.get("AccountingStorageEnforce", "").split(",")) - {"none", ""},
+        propagates=found.get("PropagateResourceLimits", "ALL").upper() != "NONE",
         select_type=found.get("SelectType", ""),
         allocates_memory=None if parameters is None else "MEMORY" in parameters.upper(),
     )
