@@ -89,7 +89,7 @@ def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> W
     if yes:
         return with_proposals(found, node, wishes)
     while (question := next_question(found, node, wishes)) is not None:
-        if not sys.stdin.isatty():
+        if not _is_terminal():
             raise UserError(
                 f"this has to be asked, and there is no terminal: {question.text}",
                 expected=f"one of {', '.join(question.choices)}" if question.choices else None,
@@ -97,6 +97,10 @@ def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> W
             )
         wishes = wishes.with_answer(question, _answer(question))
     return wishes
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _answer(question: Question) -> str:

@@ -74,17 +74,10 @@ def plan_fits(situation: Situation) -> Iterator[Result]:
     site, cluster = situation.slurm, situation.cluster
     refused = [] if site is None or cluster is None else beyond(plan, site, cluster.limits)
     for sentence in refused:
-        said, _, remedy = sentence.rpartition(": ")
-        yield fails(
-            f"{said} (scontrol show config and partition)", f"{remedy} in the site profile of {site_name(site)}"
-        )
+        said, _, change = sentence.partition(": set ")
+        yield fails(said, f"set {change}, in the site profile or the recipe; `mrt-hpc plan` then says what fits")
     if not refused:
         yield ok(f"mrt-hpc plan: {len(plan.jobs)} jobs with {plan.tasks} array tasks are within the limits")
-
-
-def site_name(site: SlurmSite | None) -> str:
-    """The name of a profile."""
-    return "this machine" if site is None else site.name
 
 
 def array_size(situation: Situation) -> Iterator[Result]:
@@ -108,7 +101,8 @@ def queued_jobs(situation: Situation) -> Iterator[Result]:
     if (found := _known(situation)) is None:
         return
     site, cluster = found
-    limits = submit_limits(cluster, site.account, site.qos)
+    chosen = [one for kind in situation.kinds for one in situation.partitions(kind)]
+    limits = submit_limits(cluster, chosen, site.account, site.qos)
     if not limits:
         return
     most, source = min(limits)

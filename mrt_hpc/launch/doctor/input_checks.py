@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
 
 
+MAKE_IT = (
+    "make it on a node with network access (`mrt-hpc data prepare SOURCE FILE`), or correct the path in the recipe "
+    "(`mrt-hpc fields data`)"
+)
+
+
 def model(situation: Situation) -> Iterator[Result]:
     """The model's directory is there and complete, and its files show no fault."""
     if (recipe := situation.recipe) is None:
@@ -36,14 +42,17 @@ def data(situation: Situation) -> Iterator[Result]:
     """The training data and every benchmark are there and can be read."""
     if (recipe := situation.recipe) is None:
         return
-    yield _read("for training", lambda: _training(recipe))
+    yield _read("for training", recipe.data, lambda: _training(recipe))
     for benchmark in recipe.evaluation.benchmarks:
         source = benchmark.problems
-        yield _read(f"of benchmark {benchmark.name}", partial(_problems, source))
+        yield _read(f"of benchmark {benchmark.name}", source, partial(_problems, source))
 
 
-def _read(about: str, read: Callable[[], str]) -> Result:
+def _read(about: str, source: object, read: Callable[[], str]) -> Result:
     """The result of reading one source, which says what is in it."""
+    path = getattr(source, "path", None)
+    if path is not None and not Path(path).is_file():
+        return fails(f"there is no file {path}", MAKE_IT, about=about)
     try:
         return ok(read(), about=about)
     except UserError as error:

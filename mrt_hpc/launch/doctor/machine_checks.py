@@ -106,7 +106,11 @@ def _asked(situation: Situation, name: str, words: list[str], remedy: str) -> It
         return
     if done.returncode:
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        yield fails(f"{name} cannot be started: {last}", remedy)
+        setup = site is not None and site.setup
+        yield fails(
+            f"{name} cannot be started{' after the lines of setup' if setup else ''}: {last}",
+            f"{'correct setup in the site profile; or ' if setup else ''}{remedy}",
+        )
         return
     has: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     said = f"{name}: Python {has['python']}, mrt-hpc {has['version'] or 'missing'}"

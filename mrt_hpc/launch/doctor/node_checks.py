@@ -111,15 +111,16 @@ def _clock(facts: NodeFacts) -> Result:
 
 
 def _signals(facts: NodeFacts) -> Result:
-    missing = [f"SIG{name}" for name in SIGNALS if name not in facts.signals]
+    arrived = " and ".join(f"SIG{name}" for name in facts.signals)
+    missing = " and ".join(f"SIG{name}" for name in SIGNALS if name not in facts.signals)
     if missing:
         return doubtful(
-            f"scancel --signal: {' and '.join(missing)} did not reach the task on {facts.node}",
-            "a preempted task then loses its unfinished work: --set training.checkpoint_every=1; if the site profile has "
-            "a container or a script as python, make it end with exec",
+            f"scancel --signal: {missing} did not reach the task on {facts.node}",
+            "a preempted task then loses its unfinished work: --set training.checkpoint_every=1; if the site profile "
+            "has a container or a script as python, make it end with exec",
             about="signals",
         )
-    return ok(f"scancel --signal: {' and '.join(f'SIG{s}' for s in facts.signals)} reached the task", about="signals")
+    return ok(f"scancel --signal: {arrived} reached the task", about="signals")
 
 
 def _operations(facts: NodeFacts) -> Iterator[Result]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.schema import Recipe
 
-OTHER_PLACE = "choose another with --run DIRECTORY"
+OTHER_PLACE = "choose another place for the run: --run DIRECTORY"
 CHECKPOINT_BYTES = 12
 """Bytes of a checkpoint for each parameter."""
 SPARE = 1.5

@@ -315,23 +315,27 @@ def _array_size(survey: Survey) -> Entry:
 
 
 def _submit_jobs(survey: Survey, wishes: Wishes) -> Entry:
-    limits = submit_limits(survey, wishes.account, wishes.qos)
+    limits = submit_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
     if limits:
         most, source = min(limits)
         return Entry("max_submit_jobs", max(1, most), source)
     return Entry("max_submit_jobs", None, _unknown(survey, CONFIG, "no limit is set"))
 
 
-def submit_limits(survey: Survey, account: str | None, qos: str | None) -> list[tuple[int, str]]:
+def submit_limits(
+    survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
+) -> list[tuple[int, str]]:
     """The limits on the jobs and array tasks that a user may have queued, each with its source."""
     found = [
         (one.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {one.account}")
         for one in survey.associations_of(account)
         if one.max_submit_jobs is not None
     ]
-    level = survey.qos_of(account, qos)
-    if level is not None and level.max_submit_jobs is not None:
-        found.append((level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}"))
+    found += [
+        (level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}")
+        for level in _levels(survey, partitions, account, qos)
+        if level.max_submit_jobs is not None
+    ]
     if survey.settings is not None and survey.settings.max_job_count is not None:
         found.append((survey.settings.max_job_count, "scontrol show config: MaxJobCount, of all users together"))
     return found
@@ -354,11 +358,20 @@ def time_limits(
         for one in partitions
         if one.max_minutes is not None
     ]
-    level: Qos | None = survey.qos_of(account, qos)
-    if level is not None and level.max_minutes is not None:
-        found.append((level.max_minutes, f"sacctmgr show qos: MaxWall of {level.name}"))
+    found += [
+        (level.max_minutes, f"sacctmgr show qos: MaxWall of {level.name}")
+        for level in _levels(survey, partitions, account, qos)
+        if level.max_minutes is not None
+    ]
     walls = [(one.max_minutes, one.account) for one in survey.associations_of(account) if one.max_minutes is not None]
     return [*found, *((minutes, f"sacctmgr show associations: MaxWall of {name}") for minutes, name in walls)]
+
+
+def _levels(survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None) -> list[Qos]:
+    """Every QOS whose limits hold for a job: its own and those of its partitions."""
+    of_partitions = [(survey.qos or {}).get(partition.qos or "") for partition in partitions]
+    found = [level for level in (survey.qos_of(account, qos), *of_partitions) if level is not None]
+    return list({level.name: level for level in found}.values())
 
 
 def _notice(survey: Survey, wishes: Wishes) -> Entry:
