@@ -61,10 +61,13 @@ def doctor(
     from mrt_hpc.errors import ExitCode
     from mrt_hpc.launch.doctor.diagnosis import can_start, diagnose
     from mrt_hpc.launch.sites import find_site
+    from mrt_hpc.plan.limits import check_segments
     from mrt_hpc.recipe.find import RECIPES, find
     from mrt_hpc.recipe.load import load_recipe
 
     recipe = None if recipe_name is None else load_recipe(find(RECIPES, recipe_name), overrides)
+    if recipe is not None:
+        check_segments(recipe)
     profile = find_site(site)
     situation = _situation(profile, recipe, options.run_path(recipe.name if recipe else "doctor", run))
     if on_node:

@@ -19,7 +19,20 @@ from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.run.layout import RunLayout
 
 PYTHONS = shell(". env/common.sh; echo $PYTHONS").split()
-COMMANDS = ("plan", "submit", "status", "logs", "cancel", "report", "compare", "fields", "data", "analyze")
+COMMANDS = (
+    "plan",
+    "submit",
+    "status",
+    "logs",
+    "cancel",
+    "report",
+    "compare",
+    "fields",
+    "data",
+    "analyze",
+    "init",
+    "doctor",
+)
 RECIPES = ("recipes/quickstart.yaml", "recipes/mrt_online.yaml", "recipes/backtracking.yaml")
 HEAVY = "torch, transformers, vllm, deepspeed, math_verify, httpx, wandb, ray"
 SLURM_PROGRAMS = {

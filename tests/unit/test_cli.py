@@ -41,6 +41,7 @@ def run(tmp_path: Path) -> RunLayout:
 
 COMMANDS = [
     "plan", "submit", "status", "logs", "cancel", "report", "eval", "regrade", "compare", "fields", "data", "analyze",
+    "init", "doctor",
 ]  # fmt: skip
 
 

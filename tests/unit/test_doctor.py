@@ -147,8 +147,8 @@ def changed(**texts: list[tuple[str, str]]) -> RecordedSlurm:
 PREEMPTED = {"partitions": {"cpu": "preempt"}, "preemption_notice_s": 25}
 IN_SEGMENTS = ("resources.inference.tasks=30", "schedule.iterations_per_job=1")
 NO_CUDA_VIEW = {
-    "driver": None, "devices": [], "visible": "0", "container": None, "torch_cuda": "13.0", "problem": "no libcuda.so.1",
-    "driver_cuda": None, "capabilities": [],
+    "driver": None, "devices": [], "visible": "0", "container": None, "torch_cuda": "13.0",
+    "problem": "no libcuda.so.1", "driver_cuda": None, "capabilities": [],
 }  # fmt: skip
 OLD_DRIVER_VIEW = {
     **NO_CUDA_VIEW, "driver": "535.1", "devices": ["/dev/nvidia0"], "problem": None, "driver_cuda": [12, 2],

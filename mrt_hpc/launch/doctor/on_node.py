@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +64,13 @@ def ask_nodes(situation: Situation, wait_s: float, tell: Callable[[str], None]) 
         return ()
     if situation.recipe is not None:
         site = with_models_bound(site, situation.recipe)
-    with trial_folder(existing_ancestor(situation.root)) as folder:
+    place = existing_ancestor(situation.root)
+    if not os.access(place, os.W_OK):
+        problem = f"no job was submitted: you cannot write to {place}, where it would leave its answer"
+        return tuple(
+            NodeAnswer(kind, getattr(site.partitions, kind) or "", problem=problem) for kind in situation.kinds
+        )
+    with trial_folder(place) as folder:
         layout = require_plain_path(RunLayout(folder))
         jobs = [NodeJob(kind, situation, site, layout) for kind in situation.kinds]
         try:
@@ -70,8 +78,20 @@ def ask_nodes(situation: Situation, wait_s: float, tell: Callable[[str], None]) 
                 job.submit(tell)
             _wait(jobs, wait_s)
         finally:
-            cancel([job.id for job in jobs if job.id and not job.has_ended])
+            _end(jobs)
         return tuple(job.answer() for job in jobs)
+
+
+def _end(jobs: list[NodeJob]) -> None:
+    """Cancel the jobs that have not answered, and wait until none writes into the folder any more."""
+    cancel([job.id for job in jobs if job.id and not job.facts])
+    ids = [job.id for job in jobs if job.id]
+    with suppress(UserError):  # what is left of the folder then stays
+        wait_until(
+            lambda: all(state.ended for state in queue_states(ids).values()),
+            reason="the end of the jobs",
+            deadline_s=LAST_FILES_S,
+        )
 
 
 def _wait(jobs: list[NodeJob], wait_s: float) -> None:
@@ -101,7 +121,7 @@ class NodeJob:
         self.order = Order(folders, asks_gpus=bool(self.job.resources.gpus))
         self.id, self.problem = "", ""
         self.facts: NodeFacts | None = None
-        self.has_ended = self.waits = False
+        self.waits = False
         self._answered, self._sent = set[str](), False
         self._submitted = self._asked = time.monotonic()
         self._ended_at: float | None = None
@@ -114,8 +134,8 @@ class NodeJob:
         write_text(path, self.script)
         try:
             self.id = run_slurm(["sbatch", "--parsable", str(path)]).strip().split(";")[0]
-        except SlurmRefusedError as refusal:
-            self.problem = f"sbatch refused: {refusal.reason}"
+        except UserError as error:
+            self.problem = f"{error.what}: {error.value}" if error.value else error.what
             return
         self._submitted = time.monotonic()
         tell(f"job {self.id} asks a node of partition {self.partition or '(the default)'}")
@@ -170,7 +190,7 @@ class NodeJob:
     def _ask_queue(self) -> None:
         self._asked = time.monotonic()
         if self._ended_at is None and self._state()[0]:
-            self._ended_at, self.has_ended = self._asked, True
+            self._ended_at = self._asked
         if self._ended_at is not None and self._asked - self._ended_at > LAST_FILES_S:
             self.problem = f"job {self.id} ended without an answer: {self._state()[1]}; {self._log()}"
 
