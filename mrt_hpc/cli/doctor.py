@@ -130,13 +130,12 @@ def _print_table(findings: Sequence[Finding]) -> None:
             if one.remedy:
                 click.echo(f"  next: {one.remedy}")
         return
-    table = Table(show_lines=False)
-    for name in ("check", "verdict", "seen, and what to do"):
-        table.add_column(name, overflow="fold")
+    table = Table("verdict", "what was seen, and what to do")
     for one in findings:
-        seen = escape(one.evidence) + (f"\n[bold]next:[/] {escape(one.remedy)}" if one.remedy else "")
+        seen = f"[bold]{escape(one.check)}:[/] {escape(one.evidence)}"
+        remedy = f"\n[bold]next:[/] {escape(one.remedy)}" if one.remedy else ""
         colour = COLOURS[one.verdict]
-        table.add_row(escape(one.check), f"[{colour}]{one.verdict}[/]", seen)
+        table.add_row(f"[{colour}]{one.verdict}[/]", seen + remedy)
     console_of(sys.stdout).print(table)
 
 
@@ -152,7 +151,7 @@ def _conclusion(
     where = f" --run {run}" if run else ""
     if counts[Verdict.FAILS]:
         return (
-            f"{told}: a run cannot start. Follow the lines of the checks that fail, then type the same command again."
+            f"{told}: a run cannot start. Do what stands below the checks that fail, then type the same command again."
         )
     if not asked:
         more = f"mrt-hpc doctor{place}{f' --recipe {recipe}' if recipe else ''}{where} --on-node"

@@ -18,6 +18,8 @@ STACK = ("torch", "vllm", "deepspeed")
 CONTAINER_COMMANDS = ("apptainer", "singularity")
 PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
 """The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+"""Folders of one machine alone."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,16 @@ def module_of(prefix: str, loaded: tuple[str, ...]) -> str | None:
     return None
 
 
+def _is_temporary(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in TEMPORARY)
+
+
 def _filesystems() -> list[Filesystem]:
     """The filesystem of each place, of those on one mount point the first; one that does not answer is left out."""
     found: dict[str, Filesystem] = {}
     for name in PLACES:
         path = os.environ.get(name)
-        if not path or not Path(path).is_dir() or not os.access(path, os.W_OK):
+        if not path or not Path(path).is_dir() or not os.access(path, os.W_OK) or _is_temporary(Path(path)):
             continue
         try:
             seen = filesystem(Path(path))

@@ -9,7 +9,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from slurm_recipes import SHRUNK, options, site_file
+from slurm_doctor import examine
+from slurm_recipes import site_file
 
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm.site import SlurmSite
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from slurm_cluster import Cluster
-
-Finding = dict[str, str]
 
 
 def written_profile(cluster: Cluster, run: Path, *wishes: str) -> tuple[Path, SlurmSite]:
@@ -30,14 +29,6 @@ def written_profile(cluster: Cluster, run: Path, *wishes: str) -> tuple[Path, Sl
     site = find_site(str(path))
     assert isinstance(site, SlurmSite)
     return path, site
-
-
-def examine(cluster: Cluster, run: Path, site: Path, *more: str) -> tuple[int, dict[str, Finding]]:
-    """The exit status of the doctor with a node, and its findings by check."""
-    words = ("doctor", "--site", str(site), "--recipe", "quickstart", *options(SHRUNK), "--run", str(run / "run"))
-    done = cluster.mrt_hpc(*words, "--on-node", "--json", *more, timeout=240)
-    assert done.stdout.startswith("{"), done.stderr
-    return done.returncode, {one["check"]: one for one in json.loads(done.stdout)["checks"]}
 
 
 @pytest.mark.timeout(300)
@@ -113,3 +104,41 @@ def test_a_cluster_without_accounting_whose_preemption_cancels(plain_cluster: Cl
     assert "not queued again" in found["preemption in partition preempt"]["evidence"]
     assert "every job of a run asks (--requeue)" in found["requeue"]["evidence"]
     assert found["node of preempt: signals"]["verdict"] == "ok"
+
+
+PLANTED = {
+    "AllowGroups": (["scontrol", "update", "PartitionName=cpu", "AllowGroups=daemon"], "AllowGroups=ALL"),
+    "AllowAccounts": (["scontrol", "update", "PartitionName=cpu", "AllowAccounts=root"], "AllowAccounts=ALL"),
+    "DenyAccounts": (["scontrol", "update", "PartitionName=cpu", "DenyAccounts=lab"], "DenyAccounts="),
+    "AllowQos": (["scontrol", "update", "PartitionName=cpu", "AllowQos=urgent"], "AllowQos=ALL"),
+    "State": (["scontrol", "update", "PartitionName=cpu", "State=DRAIN"], "State=UP"),
+    "MaxTime": (["scontrol", "update", "PartitionName=cpu", "MaxTime=5"], "MaxTime=2-00:00:00"),
+    "MaxSubmitJobs": (
+        ["sacctmgr", "--immediate", "modify", "user", "researcher", "set", "MaxSubmitJobs=2"],
+        "MaxSubmitJobs=-1",
+    ),
+    "MaxWall": (["sacctmgr", "--immediate", "modify", "qos", "normal", "set", "MaxWall=5"], "MaxWall=-1"),
+    "MaxSubmitPU": (
+        ["sacctmgr", "--immediate", "modify", "qos", "normal", "set", "MaxSubmitJobsPerUser=3"],
+        "MaxSubmitJobsPerUser=-1",
+    ),
+}
+"""By the word that the evidence holds: the command that plants a fault, and its last word for undoing it."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("word", PLANTED)
+def test_a_fault_planted_on_the_cluster(cluster: Cluster, word: str) -> None:
+    run = cluster.run_dir("doctor")
+    plant, undo = PLANTED[word]
+    subprocess.run(plant, check=True, capture_output=True)
+    try:
+        words = ("--site", str(site_file(cluster, run / "x")), "--recipe", "quickstart", "--run", str(run / "run"))
+        done = cluster.mrt_hpc("doctor", *words, "--json")
+    finally:
+        subprocess.run([*plant[:-1], undo], check=True, capture_output=True)
+    found = [one for one in json.loads(done.stdout)["checks"] if one["verdict"] in ("fails", "doubtful")]
+    told = [one for one in found if word in one["evidence"] or "allows 5" in one["evidence"]]
+    assert told, found
+    assert all(one["remedy"] for one in told)
+    assert done.returncode == (0 if word == "State" else 2)

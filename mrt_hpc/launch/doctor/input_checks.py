@@ -52,7 +52,7 @@ def _read(about: str, source: object, read: Callable[[], str]) -> Result:
     """The result of reading one source, which says what is in it."""
     path = getattr(source, "path", None)
     if path is not None and not Path(path).is_file():
-        return fails(f"there is no file {path}", MAKE_IT, about=about)
+        return fails(f"there is no file {Path(path).resolve()}", MAKE_IT, about=about)
     try:
         return ok(read(), about=about)
     except UserError as error:
