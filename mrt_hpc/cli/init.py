@@ -60,7 +60,7 @@ def init(
       mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load cuda'
     """
     from mrt_hpc.launch.login_node import look_at_login_node
-    from mrt_hpc.launch.slurm.proposal import Wishes
+    from mrt_hpc.launch.slurm.proposal import Wishes, open_questions
     from mrt_hpc.launch.slurm.survey import survey
     from mrt_hpc.launch.slurm.write_profile import profile_path, refuse_existing, site_name, write_profile
 
@@ -74,6 +74,8 @@ def init(
     write_profile(path, found, node, answered, force=force)
     _print_seen(found, node)
     click.echo(f"wrote {path}")
+    for question in open_questions(found, node, answered):
+        click.echo(f"still open: {question.text}: write it into the profile, or add {question.option} VALUE")
     _print_next(path, name, node, own_folder=output is None)
 
 
@@ -84,11 +86,12 @@ def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> W
         UserError: there are questions, and no terminal to ask at.
     """
     from mrt_hpc.errors import UserError
-    from mrt_hpc.launch.slurm.proposal import next_question, with_proposals
+    from mrt_hpc.launch.slurm.proposal import open_questions, with_proposals
 
     if yes:
         return with_proposals(found, node, wishes)
-    while (question := next_question(found, node, wishes)) is not None:
+    while questions := open_questions(found, node, wishes):
+        question = questions[0]
         if not _is_terminal():
             raise UserError(
                 f"this has to be asked, and there is no terminal: {question.text}",

@@ -15,7 +15,7 @@ from mrt_hpc.launch import login_node
 from mrt_hpc.launch.login_node import LoginNode, module_of
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm import survey
-from mrt_hpc.launch.slurm.proposal import Wishes, next_question, with_proposals
+from mrt_hpc.launch.slurm.proposal import Wishes, open_questions, with_proposals
 from mrt_hpc.launch.slurm.site import SlurmSite
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def test_without_slurms_commands_the_options_are_taken(monkeypatch: pytest.Monke
     )
     assert done.exit_code == 0, done.output
     assert "not seen: scontrol was not found" in done.output
+    assert "still open: The partition of jobs without GPUs" in done.output
+    assert "add --partition VALUE" in done.output
     site = find_site("bare")
     assert isinstance(site, SlurmSite)
     assert (site.account, site.partitions.gpu, site.partitions.cpu, site.gpu_type) == ("me", "big", None, "a100")
@@ -133,11 +135,10 @@ def test_partitions_that_do_not_admit_the_user_are_left_out() -> None:
 def test_a_python_without_the_stack_is_asked_for() -> None:
     light = replace(NODE, missing_packages=("torch", "vllm"))
     wishes = with_proposals(RecordedSlurm().survey(), light, Wishes("x"))
-    question = next_question(RecordedSlurm().survey(), light, wishes)
-    assert question is not None
+    (question,) = open_questions(RecordedSlurm().survey(), light, wishes)
     assert (question.option, question.choices) == ("--python", ())
-    assert next_question(RecordedSlurm().survey(), light, replace(wishes, python="/env/bin/python")) is None
-    assert next_question(RecordedSlurm().survey(), light, replace(wishes, image="/images/x.sif")) is None
+    assert open_questions(RecordedSlurm().survey(), light, replace(wishes, python="/env/bin/python")) == []
+    assert open_questions(RecordedSlurm().survey(), light, replace(wishes, image="/images/x.sif")) == []
 
 
 def test_the_module_of_a_python() -> None:

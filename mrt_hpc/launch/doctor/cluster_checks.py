@@ -255,22 +255,23 @@ def gpus(situation: Situation) -> Iterator[Result]:
         return
     for partition in situation.partitions("gpu"):
         kinds = [kind for kind in partition.gpu_types if kind]
+        about = f"of partition {partition.name}"
         said = f"sinfo: GRES of partition {partition.name}: {', '.join(kinds) or 'no type'}"
         if not partition.nodes:
-            yield not_checked("sinfo told nothing of its nodes", about=partition.name)
+            yield not_checked("sinfo told nothing of its nodes", about=about)
         elif not partition.gpu_nodes:
             remedy = (
                 "set partitions.gpu in the site profile to a partition with GPUs (`sinfo -o '%R %G'`), or gpu_request"
             )
-            yield fails(f"sinfo: no node of partition {partition.name} has GRES gpu", remedy, about=partition.name)
+            yield fails(f"sinfo: no node of partition {partition.name} has GRES gpu", remedy, about=about)
         elif site.gpu_type is not None and site.gpu_type not in kinds:
             remedy = f"set gpu_type to {' or '.join(kinds) or 'null'} in the site profile"
-            yield fails(f"{said}; site profile: gpu_type: {site.gpu_type}", remedy, about=partition.name)
+            yield fails(f"{said}; site profile: gpu_type: {site.gpu_type}", remedy, about=about)
         elif site.gpu_type is None and len(kinds) > 1:
             remedy = f"set gpu_type to one of {', '.join(kinds)} in the site profile, so that all tasks are alike"
-            yield doubtful(f"{said}; site profile: gpu_type: null", remedy, about=partition.name)
+            yield doubtful(f"{said}; site profile: gpu_type: null", remedy, about=about)
         else:
-            yield ok(f"{said}; site profile: gpu_type: {_null(site.gpu_type)}", about=partition.name)
+            yield ok(f"{said}; site profile: gpu_type: {_null(site.gpu_type)}", about=about)
 
 
 def node_size(situation: Situation) -> Iterator[Result]:

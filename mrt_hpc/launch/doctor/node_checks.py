@@ -37,6 +37,8 @@ def nodes(situation: Situation) -> Iterator[Result]:
     """Everything that the nodes have answered; nothing where they were not asked."""
     for answer in situation.answers:
         partition = answer.partition or "the default partition"
+        if answer.kind == "gpu" and [other.partition for other in situation.answers].count(answer.partition) > 1:
+            partition += " with GPUs"
         for result in _answered(situation, answer):
             yield replace(result, about=f"{partition}: {result.about}".strip(": "))
 

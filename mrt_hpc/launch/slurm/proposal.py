@@ -88,9 +88,9 @@ class Entry:
     """Where the value is from; for a value that is left at its default, why."""
 
 
-def next_question(survey: Survey, node: LoginNode, wishes: Wishes) -> Question | None:
-    """The first question that the wishes do not answer; None if all are answered."""
-    return next((one for one in _questions(survey, node, wishes) if getattr(wishes, one.wish) is None), None)
+def open_questions(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Question]:
+    """The questions that the wishes do not answer; an answer to the first may change the others."""
+    return [one for one in _questions(survey, node, wishes) if getattr(wishes, one.wish) is None]
 
 
 def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Question]:
@@ -120,8 +120,8 @@ def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Ques
 
 def with_proposals(survey: Survey, node: LoginNode, wishes: Wishes) -> Wishes:
     """The wishes, with the proposed answer to each question that has one."""
-    for question in list(_questions(survey, node, wishes)):
-        if getattr(wishes, question.wish) is None and question.proposed is not None:
+    for question in open_questions(survey, node, wishes):
+        if question.proposed is not None:
             return with_proposals(survey, node, wishes.with_answer(question, question.proposed))
     return wishes
 
