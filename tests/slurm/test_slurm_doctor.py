@@ -92,20 +92,6 @@ def test_what_slurm_refuses_and_a_job_that_does_not_start(cluster: Cluster) -> N
     assert "doctor" not in subprocess.run(queue, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.timeout(600)
-def test_a_cluster_without_accounting_whose_preemption_cancels(plain_cluster: Cluster) -> None:
-    run = plain_cluster.run_dir("doctor")
-    path, site = written_profile(plain_cluster, run, "--partition", "preempt", "--gpu-partition", "preempt")
-    assert (site.account, site.max_array_size, site.max_submit_jobs, site.preemption_notice_s) == (None, 10, 60, 30)
-    assert "account: null # not seen: this cluster has no accounting" in path.read_text()
-    status, found = examine(plain_cluster, run, path)
-    assert status == 0, found
-    assert found["preemption in partition preempt"]["verdict"] == "doubtful"
-    assert "not queued again" in found["preemption in partition preempt"]["evidence"]
-    assert "every job of a run asks (--requeue)" in found["requeue"]["evidence"]
-    assert found["node of preempt: signals"]["verdict"] == "ok"
-
-
 PLANTED = {
     "AllowGroups": (["scontrol", "update", "PartitionName=cpu", "AllowGroups=daemon"], "AllowGroups=ALL"),
     "AllowAccounts": (["scontrol", "update", "PartitionName=cpu", "AllowAccounts=root"], "AllowAccounts=ALL"),
@@ -142,3 +128,18 @@ def test_a_fault_planted_on_the_cluster(cluster: Cluster, word: str) -> None:
     assert told, found
     assert all(one["remedy"] for one in told)
     assert done.returncode == (0 if word == "State" else 2)
+
+
+# The last test: from here on, Slurm's commands of this process speak to the plain cluster.
+@pytest.mark.timeout(600)
+def test_a_cluster_without_accounting_whose_preemption_cancels(plain_cluster: Cluster) -> None:
+    run = plain_cluster.run_dir("doctor")
+    path, site = written_profile(plain_cluster, run, "--partition", "preempt", "--gpu-partition", "preempt")
+    assert (site.account, site.max_array_size, site.max_submit_jobs, site.preemption_notice_s) == (None, 10, 60, 30)
+    assert "account: null # not seen: this cluster has no accounting" in path.read_text()
+    status, found = examine(plain_cluster, run, path)
+    assert status == 0, found
+    assert found["preemption in partition preempt"]["verdict"] == "doubtful"
+    assert "not queued again" in found["preemption in partition preempt"]["evidence"]
+    assert "every job of a run asks (--requeue)" in found["requeue"]["evidence"]
+    assert found["node of preempt: signals"]["verdict"] == "ok"

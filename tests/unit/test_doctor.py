@@ -435,7 +435,7 @@ def test_without_accounting_and_requeue_a_run_can_start(tmp_path: Path) -> None:
     said = {one.check: one for one in findings}
     assert "there is no sacct" in said["accounting"].evidence
     assert "JobRequeue = 0" in said["requeue"].evidence
-    assert "Slurm does not look at account lab" in said["account"].evidence
+    assert "jobs need no account, and lab is not looked at" in said["account"].evidence
 
 
 def test_the_command_prints_lines_and_json_and_ends_with_its_verdict(

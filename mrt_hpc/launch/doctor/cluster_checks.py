@@ -109,7 +109,8 @@ def queued_jobs(situation: Situation) -> Iterator[Result]:
     said = f"{source} = {most}; site profile: max_submit_jobs: {_null(site.max_submit_jobs)}"
     tasks = situation.plan.tasks if situation.plan else None
     remedy = f"set max_submit_jobs: {most} in the site profile; `mrt-hpc plan` then names a schedule that fits"
-    if tasks is not None and tasks > most:
+    is_stated = site.max_submit_jobs is not None and site.max_submit_jobs <= most
+    if tasks is not None and tasks > most and not is_stated:  # else `plan_fits` names a schedule that fits
         yield fails(f"the plan has {tasks} array tasks; {said}", remedy)
     elif site.max_submit_jobs is not None and site.max_submit_jobs > most:
         yield fails(f"{said}; plans between the two are refused", remedy)
@@ -204,8 +205,10 @@ def account(situation: Situation) -> Iterator[Result]:
     said = shlex.join(command[:1] + command[3:6])
     if cluster.associations is None:
         reason = cluster.why_not(command) or f"{said} gave no answer"
-        if site.account is not None and cluster.settings is not None and not cluster.settings.has_accounting:
-            yield ok(f"{reason}: Slurm does not look at account {site.account}")
+        if cluster.settings is not None and not cluster.settings.has_accounting:
+            yield ok(
+                f"{reason}: jobs need no account{f', and {site.account} is not looked at' if site.account else ''}"
+            )
         else:
             yield not_checked(reason)
         return
