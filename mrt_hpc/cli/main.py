@@ -15,7 +15,9 @@ from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.data import data
+from mrt_hpc.cli.doctor import doctor
 from mrt_hpc.cli.explain import explain
+from mrt_hpc.cli.init import init
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.runs import runs
 from mrt_hpc.cli.validate import validate
@@ -380,6 +382,8 @@ main.add_command(explain)
 main.add_command(logs)
 main.add_command(runs)
 main.add_command(validate)
+main.add_command(init)
+main.add_command(doctor)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,6 +33,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, Address, ServerControl, refuse_no_weights
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ KILLED_DEADLINE_S = 20.0
 RECOVERY_DEADLINE_S = 60.0
 """The time after which a server that runs but does not answer counts as dead."""
 _LOOK_EVERY_S = 0.2
-_LONGEST_SOCKET_PATH = 100
-_DEEPEST_SOCKET = "/mrt-hpc-12345678/pymp-12345678/listener-12345678"
-"""The longest path of a socket, relative to the folder for temporary files."""
 READ_LOG = "read the end of that log; the same submit command starts the server again"
 """The advice in the error when a server has failed."""
 _LOG_TAIL_BYTES = 4000
@@ -422,7 +420,7 @@ def refuse_stranger(path: Path, pid: int) -> None:
 def _private_directory() -> Path:
     """Create a directory that only this user may enter, on this node, with a path short enough for a socket."""
     parent = tempfile.gettempdir()
-    if len(parent) > _LONGEST_SOCKET_PATH - len(_DEEPEST_SOCKET):
+    if len(parent) > LONGEST_SOCKET_FOLDER:
         parent = "/tmp"
     return Path(tempfile.mkdtemp(prefix="mrt-hpc-", dir=parent))
 

@@ -33,6 +33,9 @@ COMMANDS = (
     "runs",
     "explain",
     "validate",
+    "init",
+    "doctor",
+    "container",
 )
 RECIPES = ("recipes/quickstart.yaml", "recipes/mrt_online.yaml", "recipes/backtracking.yaml")
 HEAVY = "torch, transformers, vllm, deepspeed, math_verify, httpx, wandb, ray"

@@ -71,11 +71,11 @@ def _whole(text: str) -> int | None:
 
 
 def _partition(fields: Mapping[str, str]) -> tuple[str, Partition]:
-    known = Partition(_minutes(fields.get("MaxTime", "")), fields.get("State", "UP"), fields.get("Default") == "YES")
+    known = Partition(minutes_of(fields.get("MaxTime", "")), fields.get("State", "UP"), fields.get("Default") == "YES")
     return fields["PartitionName"], known
 
 
-def _minutes(text: str) -> int | None:
+def minutes_of(text: str) -> int | None:
     """Slurm's ``days-hours:minutes:seconds`` in minutes; None for ``UNLIMITED``."""
     match = _TIME.fullmatch(text)
     if match is None:

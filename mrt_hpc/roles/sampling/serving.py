@@ -217,7 +217,13 @@ def read_key(path: Path) -> str:
 
 
 def server_settings(
-    task: Task, model_dir: Path, max_model_len: int, *, share: float, common_seeds: bool, dtype: NumberFormat | None
+    task: Task,
+    model_dir: Path,
+    max_model_len: int,
+    *,
+    share: float,
+    common_seeds: bool,
+    dtype: NumberFormat | None = None,
 ) -> ServerSettings:
     """The settings of a task's server; the arguments are those of :func:`running_server`."""
     serving = task.experiment.serving

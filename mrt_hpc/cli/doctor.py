@@ -1,0 +1,159 @@
+"""``mrt-hpc doctor``: check that a run can start, before it is submitted."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from mrt_hpc.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mrt_hpc.launch.backend import Site
+    from mrt_hpc.launch.doctor.findings import Finding
+    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.recipe.schema import Recipe
+
+COLOURS = {"ok": "green", "doubtful": "yellow", "fails": "red", "not checked": "dim"}
+
+
+@click.command(short_help="Check that a run can start here.")
+@options.site
+@click.option("--recipe", "recipe_name", metavar="RECIPE", help="The recipe to check: a path, or a name in recipes.")
+@options.overrides
+@options.run_directory
+@click.option("--on-node", is_flag=True, help="Also ask a compute node of each partition, with a small job.")
+@click.option(
+    "--wait",
+    "wait_minutes",
+    type=click.FloatRange(min=0.5),
+    default=10.0,
+    show_default=True,
+    metavar="MINUTES",
+    help="How long the small jobs may wait and run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print all checks as JSON, for programs.")
+def doctor(
+    site: str | None,
+    recipe_name: str | None,
+    overrides: tuple[str, ...],
+    run: Path | None,
+    on_node: bool,
+    wait_minutes: float,
+    as_json: bool,
+) -> None:
+    """Check the cluster, the site profile, the run directory's filesystem, and the inputs of a recipe.
+
+    Each check has a verdict, what was seen, and what to do. The exit status is 0 if a run can start, and 2 if a check
+    fails. Nothing is kept: files that are tried are removed.
+
+    \b
+    Examples:
+      mrt-hpc doctor --site mycluster
+      mrt-hpc doctor --site mycluster --recipe mrt_online --run /shared/me/runs/mrt-online --on-node
+      mrt-hpc doctor --recipe quickstart --json
+    """
+    from mrt_hpc.errors import ExitCode
+    from mrt_hpc.launch.doctor.diagnosis import can_start, diagnose
+    from mrt_hpc.launch.sites import find_site
+    from mrt_hpc.plan.limits import check_segments
+    from mrt_hpc.recipe.find import RECIPES, find
+    from mrt_hpc.recipe.load import load_recipe
+
+    recipe = None if recipe_name is None else load_recipe(find(RECIPES, recipe_name), overrides)
+    if recipe is not None:
+        check_segments(recipe)
+    profile = find_site(site)
+    situation = _situation(profile, recipe, options.run_path(recipe.name if recipe else "doctor", run))
+    if on_node:
+        situation = _with_nodes(situation, wait_minutes * 60)
+    findings = diagnose(situation)
+    if as_json:
+        _print_json(findings)
+    else:
+        _print_table(findings)
+        click.echo(_conclusion(findings, site, recipe_name, run, asked=on_node or situation.slurm is None))
+    if not can_start(findings):
+        click.get_current_context().exit(int(ExitCode.FATAL))
+
+
+def _situation(profile: Site, recipe: Recipe | None, root: Path) -> Situation:
+    """What the checks look at, without the nodes."""
+    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.site import SlurmSite
+    from mrt_hpc.launch.slurm.survey import survey
+
+    return Situation(profile, recipe, root, survey() if isinstance(profile, SlurmSite) else None)
+
+
+def _with_nodes(situation: Situation, wait_s: float) -> Situation:
+    """The same with the answers of the nodes.
+
+    Raises:
+        UserError: the site is no Slurm cluster.
+    """
+    from dataclasses import replace
+
+    from mrt_hpc.errors import UserError
+    from mrt_hpc.launch.doctor.on_node import ask_nodes
+
+    if situation.slurm is None:
+        raise UserError(
+            "this site has no nodes to ask", where="--on-node", advice="mrt-hpc doctor --site SITE --on-node"
+        )
+    return replace(situation, answers=ask_nodes(situation, wait_s, lambda sentence: click.echo(sentence, err=True)))
+
+
+def _print_json(findings: Sequence[Finding]) -> None:
+    import json
+
+    from mrt_hpc.launch.doctor.diagnosis import can_start
+
+    click.echo(json.dumps({"can_start": can_start(findings), "checks": [asdict(one) for one in findings]}, indent=2))
+
+
+def _print_table(findings: Sequence[Finding]) -> None:
+    """A table on a terminal; elsewhere a line for each check, and one for its remedy."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from mrt_hpc.cli.console import console_of
+
+    if not sys.stdout.isatty():
+        for one in findings:
+            click.echo(f"{one.verdict}: {one.check}: {one.evidence}")
+            if one.remedy:
+                click.echo(f"  next: {one.remedy}")
+        return
+    table = Table("verdict", "what was seen, and what to do")
+    for one in findings:
+        seen = f"[bold]{escape(one.check)}:[/] {escape(one.evidence)}"
+        remedy = f"\n[bold]next:[/] {escape(one.remedy)}" if one.remedy else ""
+        colour = COLOURS[one.verdict]
+        table.add_row(f"[{colour}]{one.verdict}[/]", seen + remedy)
+    console_of(sys.stdout).print(table)
+
+
+def _conclusion(
+    findings: Sequence[Finding], site: str | None, recipe: str | None, run: Path | None, *, asked: bool
+) -> str:
+    """How many checks failed, and what to type next."""
+    from mrt_hpc.launch.doctor.findings import Verdict
+
+    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    place = f" --site {site}" if site else ""
+    where = f" --run {run}" if run else ""
+    if counts[Verdict.FAILS]:
+        return (
+            f"{told}: a run cannot start. Do what stands below the checks that fail, then type the same command again."
+        )
+    if not asked:
+        more = f"mrt-hpc doctor{place}{f' --recipe {recipe}' if recipe else ''}{where} --on-node"
+        return f"{told}: a run can start. To ask compute nodes too, type {more}"
+    return f"{told}: a run can start. Type mrt-hpc submit {recipe or 'quickstart'}{place}{where}"

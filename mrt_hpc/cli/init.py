@@ -1,0 +1,139 @@
+"""``mrt-hpc init``: describe a cluster in a site profile."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from mrt_hpc.launch.filesystems import Filesystem
+    from mrt_hpc.launch.login_node import LoginNode
+    from mrt_hpc.launch.slurm.proposal import Question, Wishes
+    from mrt_hpc.launch.slurm.survey import Survey
+
+
+@click.command(short_help="Describe this cluster in a site profile.")
+@click.argument("name", required=False)
+@click.option("--yes", is_flag=True, help="Ask nothing: take the proposed value wherever there is a choice.")
+@click.option("--account", help="The account that jobs are charged to.")
+@click.option("--partition", help="The partition of jobs without GPUs.")
+@click.option("--gpu-partition", help="The partition of jobs with GPUs.")
+@click.option("--qos", help="The quality of service of jobs.")
+@click.option("--gpu-type", help="The GPU type that jobs ask for, as in a100.")
+@click.option("--python", help="The Python of the compute nodes. Default: the one that runs this command.")
+@click.option("--image", help="An Apptainer image in which tasks run.")
+@click.option("--scratch", help="A folder on each node for temporary files, as in '/scratch/$USER/$SLURM_JOB_ID'.")
+@click.option("--setup", multiple=True, metavar="LINE", help="A shell line before each task. Repeatable.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write. Default: ~/.config/mrt-hpc/sites/NAME.yaml.",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+def init(
+    name: str | None,
+    yes: bool,
+    account: str | None,
+    partition: str | None,
+    gpu_partition: str | None,
+    qos: str | None,
+    gpu_type: str | None,
+    python: str | None,
+    image: str | None,
+    scratch: str | None,
+    setup: tuple[str, ...],
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Look at the cluster, and write a site profile NAME with the reason beside each value.
+
+    Asks what Slurm does not tell, and where there is a choice. NAME is the cluster's own name unless it is given. The
+    profile is a text file: change it as you like.
+
+    \b
+    Examples:
+      mrt-hpc init
+      mrt-hpc init mycluster --yes
+      mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load cuda'
+    """
+    from mrt_hpc.launch.login_node import look_at_login_node
+    from mrt_hpc.launch.slurm.proposal import Wishes, open_questions
+    from mrt_hpc.launch.slurm.survey import survey
+    from mrt_hpc.launch.slurm.write_profile import profile_path, refuse_existing, site_name, write_profile
+
+    found, node = survey(), look_at_login_node()
+    name = site_name(name, found)
+    path = profile_path(name) if output is None else output.absolute()
+    if not force:
+        refuse_existing(path)
+    wishes = Wishes(name, account, partition, gpu_partition, qos, gpu_type, python, image, scratch, setup)
+    answered = _answered(found, node, wishes, yes=yes)
+    write_profile(path, found, node, answered, force=force)
+    _print_seen(found, node)
+    click.echo(f"wrote {path}")
+    for question in open_questions(found, node, answered):
+        click.echo(f"still open: {question.text}: write it into the profile, or add {question.option} VALUE")
+    _print_next(path, name, node, own_folder=output is None)
+
+
+def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> Wishes:
+    """The wishes, with answers to all questions: the proposed ones with ``--yes``, else the user's.
+
+    Raises:
+        UserError: there are questions, and no terminal to ask at.
+    """
+    from mrt_hpc.errors import UserError
+    from mrt_hpc.launch.slurm.proposal import open_questions, with_proposals
+
+    if yes:
+        return with_proposals(found, node, wishes)
+    while questions := open_questions(found, node, wishes):
+        question = questions[0]
+        if not _is_terminal():
+            raise UserError(
+                f"this has to be asked, and there is no terminal: {question.text}",
+                expected=f"one of {', '.join(question.choices)}" if question.choices else None,
+                advice=f"add {question.option} VALUE, or --yes to take the proposed value of everything",
+            )
+        wishes = wishes.with_answer(question, _answer(question))
+    return wishes
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _answer(question: Question) -> str:
+    """Ask at the terminal. An empty answer to a free question leaves the value out."""
+    if question.choices:
+        answer: str = click.prompt(question.text, type=click.Choice(question.choices), default=question.proposed)
+        return answer
+    free: str = click.prompt(f"{question.text}; empty to leave it out", default="", show_default=False)
+    return free
+
+
+def _print_seen(found: Survey, node: LoginNode) -> None:
+    """Print what could not be seen, and where runs may lie."""
+    for command, problem in found.problems.items():
+        click.echo(f"not seen: {problem} ({command.split(' format=')[0]})")
+    if node.filesystems:
+        click.echo("folders for runs, the best first:")
+    best = node.place_for_runs
+    for one in sorted(node.filesystems, key=lambda one: one is not best):
+        click.echo(f"  {one.path}: {'shared' if one.is_shared else 'not known to be shared'}, {one.told()}")
+
+
+def _print_next(path: Path, name: str, node: LoginNode, *, own_folder: bool) -> None:
+    """Print what to type next."""
+    site = name if own_folder else str(path)
+    run = _runs(node.place_for_runs) / "quickstart-slurm"
+    click.echo("next:")
+    click.echo(f"  mrt-hpc doctor --site {site} --recipe quickstart --run {run} --on-node")
+    click.echo(f"  mrt-hpc submit quickstart --site {site} --run {run}")
+
+
+def _runs(place: Filesystem | None) -> Path:
+    return Path("runs") if place is None else place.path / "runs"

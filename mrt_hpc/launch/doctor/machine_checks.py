@@ -1,0 +1,210 @@
+"""Checks of this machine: the Python and the image of the tasks, scratch, and the limits that jobs inherit."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mrt_hpc
+from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
+from mrt_hpc.launch.doctor.findings import doubtful, fails, not_checked, ok
+from mrt_hpc.launch.doctor.node_half import LIMITS
+from mrt_hpc.launch.gpus import OLDEST_DRIVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mrt_hpc.launch.doctor.findings import Result
+    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.site import Container, SlurmSite
+
+PYTHON_S = 120.0
+"""The time-out of starting a Python on a shared filesystem, or in an image, seconds."""
+ASK_PYTHON = """
+import importlib.util, json, re, sys
+def cuda():
+    spec = importlib.util.find_spec("torch")
+    text = open(spec.origin.replace("__init__.py", "version.py")).read() if spec and spec.origin else ""
+    found = re.search(r"^cuda\\b.*=\\s*'([\\d.]+)'", text, re.MULTILINE)
+    return found and found[1]
+def version():
+    if importlib.util.find_spec("mrt_hpc") is None:
+        return None
+    import mrt_hpc
+    return mrt_hpc.__version__
+names = ("torch", "vllm", "deepspeed", "submitit")
+missing = [name for name in names if importlib.util.find_spec(name) is None]
+print(json.dumps({"python": sys.version.split()[0], "version": version(), "missing": missing, "cuda": cuda()}))
+"""
+"""A program for any Python that says what it has, in JSON; it imports nothing heavy."""
+LEAST_OPEN_FILES = 4096
+LEAST_PROCESSES = 1024
+
+
+def python(situation: Situation) -> Iterator[Result]:
+    """The Python that runs the tasks is here, has this version of mrt-hpc and the training stack."""
+    site = situation.slurm
+    if site is not None and site.container is not None:
+        return
+    path = sys.executable if site is None or site.python is None else site.python
+    if not Path(path).exists():
+        yield fails(
+            f"site profile: python: {path} does not exist here",
+            "set python in the site profile to the Python of an environment on the shared filesystem (env/setup "
+            "cuda), or to null for the Python that runs mrt-hpc",
+        )
+        return
+    yield from _asked(
+        situation, path, [path], "run `env/setup cuda` on the shared filesystem and name its .venv/bin/python"
+    )
+
+
+def image(situation: Situation) -> Iterator[Result]:
+    """The image of the profile and Apptainer are here, and the Python in it has this version of mrt-hpc."""
+    site = situation.slurm
+    if site is None or site.container is None:
+        return
+    container = site.container
+    if not Path(container.image).exists():
+        yield fails(
+            f"site profile: container.image: {container.image} does not exist",
+            "build it: apptainer build --fakeroot IMAGE.sif containers/cuda.def; or correct container.image",
+        )
+        return
+    if not os.access(container.image, os.R_OK):
+        yield fails(f"{container.image} cannot be read by you", f"chmod +r {container.image}, as its owner")
+        return
+    if shutil.which(container.executable) is None:
+        yield doubtful(
+            f"{container.executable} is not in PATH here; the image was not tried",
+            "--on-node shows whether compute nodes have it; a `module load` belongs into setup of the site profile",
+        )
+        return
+    yield from _asked(
+        situation, container.image, _words(container), "build the image again with this version of mrt-hpc"
+    )
+
+
+def _words(container: Container) -> list[str]:
+    binds = [word for bind in container.binds for word in ("--bind", bind)]
+    return [container.executable, "exec", *binds, container.image, container.python]
+
+
+def _asked(situation: Situation, name: str, words: list[str], remedy: str) -> Iterator[Result]:
+    """Start a Python as a task would, and compare what it has."""
+    site = situation.slurm
+    try:
+        done = _start(words, site)
+    except subprocess.TimeoutExpired:
+        yield doubtful(f"{name} did not answer within {PYTHON_S:.0f} s", "try `mrt-hpc doctor --on-node`")
+        return
+    if done.returncode:
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        setup = site is not None and site.setup
+        yield fails(
+            f"{name} cannot be started{' after the lines of setup' if setup else ''}: {last}",
+            f"{'correct setup in the site profile; or ' if setup else ''}{remedy}",
+        )
+        return
+    has: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    said = f"{name}: Python {has['python']}, mrt-hpc {has['version'] or 'missing'}"
+    if has["version"] != mrt_hpc.__version__:
+        yield fails(f"{said}; this command has mrt-hpc {mrt_hpc.__version__}", remedy)
+    elif has["missing"]:
+        yield fails(f"{said}, without {', '.join(has['missing'])}, which tasks need", remedy)
+    elif situation.uses_gpus and has["cuda"] is None:
+        result = fails if situation.recipe is not None else doubtful
+        yield result(f"{said}; its torch is a build without CUDA, and jobs ask for GPUs", remedy)
+    else:
+        yield ok(f"{said}{_cuda(has['cuda'])}")
+
+
+def _cuda(version: str | None) -> str:
+    if version is None:
+        return ", torch without CUDA"
+    oldest = OLDEST_DRIVER.get(int(version.partition(".")[0]))
+    return f", torch for CUDA {version}" + (f", which needs driver {oldest} or newer" if oldest else "")
+
+
+def _start(words: list[str], site: SlurmSite | None) -> subprocess.CompletedProcess[str]:
+    """Run the program after the setup lines and with the variables of the profile."""
+    setup = () if site is None else site.setup
+    script = "\n".join([*setup, 'exec "$0" "$@"'])
+    return subprocess.run(
+        ["bash", "-c", script, *words, "-P", "-c", ASK_PYTHON],
+        env={**os.environ, **({} if site is None else site.environment)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PYTHON_S,
+        check=False,
+    )
+
+
+def scratch(situation: Situation) -> Iterator[Result]:
+    """The folder for sockets and temporary files is short enough for a socket, and absolute."""
+    site = situation.slurm
+    if site is None or site.scratch is None:
+        return
+    path = site.scratch
+    for name, value in (("SLURM_JOB_ID", "12345678"), ("SLURM_ARRAY_TASK_ID", "100")):
+        path = path.replace(f"${{{name}}}", value).replace(f"${name}", value)
+    path = os.path.expandvars(path)
+    if not path.startswith(("/", "$")):
+        yield fails(
+            f"site profile: scratch: {site.scratch} is no absolute path", "set scratch to a path that begins with /"
+        )
+    elif len(path) > LONGEST_SOCKET_FOLDER:
+        yield doubtful(
+            f"site profile: scratch: {path} has {len(path)} characters, more than the {LONGEST_SOCKET_FOLDER} that "
+            "leave room for a socket: servers put their sockets into /tmp instead",
+            "choose a shorter scratch if nodes have no /tmp of their own",
+        )
+    else:
+        yield ok(f"site profile: scratch: {path} has {len(path)} of at most {LONGEST_SOCKET_FOLDER} characters")
+
+
+def inherited_limits(situation: Situation) -> Iterator[Result]:
+    """No limit of this shell (ulimit), which jobs inherit, ends a task."""
+    settings = None if situation.cluster is None else situation.cluster.settings
+    if situation.slurm is not None and settings is not None and not settings.propagates:
+        yield ok("scontrol show config: PropagateResourceLimits = NONE: jobs do not inherit the limits of this shell")
+        return
+    found = list(limit_results({name: resource.getrlimit(number) for name, number in LIMITS.items()}))
+    yield from found or [ok("ulimit: no limit of this shell, which jobs inherit, is too low")]
+
+
+def limit_results(limits: dict[str, tuple[int, int]]) -> Iterator[Result]:
+    """The limits that are too low.
+
+    Args:
+        limits: soft and hard limit by name; -1 for none.
+    """
+    where = "in ~/.bashrc or before mrt-hpc submit, or `sbatch: {propagate: NONE}` in the site profile"
+    if limits["cpu"][0] != resource.RLIM_INFINITY:
+        yield fails(
+            f"ulimit -t: {limits['cpu'][0]} s of CPU time: tasks are killed after that", f"ulimit -t unlimited {where}"
+        )
+    if limits["as"][0] != resource.RLIM_INFINITY:
+        yield fails(
+            f"ulimit -v: {limits['as'][0] // 1024} KiB of address space: CUDA and vLLM reserve far more",
+            f"ulimit -v unlimited {where}",
+        )
+    if limits["fsize"][0] != resource.RLIM_INFINITY:
+        yield fails(f"ulimit -f: files of {limits['fsize'][0]} bytes at most", f"ulimit -f unlimited {where}")
+    if 0 <= limits["nofile"][1] < LEAST_OPEN_FILES:
+        yield doubtful(f"ulimit -Hn: {limits['nofile'][1]} open files", f"ulimit -n {LEAST_OPEN_FILES} {where}")
+    if 0 <= limits["nproc"][0] < LEAST_PROCESSES:
+        yield doubtful(f"ulimit -u: {limits['nproc'][0]} processes and threads", f"ulimit -u {LEAST_PROCESSES} {where}")
+
+
+def cuda_here(situation: Situation) -> Iterator[Result]:
+    """Whether GPUs were looked at: that takes a job on a node."""
+    if situation.slurm is not None and situation.uses_gpus and not situation.answers:
+        yield not_checked("drivers and GPUs are on compute nodes", "add --on-node")

@@ -1,0 +1,278 @@
+"""What can be seen of a filesystem without root: its type, its free space and inodes, the user's quota, and whether the
+operations that a run directory relies on work there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.atomic import sync_directory, sync_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SHARED_TYPES = frozenset({
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "panfs", "pvfs2", "orangefs", "cifs", "smb3", "afs",
+    "wekafs", "ocfs2", "gfs2", "quobyte", "daos",
+})  # fmt: skip
+"""Types, in /proc/self/mountinfo, of filesystems that several machines share; those of FUSE have a prefix."""
+QUOTA_S = 10.0
+"""The time-out of a quota command, seconds."""
+KIB = 1024
+GIB = 1024**3
+_OCTAL = re.compile(r"\\(\d{3})")
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What a user has on a filesystem, and may have; None for no limit."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    used_files: int
+    limit_files: int | None
+    command: str
+    """The command that said so."""
+
+    @property
+    def free_bytes(self) -> int | None:
+        """The bytes that may still be written; None for no limit."""
+        return None if self.limit_bytes is None else max(0, self.limit_bytes - self.used_bytes)
+
+    @property
+    def free_files(self) -> int | None:
+        """The files that may still be created; None for no limit."""
+        return None if self.limit_files is None else max(0, self.limit_files - self.used_files)
+
+
+@dataclass(frozen=True)
+class Filesystem:
+    """The filesystem that holds a path."""
+
+    path: Path
+    mount_point: str
+    type: str
+    free_bytes: int
+    free_files: int | None
+    """Free inodes; None where the filesystem does not count them."""
+    quota: Quota | None
+    """None where no quota command answers for it."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its type is one that several machines share."""
+        return self.type.removeprefix("fuse.") in SHARED_TYPES or self.type.startswith("fuse.")
+
+    @property
+    def writable_bytes(self) -> int:
+        """The bytes that this user may still write."""
+        left = None if self.quota is None else self.quota.free_bytes
+        return self.free_bytes if left is None else min(left, self.free_bytes)
+
+    @property
+    def writable_files(self) -> int | None:
+        """The files that this user may still create; None where no limit is known."""
+        known = [self.free_files, None if self.quota is None else self.quota.free_files]
+        return min((count for count in known if count is not None), default=None)
+
+    def told(self) -> str:
+        """The facts in one line."""
+        files = "" if self.free_files is None else f", {self.free_files:,} inodes"
+        said = f"{self.type} at {self.mount_point}, {gigabytes(self.free_bytes)} free{files}"
+        if self.quota is None:
+            return f"{said}; no quota is known"
+        left = self.quota.free_bytes
+        space = "no limit of space" if left is None else f"{gigabytes(left)} of space"
+        count = self.quota.free_files
+        return f"{said}; quota leaves {space}{'' if count is None else f' and {count:,} files'} ({self.quota.command})"
+
+
+def gigabytes(count: float) -> str:
+    """Bytes in words, as in ``1.5 GiB``."""
+    return f"{count / GIB:,.1f} GiB" if count >= 0.1 * GIB else f"{count / 1024**2:,.1f} MiB"
+
+
+def existing_ancestor(path: Path) -> Path:
+    """The path itself where it exists, else the nearest folder above it that does."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+
+
+def filesystem(path: Path) -> Filesystem:
+    """The filesystem of a path, or of the nearest folder above it that exists.
+
+    Raises:
+        OSError: the filesystem does not answer.
+    """
+    place = existing_ancestor(path)
+    mount_point, kind, source = mount_of(place.resolve(), Path("/proc/self/mountinfo").read_text())
+    counts = os.statvfs(place)
+    files = counts.f_favail if counts.f_files else None
+    return Filesystem(place, mount_point, kind, counts.f_bavail * counts.f_frsize, files, quota(place, kind, source))
+
+
+def mount_of(place: Path, mountinfo: str) -> tuple[str, str, str]:
+    """Mount point, type and source of the filesystem that holds a path, from the text of /proc/self/mountinfo."""
+    found = ("/", "unknown", "")
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split()[4])
+        if place.is_relative_to(point) and len(point) >= len(found[0]):
+            kind, source = after.split()[:2]
+            found = (point, kind, source)
+    return found
+
+
+def quota(place: Path, kind: str, source: str) -> Quota | None:
+    """The user's quota, by ``lfs quota`` on Lustre and by ``quota`` elsewhere; None where neither answers."""
+    user = str(os.geteuid())
+    lustre = ["lfs", "quota", "-q", "-u", user, str(place)]
+    command = lustre if kind == "lustre" else ["quota", "--no-wrap", "--raw-grace", "--filesystem", str(place)]
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUOTA_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return parse_quota(done.stdout, str(place) if kind == "lustre" else source, " ".join(command))
+
+
+def parse_quota(text: str, name: str, command: str) -> Quota | None:
+    """The quota in the output of a command, in the words after a filesystem's name: KiB, soft limit, hard limit and
+    grace, then the same for files. None where the name is not in it.
+    """
+    words = text.split()
+    if name not in words:
+        return None
+    after = words[words.index(name) + 1 :][:8]  # a long name stands on a line of its own
+    if len(after) < 7:
+        return None
+    numbers = [int(digits) if (digits := word.rstrip("*")).isdecimal() else 0 for word in after]
+    space, files = _limit(numbers[1:3]), _limit(numbers[5:7])
+    return Quota(numbers[0] * KIB, None if space is None else space * KIB, numbers[4], files, command)
+
+
+def _limit(soft_and_hard: list[int]) -> int | None:
+    """The lower of the limits that are set; 0 stands for none."""
+    return min((limit for limit in soft_and_hard if limit), default=None)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One operation that was tried on a filesystem."""
+
+    name: str
+    what_for: str
+    """What a run needs it for."""
+    problem: str = ""
+    """What went wrong; empty text where it works."""
+
+
+def try_operations(place: Path) -> list[Trial]:
+    """Try in a folder what a run directory relies on. All that is made is removed.
+
+    Raises:
+        OSError: no folder can be created in ``place``.
+    """
+    with trial_folder(place) as folder:
+        return [
+            Trial(name, what_for, _problem(action, folder / name.replace(" ", "-")))
+            for name, what_for, action in OPERATIONS
+        ]
+
+
+@contextmanager
+def trial_folder(place: Path) -> Iterator[Path]:
+    """A folder of this user's in ``place``, which is removed at the end.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=".mrt-hpc-doctor-", dir=place))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _problem(action: Callable[[Path], None], folder: Path) -> str:
+    try:
+        folder.mkdir()
+        action(folder)
+    except OSError as error:
+        return f"{type(error).__name__}: {error.strerror or error}"
+    return ""
+
+
+def _rename(folder: Path) -> None:
+    new, old = folder / "new", folder / "old"
+    new.write_text("new")
+    old.write_text("old")
+    new.replace(old)
+    if old.read_text() != "new" or new.exists():
+        raise OSError("a rename did not replace the file of the same name")
+
+
+def _rename_folder(folder: Path) -> None:
+    new, old = folder / "new", folder / "old"
+    for each in (new, old):
+        each.mkdir()
+        (each / "content").touch()
+    try:
+        new.rename(old)
+    except OSError:
+        return
+    raise OSError("a folder replaced another one that is not empty")
+
+
+def _link(folder: Path) -> None:
+    one, other = folder / "one", folder / "other"
+    one.touch()
+    os.link(one, other)
+    try:
+        os.link(one, other)
+    except FileExistsError:
+        return
+    raise OSError("a second hard link replaced the first")
+
+
+def _create(folder: Path) -> None:
+    (folder / "lease").touch(exist_ok=False)
+    try:
+        (folder / "lease").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    raise OSError("a file that exists was created a second time")
+
+
+def _sync(folder: Path) -> None:
+    (folder / "content").write_text("content")
+    sync_file(folder / "content")
+    sync_directory(folder)
+
+
+def _owner(folder: Path) -> None:
+    folder.chmod(0o700)
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise OSError(f"a new folder has owner {status.st_uid} and mode {status.st_mode & 0o777:o} after chmod 700")
+
+
+OPERATIONS: tuple[tuple[str, str, Callable[[Path], None]], ...] = (
+    ("rename", "results appear whole or not at all", _rename),
+    ("rename of folders", "of two tasks that commit the same group only the first wins", _rename_folder),
+    ("hard link", "of two tasks that write the same file only the first wins", _link),
+    ("exclusive create", "leases say who samples what", _create),
+    ("fsync", "results survive a power failure", _sync),
+    ("owner and mode", "no other user may write what tasks execute", _owner),
+)
+"""Name, purpose and action of each operation; an action raises OSError if the operation does not work."""

@@ -1,0 +1,98 @@
+"""The facts of the machine that a command is typed on which matter to a site profile: Python, modules, Apptainer and
+the filesystems on which runs may lie.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mrt_hpc.launch.filesystems import Filesystem, filesystem
+
+STACK = ("torch", "vllm", "deepspeed")
+"""The packages that tasks need besides the base dependencies."""
+CONTAINER_COMMANDS = ("apptainer", "singularity")
+PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
+"""The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+"""Folders of one machine alone."""
+
+
+@dataclass(frozen=True)
+class LoginNode:
+    """The facts of this machine."""
+
+    python: str
+    """The Python that runs this command."""
+    missing_packages: tuple[str, ...] = ()
+    """The packages of the stack that this Python does not have."""
+    modules: str = ""
+    """How environment modules were found, as in ``LMOD_CMD=/opt/lmod/lmod``; empty text where there are none."""
+    python_module: str | None = None
+    """The loaded module that this Python belongs to."""
+    container_command: str | None = None
+    """The path of Apptainer, or of Singularity."""
+    filesystems: tuple[Filesystem, ...] = ()
+    """Those that the user's folders lie on, each once."""
+
+    @property
+    def place_for_runs(self) -> Filesystem | None:
+        """The best filesystem for run directories: a shared one, not the home directory, with the most space."""
+        home = str(Path.home())
+        ranked = sorted(
+            self.filesystems,
+            key=lambda f: (f.is_shared, str(f.path) != home, f.writable_bytes),
+        )
+        return ranked[-1] if ranked else None
+
+
+def look_at_login_node() -> LoginNode:
+    """Look at this machine."""
+    missing = tuple(name for name in STACK if importlib.util.find_spec(name) is None)
+    loaded = tuple(filter(None, os.environ.get("LOADEDMODULES", "").split(":")))
+    return LoginNode(
+        python=sys.executable,
+        missing_packages=missing,
+        modules=_modules(),
+        python_module=module_of(sys.base_prefix, loaded),
+        container_command=next(filter(None, map(shutil.which, CONTAINER_COMMANDS)), None),
+        filesystems=tuple(_filesystems()),
+    )
+
+
+def _modules() -> str:
+    names = ("LMOD_CMD", "MODULESHOME", "MODULEPATH")
+    return next((f"{name}={os.environ[name]}" for name in names if os.environ.get(name)), "")
+
+
+def module_of(prefix: str, loaded: tuple[str, ...]) -> str | None:
+    """The loaded module, as in ``python/3.12.1``, whose version and name stand in the folder of a Python."""
+    parts = Path(prefix.lower()).parts
+    for module in loaded:
+        name, _, version = module.lower().partition("/")
+        if version and any(version in part for part in parts) and any(name in part for part in parts):
+            return module
+    return None
+
+
+def _is_temporary(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in TEMPORARY)
+
+
+def _filesystems() -> list[Filesystem]:
+    """The filesystem of each place, of those on one mount point the first; one that does not answer is left out."""
+    found: dict[str, Filesystem] = {}
+    for name in PLACES:
+        path = os.environ.get(name)
+        if not path or not Path(path).is_dir() or not os.access(path, os.W_OK) or _is_temporary(Path(path)):
+            continue
+        try:
+            seen = filesystem(Path(path))
+        except OSError:
+            continue
+        found.setdefault(seen.mount_point, seen)
+    return list(found.values())

@@ -1,0 +1,96 @@
+"""Names and writes the site profile that is proposed for a cluster."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+from typing import TYPE_CHECKING
+
+import mrt_hpc
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm.proposal import entries, profile_text
+from mrt_hpc.recipe.base import NAME, PATTERNS
+from mrt_hpc.recipe.find import SITES, folders
+from mrt_hpc.recipe.load import load_site
+from mrt_hpc.run.atomic import creating, replacing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.launch.login_node import LoginNode
+    from mrt_hpc.launch.slurm.proposal import Wishes
+    from mrt_hpc.launch.slurm.survey import Survey
+
+
+def site_name(given: str | None, survey: Survey) -> str:
+    """The name of the profile: the one given, else the cluster's, else that of this machine.
+
+    Raises:
+        UserError: the name given cannot be that of a profile.
+    """
+    if given is None:
+        told = (survey.settings.name if survey.settings else "") or socket.gethostname().partition(".")[0]
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", told).strip("-._")[:64] or "cluster"
+    if not re.fullmatch(NAME, given):
+        raise UserError("no name for a site profile", value=given, expected=PATTERNS[NAME], advice="mrt-hpc init NAME")
+    return given
+
+
+def profile_path(name: str) -> Path:
+    """Where the profile of this name is kept: the user's own folder of site profiles."""
+    return folders(SITES)[0] / f"{name}.yaml"
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse to replace a file.
+
+    Raises:
+        UserError: there is one.
+    """
+    if path.exists():
+        raise UserError(
+            "there is such a site profile already",
+            where=path,
+            advice=f"mrt-hpc doctor --site {shlex.quote(str(path))} checks it; --force replaces it, --output FILE "
+            "writes another",
+        )
+
+
+def write_profile(path: Path, survey: Survey, node: LoginNode, wishes: Wishes, *, force: bool) -> None:
+    """Write the profile whole, after reading it as a submission would.
+
+    Args:
+        path: the file.
+        survey: of the cluster.
+        node: the machine that the command is typed on.
+        wishes: what the user has said.
+        force: whether an existing file is replaced.
+
+    Raises:
+        UserError: a value that was given is wrong, or the file exists.
+    """
+    head = (
+        f"Site profile {wishes.name}, written by mrt-hpc {mrt_hpc.__version__} init from what Slurm's commands told.",
+        "Change it as you like; `mrt-hpc fields site` lists every field, and `mrt-hpc doctor` checks the values.",
+    )
+    text = profile_text(entries(survey, node, wishes), head)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if force:
+        with replacing(path) as temporary:
+            _write_checked(temporary, text)
+        return
+    with creating(path) as commit:
+        _write_checked(commit.temporary, text)
+    if not commit.won:
+        refuse_existing(path)
+
+
+def _write_checked(temporary: Path, text: str) -> None:
+    """Write the text and read it back.
+
+    Raises:
+        UserError: the profile is wrong.
+    """
+    temporary.write_text(text)
+    load_site(temporary)

@@ -1,0 +1,75 @@
+"""A cluster that answers with recorded texts of Slurm 22.05: what its commands printed on a one-host cluster, with
+changes for what a test is about.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm.commands import SlurmRefusedError
+from mrt_hpc.launch.slurm.survey import (
+    CONFIG,
+    NODES,
+    PARTITIONS,
+    QOS,
+    VERSION,
+    Survey,
+    User,
+    associations_command,
+    default_account_command,
+    survey,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TEXTS = Path(__file__).parents[1] / "unit" / "slurm_texts"
+USER = User("researcher", frozenset({"researcher", "lab"}))
+FILES = {
+    VERSION: "version",
+    CONFIG: "config",
+    PARTITIONS: "partitions",
+    NODES: "nodes",
+    QOS: "qos",
+    associations_command(USER.name): "associations",
+    default_account_command(USER.name): "default_account",
+}
+
+
+@dataclass(frozen=True)
+class RecordedSlurm:
+    """Answers each question of a survey."""
+
+    kind: str = "accounting"
+    """``accounting``, or ``plain``: a cluster without accounting, with small limits, whose preemption cancels."""
+    changes: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    """By text, the parts of it that are replaced; each must be there."""
+    missing: frozenset[str] = frozenset()
+    """Commands that are not installed."""
+    refusing: Mapping[str, str] = field(default_factory=dict)
+    """By command, the words with which it refuses."""
+
+    def __call__(self, command: Sequence[str], timeout_s: float = 0.0) -> str:  # noqa: ARG002 - as of run_slurm
+        """What the command prints.
+
+        Raises:
+            UserError: it is missing, or refuses.
+        """
+        if command[0] in self.missing:
+            raise UserError(f"{command[0]} was not found", where=shlex.join(command))
+        if command[0] in self.refusing:
+            raise SlurmRefusedError(command, self.refusing[command[0]])
+        name = FILES[tuple(command)]
+        text = (TEXTS / self.kind / f"{name}.txt").read_text()
+        for old, new in self.changes.get(name, ()):
+            assert old in text, f"{old!r} is not in {name}"
+            text = text.replace(old, new)
+        return text
+
+    def survey(self) -> Survey:
+        """What a survey of this cluster finds."""
+        return survey(USER, self)

@@ -1,0 +1,88 @@
+"""The job that asks a compute node, and what its half does where no login node answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mrt_hpc
+from mrt_hpc.launch.doctor import node_half
+from mrt_hpc.launch.doctor.node_half import ANSWER, ORDER, NodeFacts, Order
+from mrt_hpc.launch.doctor.on_node import ask_nodes, script
+from mrt_hpc.launch.doctor.situation import Situation
+from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SITE = {
+    "name": "lab",
+    "account": "lab",
+    "qos": "long",
+    "partitions": {"cpu": "short", "gpu": "big"},
+    "gpu_type": "a100",
+    "setup": ["module load cuda"],
+    "sbatch": {"constraint": "ib"},
+    "container": {"image": "/images/x.sif", "python": "python3"},
+}
+
+
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    before = {name: signal.getsignal(name) for name in (signal.SIGUSR2, signal.SIGTERM)}
+    yield
+    for name, handler in before.items():
+        signal.signal(name, handler)
+
+
+def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
+    resources = JobResources(
+        nodes=1, ranks_per_node=1, gpus_per_rank=1, cpus_per_rank=1, memory_gib_per_node=1.0, time_limit_minutes=8
+    )
+    job = Job(name="doctor-gpu", role=Role.PREPARE, tasks=1, resources=resources)
+    text = script(job, SlurmSite.model_validate_json(json.dumps(SITE)), RunLayout(Path("/shared/me/trial")))
+    wanted = {"account=lab", "qos=long", "partition=big", "gres=gpu:a100:1", "time=8", "mem=1024M", "constraint=ib"}
+    assert {f"#SBATCH --{option}" for option in wanted} <= set(text.splitlines())
+    assert "#SBATCH --no-requeue" in text
+    assert text.index("module load cuda") < text.index("srun")
+    assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
+    assert text.rstrip().endswith("-m mrt_hpc.launch.doctor.node_half /shared/me/trial doctor-gpu")
+
+
+@pytest.mark.usefixtures("_signals")
+def test_a_node_that_hears_nothing_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(node_half, "LONGEST_TRIP_S", 0.1)
+    monkeypatch.setattr(node_half, "LONGEST_SIGNAL_S", 0.1)
+    write_json(tmp_path / f"me.{ORDER}", asdict(Order(("/none", str(tmp_path)))))
+    node_half.main([str(tmp_path), "me"])
+    facts = NodeFacts(**json.loads((tmp_path / f"me.{ANSWER}").read_bytes()))
+    assert facts.version == mrt_hpc.__version__
+    assert (tuple(facts.trips_s), tuple(facts.signals)) == ((), ())
+    assert facts.unreadable == {"/none": "No such file or directory: /none"}
+    assert set(facts.operations.values()) == {""}
+    assert facts.temporary_problem == ""
+    assert facts.gpu_view is None
+
+
+@pytest.mark.usefixtures("_signals")
+def test_signals_are_noted() -> None:
+    received = node_half.listen()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert received == ["USR2", "TERM"]
+
+
+def test_a_place_that_cannot_be_written_needs_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("mrt_hpc.launch.doctor.on_node.os.access", lambda *_: False)
+    site = SlurmSite(name="x")
+    (answer,) = ask_nodes(Situation(site, None, tmp_path / "run"), 1.0, lambda _: None)
+    assert "you cannot write to" in answer.problem
