@@ -13,6 +13,7 @@ import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.data import data
+from mrt_hpc.cli.model import model
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
 
@@ -192,7 +193,7 @@ def evaluate(
     run: Path | None,
     plan_only: bool,
 ) -> None:
-    """Evaluate models on a suite: model directories in Hugging Face format, and weights versions of runs.
+    """Evaluate models on a suite: model directories, models of the hub (hub:OWNER/NAME), and weights versions of runs.
 
     RUN means its last weights version, RUN@0,20,last the ones named. Versions that a queued training will publish are
     waited for. Samples that the results folder has are used, whoever asked for them.
@@ -363,6 +364,7 @@ def fields(words: tuple[str, ...]) -> None:
 
 main.add_command(data)
 main.add_command(analyze)
+main.add_command(model)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,6 +22,7 @@ from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, late_checkpoint
 from mrt_hpc.plan.throughput import throughput
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.run.layout import RunLayout
@@ -219,7 +220,9 @@ def awaited_models(recipe: Experiment) -> Iterator[str]:
 def missing_inputs(recipe: Experiment) -> Iterator[str]:
     """The files and folders that the recipe names and that do not exist, but those that a run has yet to publish."""
     for what, directory in _model_directories(recipe).items():
-        if not Path(directory).is_dir():
+        if unfetched := not_fetched(directory):
+            yield f"{what}: {unfetched}"
+        elif not Path(directory).is_dir():
             yield f"{what} {Path(directory).resolve()}"
     for what, file in prompt_files(recipe).items():
         if not file.is_file():

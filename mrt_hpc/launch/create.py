@@ -19,6 +19,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, longest_completion
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import refuse_unfetched
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import (
@@ -219,9 +220,11 @@ def check_model(recipe: Experiment) -> None:
         _check_models(recipe)
         return
     if isinstance(recipe.model, HuggingFaceModel):
+        refuse_unfetched(recipe.model.path, "model.path")
         files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
         files.check(longest_sequence(recipe))
     if recipe.prover is not None and recipe.prover.model is not None:
+        refuse_unfetched(recipe.prover.model, "prover.model")
         files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)
         files.check(recipe.prover.model_max_tokens or longest_sequence(recipe), trained=False)
 
@@ -232,6 +235,7 @@ def _check_models(recipe: EvaluationRecipe) -> None:
         prompts = [benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks]
         template_given = all(prompt.chat_template is not None for prompt in prompts)
         if model.run is None or Path(model.path).is_dir():
+            refuse_unfetched(model.path, f"models.{number}.path")
             files = ModelFiles(Path(model.path), f"models.{number}.path", template_given=template_given)
             files.check(longest_sequence(recipe), trained=False)
 

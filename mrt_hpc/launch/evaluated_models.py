@@ -1,4 +1,6 @@
-"""What ``mrt-hpc eval`` is given: model directories, and runs with weights versions, as in ``runs/grpo@0,last``."""
+"""What ``mrt-hpc eval`` is given: model directories, models of the hub, and runs with weights versions, as in
+``runs/grpo@0,last``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.find import expanded
+from mrt_hpc.recipe.hub_models import HubModel, found_in_cache, hub_model_of, is_hub_name
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.weights import published_versions
@@ -74,8 +77,11 @@ def models_asked(texts: Sequence[str]) -> ModelsAsked:
     models: list[EvaluatedModel] = []
     recipes: list[Recipe] = []
     awaited: list[str] = []
-    for asked in map(Asked.of, texts):
-        if asked.is_run:
+    for text in texts:
+        asked = Asked.of(text)
+        if is_hub_name(text):
+            models.append(_model_of_hub(text))
+        elif asked.is_run:
             recipes.append(read_recipe_lock(asked.layout.recipe_lock))
             found = versions_of_run(asked)
             models += [_model_of_run(asked, version) for version in found]
@@ -84,6 +90,15 @@ def models_asked(texts: Sequence[str]) -> ModelsAsked:
             models.append(_model(asked))
     unique = {model.path: model for model in models}
     return ModelsAsked(with_unique_names(list(unique.values())), tuple(recipes), tuple(dict.fromkeys(awaited)))
+
+
+def _model_of_hub(text: str) -> EvaluatedModel:
+    """A model of the hub; one that the cache does not hold keeps its name: a plan says how to fetch it.
+
+    Raises:
+        UserError: it is no name of a model.
+    """
+    return EvaluatedModel(name=HubModel.of(text).name, path=found_in_cache(text))
 
 
 def _model(asked: Asked) -> EvaluatedModel:
@@ -108,14 +123,19 @@ def _model_of_run(asked: Asked, version: int) -> EvaluatedModel:
 
 
 def with_unique_names(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel, ...]:
-    """The models with names that differ: where two have one name, the folder above is put before it."""
+    """The models with names that differ: where two have one name, the folder above, or the owner, is put before it."""
     names = [model.name for model in models]
     return tuple(
-        model
-        if names.count(model.name) == 1
-        else model.model_copy(update={"name": f"{Path(model.run or model.path).parent.name}/{model.name}"})
+        model if names.count(model.name) == 1 else model.model_copy(update={"name": _longer_name(model)})
         for model in models
     )
+
+
+def _longer_name(model: EvaluatedModel) -> str:
+    """The name with the folder above it; of a model of the hub, OWNER/NAME and the beginning of the commit."""
+    if (of_hub := hub_model_of(model.path)) is not None:
+        return f"{of_hub.repository}{AT}{of_hub.revision[:8]}"
+    return f"{Path(model.run or model.path).parent.name}/{model.name}"
 
 
 def versions_of_run(asked: Asked) -> list[int]:
