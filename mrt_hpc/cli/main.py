@@ -13,6 +13,7 @@ import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.data import data
+from mrt_hpc.cli.data_fetch import fetch
 from mrt_hpc.cli.model import model
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
@@ -365,6 +366,7 @@ def fields(words: tuple[str, ...]) -> None:
 main.add_command(data)
 main.add_command(analyze)
 main.add_command(model)
+data.add_command(fetch)
 
 if __name__ == "__main__":
     sys.exit(main())

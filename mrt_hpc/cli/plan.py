@@ -14,6 +14,7 @@ from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
+from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.submission import foreseen, kept_recipe
@@ -229,8 +230,9 @@ def missing_inputs(recipe: Experiment) -> Iterator[str]:
             yield f"{what} {file.resolve()}"
     for what, problems in _problem_sources(recipe).items():
         path = getattr(problems, "path", None)
-        if path is not None and not Path(path).is_file():
-            yield f"{what} {Path(path).resolve()}"
+        if path is not None and not (file := Path(path).resolve()).is_file():
+            command = fetch_command(file)
+            yield f"{what} {file}" + (f"; next, on a node with network access: {command}" if command else "")
 
 
 def _model_directories(recipe: Experiment) -> dict[str, str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
 from mrt_hpc.errors import UserError
@@ -199,8 +200,24 @@ def given_samples(recipe: Recipe) -> Sequence[Conversation | Suffix] | None:
 def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
     """The problems that a recipe names."""
     if isinstance(source, JsonlProblems):
+        refuse_unfetched_data(Path(source.path).resolve())
         return read_problems(Path(source.path), source.limit)
     return problems(Split(source.split), source.problems)
+
+
+def refuse_unfetched_data(path: Path) -> None:
+    """Refuse a data file that is not there and has the name of a known data set, with the command that fetches it.
+
+    Raises:
+        UserError: the file is not there. One of another name is refused where it is read.
+    """
+    if (command := fetch_command(path)) is not None and not path.is_file():
+        raise UserError(
+            "no such data file",
+            value=str(path),
+            expected="a file of JSON lines",
+            advice=f"on a node with network access: {command}",
+        )
 
 
 def check_model(recipe: Experiment) -> None:

@@ -40,7 +40,8 @@ def run(tmp_path: Path) -> RunLayout:
 
 
 COMMANDS = [
-    "plan", "submit", "status", "logs", "cancel", "report", "eval", "regrade", "compare", "fields", "data", "analyze", "model",
+    "plan", "submit", "status", "logs", "cancel", "report", "eval", "regrade", "compare", "fields", "data", "analyze",
+    "model",
 ]  # fmt: skip
 
 
