@@ -15,6 +15,7 @@ from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.data import data
 from mrt_hpc.cli.data_fetch import fetch
 from mrt_hpc.cli.model import model
+from mrt_hpc.cli.recipes import recipes
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
 
@@ -366,6 +367,7 @@ def fields(words: tuple[str, ...]) -> None:
 main.add_command(data)
 main.add_command(analyze)
 main.add_command(model)
+main.add_command(recipes)
 data.add_command(fetch)
 
 if __name__ == "__main__":

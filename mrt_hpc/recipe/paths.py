@@ -8,6 +8,7 @@ from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.hub_models import MODEL_FIELDS, is_hub_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 EACH = "*"
@@ -36,6 +37,25 @@ def with_absolute_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     for path in PATHS:
         data = _changed(data, path, folder, names=path in MODEL_FIELDS)
     return data
+
+
+def named_paths(data: dict[str, Any]) -> list[str]:
+    """All paths that a recipe holds, as it was read, without names of models of the hub."""
+    found = [(path, text) for path in PATHS for text in _values(data, path)]
+    return [text for path, text in found if not (path in MODEL_FIELDS and is_hub_name(text))]
+
+
+def _values(value: Any, path: tuple[str, ...]) -> Iterator[str]:
+    if not path:
+        if isinstance(value, str):
+            yield value
+        return
+    step, *rest = path
+    if step == EACH:
+        for item in value if isinstance(value, list) else []:
+            yield from _values(item, tuple(rest))
+    elif isinstance(value, dict) and step in value:
+        yield from _values(value[step], tuple(rest))
 
 
 def _changed(value: Any, path: tuple[str, ...], folder: Path, *, names: bool) -> Any:

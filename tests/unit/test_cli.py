@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> RunLayout:
 
 COMMANDS = [
     "plan", "submit", "status", "logs", "cancel", "report", "eval", "regrade", "compare", "fields", "data", "analyze",
-    "model",
+    "model", "recipes",
 ]  # fmt: skip
 
 
