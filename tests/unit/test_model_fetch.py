@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +36,6 @@ from mrt_hpc.recipe.hub_models import (
     is_same_model,
 )
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -386,18 +386,21 @@ def test_a_run_goes_on_with_its_commit_wherever_the_cache_is(cache: Path, monkey
     layout = create_or_open(Path("run"), begun, compile_plan(begun, LocalSite()))
 
     def differing(text: str = f"hub:{NAME}") -> list[str]:
+        """The fields in which a submission differs, those that are refused with a mark."""
         kept = kept_recipe(layout, load_recipe(QUICKSTART, (model(text)[1],)), lambda _: None)
-        return [change.field for change in changes(layout, kept)]
+        return [change.field + ("!" if change.refused else "") for change in changes(layout, kept)]
 
     monkeypatch.setenv("HF_HUB_CACHE", str(cache.parent / "moved"))
     assert differing() == []
     assert differing(f"hub:{NAME}@{COMMIT}") == []
-    assert differing(f"hub:{NAME}@{OTHER}") == ["model.path"]
-    assert differing("hub:lab/other") == ["model.path"]
-    put(cache.parent / "moved", OTHER)
+    assert differing(f"hub:{NAME}@{OTHER}") == ["model.path!"]
+    assert differing("hub:lab/other") == ["model.path!"]
+    put(cache.parent / "moved")
+    assert differing() == []
+    shutil.rmtree(directory)
     assert differing() == ["model.path"]
-    assert directory.is_dir()
-    assert isinstance(layout, RunLayout)
+    put(cache.parent / "moved", OTHER)
+    assert differing() == ["model.path!"]
 
 
 def test_the_same_model_of_the_hub() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.hub_models import cache_of
+from mrt_hpc.recipe.hub_models import cache_of, is_hub_name
 from mrt_hpc.recipe.schema import HuggingFaceModel
 from mrt_hpc.run.prompt_files import prompt_files
 
@@ -34,7 +34,7 @@ def folders_read(recipe: Experiment) -> list[str]:
     files of models are links into: a snapshot of a download holds nothing else. Of a model in the hub's cache it is the
     whole cache, where a link may lead to another link.
     """
-    folders = [Path(path) for path in _model_paths(recipe)]
+    folders = [Path(path) for path in _model_paths(recipe) if not is_hub_name(path)]
     folders += [path.parent for path in prompt_files(recipe).values()]  # runs of earlier versions have no copies
     behind = {file.resolve().parent for folder in folders if folder.is_dir() for file in folder.iterdir()}
     behind |= {cache for folder in folders if (cache := cache_of(folder)) is not None}
