@@ -53,10 +53,11 @@ def _print(fetched: Fetched) -> None:
     drawn = f", a sample of {record.sampled_of:,} with seed {record.sample_seed}" if record.sampled_of else ""
     kept = f", {record.kept}" if record.kept else ""
     click.echo(f"{'wrote' if fetched.new else 'there already:'} {output}: {record.problems:,} problems{kept}{drawn}")
-    click.echo(f"  from {record.source}, commit {record.revision}, {record.rows:,} rows")
+    commit = "" if record.revision is None or record.revision in record.source else f", commit {record.revision}"
+    click.echo(f"  from {record.source}{commit}: {record.rows:,} rows")
     if record.dropped:
         click.echo(f"  {record.dropped:,} rows made no problem and were left out")
-    for row in fetched.prepared.dropped[:LISTED]:
+    for row in () if drawn else fetched.prepared.dropped[:LISTED]:
         click.echo(f"    {row.where}: {row.reason}")
     click.echo(f"  source and checksums: {record_file(output)}")
     click.echo(f"next: mrt-hpc data check {output}")

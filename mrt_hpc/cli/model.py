@@ -43,10 +43,15 @@ def fetch(name: str, cache: Path | None) -> None:
     place = None if cache is None else cache.expanduser().absolute()
     found = fetch_model(HubModel.of(name), place)
     what = "fetched" if found.downloaded else "in the cache already, all checksums hold:"
-    click.echo(f"{what} {found.pinned.text}: {len(found.record.files)} files, {found.bytes / 1e9:.2f} GB")
+    click.echo(f"{what} {found.pinned.text}: {len(found.record.files)} files, {_size(found.bytes)}")
     click.echo(f"  directory: {found.directory}")
     click.echo(f"  checksums: {found.record_file}")
     click.echo(f'  in a recipe: model: {{type: hugging_face, path: "hub:{found.pinned.text}"}}')
     if place is not None and place != cache_directory():
         click.echo(f"  before plan, submit and eval, type: export HF_HUB_CACHE={place}")
     click.echo(f"next: mrt-hpc plan RECIPE --set model.path=hub:{found.model.text}")
+
+
+def _size(size: int) -> str:
+    """A number of bytes in words."""
+    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.2f} MB"

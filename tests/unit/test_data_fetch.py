@@ -157,6 +157,7 @@ def test_the_smaller_sample_is_a_part_of_the_larger_one(hub: dict[str, str], fol
     told = fetching(hub, "numina_math_4000")
     assert "a sample of 16,000 with seed 0" in told
     assert "4,000 rows made no problem" in told
+    assert "parquet, row" not in told
     fetching(hub, "numina_math_10000")
     small, large = (read_problems(folder / "data" / f"numina_math_{n}.jsonl") for n in (4000, 10000))
     assert set(small) < set(large)
@@ -187,6 +188,8 @@ def test_a_sample_is_not_taken_for_another(hub: dict[str, str], folder: Path) ->
 def test_a_data_set_of_the_hub_by_its_own_name(hub: dict[str, str], folder: Path) -> None:
     fetching(hub, f"hub:lab/sums@{COMMIT}/test")
     assert len(read_problems(folder / "data" / "sums.jsonl")) == 3
+    told = fetching(hub, "hub:lab/sums", "main.jsonl")
+    assert f"from hub:lab/sums, commit {COMMIT}: 3 rows" in told
 
 
 def test_a_source_with_another_number_of_problems_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
