@@ -47,9 +47,9 @@ def prepare(
 ) -> None:
     r"""Write the problems of SOURCE to OUT, one JSON object a line with id, problem and answer.
 
-    SOURCE is a file (.jsonl, .json or .parquet), a folder with the files of a data set, or a data set of the Hugging
-    Face hub: hub:OWNER/NAME[@REVISION][/SPLIT]. Of a column with whole solutions the answer is the content of the last
-    \boxed{}, or what follows #### in the last line. OUT.source.json says where OUT is from, with checksums.
+    SOURCE is a file (.jsonl, .json, .parquet or .csv), a folder with the files of a data set, or a data set of the
+    Hugging Face hub: hub:OWNER/NAME[@REVISION][/SPLIT]. Of a column with whole solutions the answer is the content of
+    the last \boxed{}, or what follows #### in the last line. OUT.source.json says where OUT is from, with checksums.
 
     \b
     Examples:

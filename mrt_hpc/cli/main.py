@@ -15,10 +15,13 @@ from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.data import data
+from mrt_hpc.cli.data_fetch import fetch
 from mrt_hpc.cli.doctor import doctor
 from mrt_hpc.cli.explain import explain
 from mrt_hpc.cli.init import init
 from mrt_hpc.cli.logs import logs
+from mrt_hpc.cli.model import model
+from mrt_hpc.cli.recipes import recipes
 from mrt_hpc.cli.runs import runs
 from mrt_hpc.cli.validate import validate
 from mrt_hpc.errors import ExitCode, UserError
@@ -202,7 +205,7 @@ def evaluate(
     run: Path | None,
     plan_only: bool,
 ) -> None:
-    """Evaluate models on a suite: model directories in Hugging Face format, and weights versions of runs.
+    """Evaluate models on a suite: model directories, models of the hub (hub:OWNER/NAME), and weights versions of runs.
 
     RUN means its last weights version, RUN@first,20,last the ones named. Versions that a queued training will publish
     are waited for. Samples that the results folder has are used, whoever asked for them.
@@ -384,6 +387,9 @@ main.add_command(runs)
 main.add_command(validate)
 main.add_command(init)
 main.add_command(doctor)
+main.add_command(model)
+main.add_command(recipes)
+data.add_command(fetch)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
+from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.submission import foreseen, kept_recipe
@@ -22,6 +23,7 @@ from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, late_checkpoint
 from mrt_hpc.plan.throughput import throughput
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.run.layout import RunLayout
@@ -219,15 +221,18 @@ def awaited_models(recipe: Experiment) -> Iterator[str]:
 def missing_inputs(recipe: Experiment) -> Iterator[str]:
     """The files and folders that the recipe names and that do not exist, but those that a run has yet to publish."""
     for what, directory in _model_directories(recipe).items():
-        if not Path(directory).is_dir():
+        if unfetched := not_fetched(directory):
+            yield f"{what}: {unfetched}"
+        elif not Path(directory).is_dir():
             yield f"{what} {Path(directory).resolve()}"
     for what, file in prompt_files(recipe).items():
         if not file.is_file():
             yield f"{what} {file.resolve()}"
     for what, problems in _problem_sources(recipe).items():
         path = getattr(problems, "path", None)
-        if path is not None and not Path(path).is_file():
-            yield f"{what} {Path(path).resolve()}"
+        if path is not None and not (file := Path(path).resolve()).is_file():
+            command = fetch_command(file)
+            yield f"{what} {file}" + (f"; next, on a node with network access: {command}" if command else "")
 
 
 def _model_directories(recipe: Experiment) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.hub_models import refuse_unfetched
 from mrt_hpc.recipe.schema import HuggingFaceModel
 
 if TYPE_CHECKING:
@@ -71,10 +72,11 @@ def _model_of(recipe: Recipe) -> Path:
     """The recipe's model directory.
 
     Raises:
-        UserError: the small world's model is made by a run.
+        UserError: the small world's model is made by a run; or a model of the hub was not fetched.
     """
     match recipe.model:
         case HuggingFaceModel(path=path):
+            refuse_unfetched(path, "model.path")
             return Path(path)
         case _:
             raise UserError(

@@ -20,6 +20,8 @@ r"""Columns of whole solutions, whose last ``\boxed{}`` holds the answer."""
 ID_NAMES = ("id", "unique_id", "problem_id", "question_id")
 _MARKED = re.compile(r"####\s*(\S.*)")
 """The last line of some solutions, which holds the answer."""
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character, as a JSON file may hold it."""
 
 
 class BadRowError(Exception):
@@ -153,7 +155,7 @@ def _text(value: object, column: str) -> str:
     text = _number(value) if isinstance(value, float) else str(value).strip()
     if not text:
         raise BadRowError(f"{column} is empty")
-    if not _is_unicode(text):
+    if _HALF.search(text):
         raise BadRowError(f"{column} holds half of a character, which no file can hold as UTF-8")
     return text
 
@@ -161,7 +163,3 @@ def _text(value: object, column: str) -> str:
 def _number(value: float) -> str:
     """A number as people write it: 27 for 27.0, since a table with empty cells makes all its integers so."""
     return str(int(value)) if value.is_integer() else repr(value)
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mrt_hpc.datasets.repository import CARD, Chosen, Selection, choose
 from mrt_hpc.datasets.rows import SourceFile
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import UserError
+from mrt_hpc.hub.client import hub_errors
+from mrt_hpc.recipe.hub_models import PREFIX
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-PREFIX = "hub:"
 _NAME = re.compile(
     r"hub:(?P<repository>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<split>[\w.-]+))?", re.ASCII
 )
@@ -82,7 +78,9 @@ def fetch(name: HubName, endpoint: str | None = None) -> Fetched:
     Raises:
         UserError: the hub's client is not installed, the hub cannot be reached, or it has no such data set or part.
     """
-    with _in_words(name):
+    by_hand = f"hf download --repo-type dataset {name.repository} --local-dir FOLDER"
+    elsewhere = f"where there is network, type `{by_hand}`; then mrt-hpc data prepare FOLDER OUT"
+    with hub_errors(_asked(name), elsewhere):
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=endpoint)
@@ -98,39 +96,6 @@ def fetch(name: HubName, endpoint: str | None = None) -> Fetched:
         return Fetched(commit, chosen, tuple(SourceFile(file, download(file)) for file in chosen.names))
 
 
-@contextmanager
-def _in_words(name: HubName) -> Iterator[None]:
-    """Tell the errors of the hub's client as errors that a user can fix."""
-    by_hand = f"hf download --repo-type dataset {name.repository} --local-dir FOLDER"
-    try:
-        from huggingface_hub import errors
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "the client of the hub is not installed",
-            value=error.name,
-            advice="type the command with the .venv that env/setup makes, or: pip install huggingface-hub",
-        ) from error
-    try:
-        yield
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise UserError(
-            f"the hub refuses: {_first_line(error)}",
-            value=_asked(name),
-            advice="correct the name or the revision; for a data set that asks who you are, type: hf auth login",
-        ) from error
-    except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        raise UserError(
-            f"the hub cannot be reached: {_first_line(error)}",
-            value=_asked(name),
-            advice=f"where there is network, type `{by_hand}`; then give FOLDER as SOURCE",
-            exit_code=ExitCode.RETRYABLE,
-        ) from error
-
-
 def _asked(name: HubName) -> str:
     revision = name.selection.revision
     return PREFIX + name.repository + (f"@{revision}" if revision is not None else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

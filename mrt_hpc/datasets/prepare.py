@@ -18,7 +18,7 @@ from mrt_hpc.datasets.columns import (
     value_of,
 )
 from mrt_hpc.datasets.repository import Selection
-from mrt_hpc.datasets.rows import read_rows
+from mrt_hpc.datasets.rows import column_names, read_rows
 from mrt_hpc.datasets.source_record import ColumnNames, FileChecksum, SourceRecord, record_file
 from mrt_hpc.datasets.sources import Source, open_source
 from mrt_hpc.errors import UserError
@@ -27,10 +27,11 @@ from mrt_hpc.run.data import problem_lines
 from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from mrt_hpc.datasets.rows import Row
+    from mrt_hpc.datasets.sample import AtMost, Sample
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ class Order:
     """Whether rows that make no problem are left out; otherwise the first of them is an error."""
     force: bool = False
     """Whether an output that is there is replaced."""
+    stem: str | None = None
+    """The beginning of the ids that are made; None takes the name of the output."""
+    keep: AtMost | None = None
+    """The rows that are taken; None takes all."""
+    sample: Sample | None = None
+    """The sample of the problems; None takes all."""
+    problems: int | None = None
+    """The number of problems that must come out; None takes any."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,12 @@ class Prepared:
 @dataclass(frozen=True)
 class _Parsed:
     problems: tuple[Problem, ...]
+    """Of the sample, where there is one."""
     bad: tuple[BadRow, ...]
+    rows: int
+    """The number of rows of the source."""
+    good: int
+    """The number of problems before a sample was drawn."""
 
 
 def prepare(order: Order) -> Prepared:
@@ -81,12 +95,12 @@ def prepare(order: Order) -> Prepared:
     _refuse_existing(order)
     source = open_source(order.source, order.selection)
     _refuse_itself(order.output, source)
-    rows = [row for file in source.files for row in read_rows(file)]
-    columns = find_columns(_names(rows, order.source), order.columns)
-    parsed = _parsed(rows, columns, order.output.stem)
+    columns = find_columns(_names(source, order.source), order.columns)
+    parsed = _parsed(_outcomes(order, source, columns), order.sample)
     _refuse_bad(order, parsed)
+    _refuse_other_number(order, parsed)
     text = problem_lines(parsed.problems)
-    record = _record(source, columns, rows, parsed, text)
+    record = _record(order, source, columns, parsed, text)
     record.write(record_file(order.output))
     write_text(order.output, text)
     return Prepared(order.output, record, parsed.bad)
@@ -104,33 +118,70 @@ def _refuse_itself(output: Path, source: Source) -> None:
         raise UserError("the output would replace the source", value=str(output), advice="name another output")
 
 
-def _names(rows: Iterable[Row], source: str) -> list[str]:
-    """All columns, in the order in which rows name them."""
-    names = list(dict.fromkeys(str(name) for row in rows if isinstance(row.value, dict) for name in row.value))
+def _names(source: Source, name: str) -> list[str]:
+    """All columns, in the order in which the files name them."""
+    names = list(dict.fromkeys(column for file in source.files for column in column_names(file)))
     if not names:
-        raise UserError("the source holds no rows with columns", where=source, advice="name another source")
+        raise UserError("the source holds no rows with columns", where=name, advice="name another source")
     return names
 
 
-def _parsed(rows: Sequence[Row], columns: Columns, stem: str) -> _Parsed:
-    problems: dict[str, Problem] = {}
-    bad: list[BadRow] = []
+def _outcomes(order: Order, source: Source, columns: Columns) -> Iterator[Problem | BadRow | None]:
+    """What each row makes: a problem, a bad row, or None where it is not among those that are taken. One row at a time
+    is held, as large sources do not fit the memory of a login node.
+    """
+    ids: set[str] = set()
+    rows = (row for file in source.files for row in read_rows(file, _needed(order, columns)))
     for number, row in enumerate(rows):
         try:
-            problem = _problem(row, columns, f"{stem}-{number}")
-            if problem.id in problems:
-                raise BadRowError(f"{columns.id} repeats the value {problem.id!r} of an earlier row")
+            problem = _problem(row, columns, f"{order.stem or order.output.stem}-{number}", order.keep)
+            if columns.id is not None and problem is not None:
+                _refuse_repeated(problem, ids, columns.id)
+            yield problem
         except BadRowError as error:
-            bad.append(BadRow(row.where, str(error)))
-        else:
-            problems[problem.id] = problem
-    return _Parsed(tuple(problems.values()), tuple(bad))
+            yield BadRow(row.where, str(error))
 
 
-def _problem(row: Row, columns: Columns, new_id: str) -> Problem:
-    """The problem of a row; a new id counts the rows of the source, so that a row left out changes no other id."""
+def _needed(order: Order, columns: Columns) -> list[str] | None:
+    """The columns to read; None reads all, as a name with a point may reach into a column."""
+    names = [columns.problem, columns.answer, columns.id, order.keep.column if order.keep else None]
+    named = list(dict.fromkeys(name for name in names if name is not None))
+    return None if any("." in name for name in named) else named
+
+
+def _refuse_repeated(problem: Problem, ids: set[str], column: str) -> None:
+    if problem.id in ids:
+        raise BadRowError(f"{column} repeats the value {problem.id!r} of an earlier row")
+    ids.add(problem.id)
+
+
+def _parsed(outcomes: Iterable[Problem | BadRow | None], sample: Sample | None) -> _Parsed:
+    """All problems or the sample of them, the bad rows, and the numbers of both."""
+    bad: list[BadRow] = []
+    rows = good = 0
+
+    def problems() -> Iterator[Problem]:
+        nonlocal rows, good
+        for outcome in outcomes:
+            rows += 1
+            if isinstance(outcome, BadRow):
+                bad.append(outcome)
+            elif outcome is not None:
+                good += 1
+                yield outcome
+
+    found = tuple(problems()) if sample is None else tuple(sample.of(problems()))
+    return _Parsed(found, tuple(bad), rows, good)
+
+
+def _problem(row: Row, columns: Columns, new_id: str, keep: AtMost | None) -> Problem | None:
+    """The problem of a row, None where the row is not taken; a new id counts the rows of the source, so that a row left
+    out changes no other id.
+    """
     if not isinstance(row.value, dict):
         raise BadRowError(f"the row is of type {type(row.value).__name__}: it takes an object with columns")
+    if keep is not None and not keep.keeps(row.value):
+        return None
     return Problem(
         id=new_id if columns.id is None else id_text(value_of(row.value, columns.id), columns.id),
         problem=problem_text(value_of(row.value, columns.problem), columns.problem),
@@ -153,7 +204,19 @@ def _refuse_bad(order: Order, parsed: _Parsed) -> None:
         raise UserError("no row makes a problem", where=order.source, advice="name the columns: --problem, --answer")
 
 
-def _record(source: Source, columns: Columns, rows: Sequence[Row], parsed: _Parsed, text: str) -> SourceRecord:
+def _refuse_other_number(order: Order, parsed: _Parsed) -> None:
+    if order.problems is not None and len(parsed.problems) != order.problems:
+        raise UserError(
+            "the source does not hold what its name promises",
+            value=f"{len(parsed.problems)} problems of {parsed.rows} rows",
+            where=order.source,
+            expected=f"{order.problems} problems",
+            advice="look whether HF_ENDPOINT names a mirror with other files; or take the part that you mean: "
+            "mrt-hpc data prepare SOURCE OUT",
+        )
+
+
+def _record(order: Order, source: Source, columns: Columns, parsed: _Parsed, text: str) -> SourceRecord:
     sums = checksums([file.path for file in source.files])
     return SourceRecord(
         source=source.name,
@@ -162,9 +225,12 @@ def _record(source: Source, columns: Columns, rows: Sequence[Row], parsed: _Pars
         split=source.part.split if source.part else None,
         files=[FileChecksum(name=file.name, sha256=sha) for file, sha in zip(source.files, sums, strict=True)],
         columns=ColumnNames(problem=columns.problem, answer=columns.answer, id=columns.id),
-        rows=len(rows),
+        rows=parsed.rows,
         problems=len(parsed.problems),
         dropped=len(parsed.bad),
+        kept=str(order.keep) if order.keep else None,
+        sample_seed=order.sample.seed if order.sample else None,
+        sampled_of=parsed.good if order.sample else None,
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         mrt_hpc_version=mrt_hpc.__version__,
     )

@@ -108,7 +108,10 @@ def _one(there: Iterable[str], asked: str | None, kind: str, where: str, default
 
 
 def _of_one_kind(names: list[str], where: str) -> tuple[str, ...]:
-    """The same rows are often there as JSON and as parquet: both together would hold each problem twice."""
+    """The same rows are often there as JSON and as parquet: both together would hold each problem twice. A CSV file
+    beside another kind is such a copy; only where there is nothing else it is the data set.
+    """
+    names = [name for name in names if not name.lower().endswith(".csv")] or names
     kinds = sorted({PurePosixPath(name).suffix.lower() for name in names})
     if len(kinds) > 1:
         raise UserError(

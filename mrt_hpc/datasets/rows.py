@@ -1,8 +1,10 @@
-"""Reads the rows of a data file: JSON lines, JSON or parquet, by the ending of its name."""
+"""Reads the rows of a data file: JSON lines, JSON, parquet or CSV, by the ending of its name."""
 
 from __future__ import annotations
 
+import csv
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,10 @@ import pyarrow.parquet as pq
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json) or parquet (.parquet)"
+ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv)"
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,12 @@ class Row:
     value: object
 
 
-def read_rows(file: SourceFile) -> Iterator[Row]:
+def read_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """The rows of one file, in order.
+
+    Args:
+        file: to read.
+        columns: the columns that are needed, which saves time and memory where a file has others; None reads all.
 
     Raises:
         UserError: the ending of the name is unknown, there is no such file, or it is damaged.
@@ -48,7 +54,20 @@ def read_rows(file: SourceFile) -> Iterator[Row]:
         raise UserError("not a kind of data file that can be read", value=file.name, expected=ONE_KIND)
     if not file.path.is_file():
         raise UserError("no such data file", value=file.name, expected=ONE_KIND)
-    return reader(file)
+    return reader(file) if columns is None or reader is not _parquet else _parquet(file, columns)
+
+
+def column_names(file: SourceFile) -> list[str]:
+    """All columns of one file, in the order in which its rows name them.
+
+    Raises:
+        UserError: as :func:`read_rows`.
+    """
+    if READERS.get(file.path.suffix.lower()) is _parquet and file.path.is_file():
+        with _reading_parquet(file):
+            return [str(name) for name in pq.read_schema(file.path).names]
+    rows = (row.value for row in read_rows(file))
+    return list(dict.fromkeys(str(name) for value in rows if isinstance(value, dict) for name in value))
 
 
 def _json_lines(file: SourceFile) -> Iterator[Row]:
@@ -105,14 +124,37 @@ def _parsed(text: bytes, where: str) -> Any:
         ) from error
 
 
-def _parquet(file: SourceFile) -> Iterator[Row]:
+def _csv(file: SourceFile) -> Iterator[Row]:
+    """The rows below the line with the names of the columns."""
     number = 0
     try:
-        with pq.ParquetFile(file.path) as table:
-            for batch in table.iter_batches():
-                for value in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{file.name}, row {number}", value)
+        with file.path.open(newline="", encoding="utf-8-sig") as stream:
+            for number, value in enumerate(csv.DictReader(stream, strict=True), start=1):
+                if None in value:
+                    raise csv.Error("a row has more cells than there are columns")
+                yield Row(f"{file.name}, row {number}", value)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(
+            f"not a CSV file that can be read: {error}",
+            where=f"{file.name}, after row {number}",
+            expected="UTF-8 text whose first line names the columns",
+            advice="fetch or write the file once more",
+        ) from error
+
+
+def _parquet(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    number = 0
+    with _reading_parquet(file), pq.ParquetFile(file.path) as table:
+        for batch in table.iter_batches(columns=None if columns is None else list(columns)):
+            for value in batch.to_pylist():
+                number += 1
+                yield Row(f"{file.name}, row {number}", value)
+
+
+@contextmanager
+def _reading_parquet(file: SourceFile) -> Iterator[None]:
+    try:
+        yield
     except pa.ArrowException as error:
         raise UserError(
             f"not a parquet file that can be read: {error}", where=file.name, advice="fetch or write the file once more"
@@ -124,5 +166,6 @@ READERS: dict[str, Callable[[SourceFile], Iterator[Row]]] = {
     ".ndjson": _json_lines,
     ".json": _json,
     ".parquet": _parquet,
+    ".csv": _csv,
 }
 """The reader of each ending."""

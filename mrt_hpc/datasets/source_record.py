@@ -49,6 +49,12 @@ class SourceRecord(_Model):
     """The number of problems in the data file."""
     dropped: int
     """The number of rows that made no problem."""
+    kept: str | None = None
+    """The rows that were taken, in words; null for all."""
+    sample_seed: int | None = None
+    """The seed of a sample; null where all problems were taken."""
+    sampled_of: int | None = None
+    """The number of problems that the sample was drawn from."""
     sha256: str
     """Of the data file."""
     mrt_hpc_version: str

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mrt_hpc.datasets.hub import PREFIX, fetch, hub_name
+from mrt_hpc.datasets.hub import fetch, hub_name
 from mrt_hpc.datasets.repository import CARD, Part, Selection, choose
 from mrt_hpc.datasets.rows import ONE_KIND, SourceFile
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.hub_models import PREFIX
 
 
 @dataclass(frozen=True)

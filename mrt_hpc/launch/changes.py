@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.begun import FREE_SECTIONS, RECORDED_SECTIONS, differences
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import MODEL_FIELDS, is_same_model
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.data import left_out
 from mrt_hpc.run.layout import COLLECTION
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import PromptLimits, Recipe
     from mrt_hpc.run.layout import RunLayout
 
+MODELS = tuple(".".join(field) for field in MODEL_FIELDS)
 PROMPT_LIMITS = ("sampling.max_prompt_tokens", "sampling.long_prompts")
 NAMED = 6
 """The maximum number of options that an advice names."""
@@ -72,7 +74,15 @@ def changes(layout: RunLayout, recipe: Experiment) -> list[Change]:
     """
     locked = read_lock(layout.recipe_lock)
     found = differences(locked.model_dump(mode="json"), recipe.model_dump(mode="json"))
-    return [Change(field, old, new, _against(layout, locked, recipe, field)) for field, old, new in found]
+    return [
+        Change(field, old, new, None if _is_moved(field, old, new) else _against(layout, locked, recipe, field))
+        for field, old, new in found
+    ]
+
+
+def _is_moved(field: str, old: Any, new: Any) -> bool:
+    """Whether a field names the same model of the hub, in a cache that is in another place now."""
+    return field in MODELS and isinstance(old, str) and isinstance(new, str) and is_same_model(old, new)
 
 
 def refuse_other_recipe(layout: RunLayout, recipe: Experiment) -> None:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, longest_trace
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import refuse_unfetched
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import (
@@ -198,8 +200,24 @@ def given_samples(recipe: Recipe) -> Sequence[Conversation | Suffix] | None:
 def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
     """The problems that a recipe names."""
     if isinstance(source, JsonlProblems):
+        refuse_unfetched_data(Path(source.path).resolve())
         return read_problems(Path(source.path), source.limit)
     return problems(Split(source.split), source.problems)
+
+
+def refuse_unfetched_data(path: Path) -> None:
+    """Refuse a data file that is not there and has the name of a known data set, with the command that fetches it.
+
+    Raises:
+        UserError: the file is not there. One of another name is refused where it is read.
+    """
+    if (command := fetch_command(path)) is not None and not path.is_file():
+        raise UserError(
+            "no such data file",
+            value=str(path),
+            expected="a file of JSON lines",
+            advice=f"on a node with network access: {command}",
+        )
 
 
 def check_model(recipe: Experiment) -> None:
@@ -219,9 +237,11 @@ def check_model(recipe: Experiment) -> None:
         _check_models(recipe)
         return
     if isinstance(recipe.model, HuggingFaceModel):
+        refuse_unfetched(recipe.model.path, "model.path")
         files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
         files.check(longest_sequence(recipe))
     if recipe.prover is not None and recipe.prover.model is not None:
+        refuse_unfetched(recipe.prover.model, "prover.model")
         files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)
         files.check(recipe.prover.model_max_tokens or longest_in_training(recipe), trained=False)
 
@@ -232,6 +252,7 @@ def _check_models(recipe: EvaluationRecipe) -> None:
         prompts = [benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks]
         template_given = all(prompt.chat_template is not None for prompt in prompts)
         if model.run is None or Path(model.path).is_dir():
+            refuse_unfetched(model.path, f"models.{number}.path")
             files = ModelFiles(Path(model.path), f"models.{number}.path", template_given=template_given)
             files.check(longest_sequence(recipe), trained=False)
 

@@ -1,4 +1,6 @@
-"""What ``mrt-hpc eval`` is given: model directories, and runs with weights versions, as in ``runs/grpo@0,last``."""
+"""What ``mrt-hpc eval`` is given: model directories, models of the hub, and runs with weights versions, as in
+``runs/grpo@0,last``.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.find import expanded
+from mrt_hpc.recipe.hub_models import HubModel, found_in_cache, hub_model_of, is_hub_name
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.weights import published_versions
@@ -77,8 +80,11 @@ def models_asked(texts: Sequence[str]) -> ModelsAsked:
     models: list[EvaluatedModel] = []
     recipes: list[Recipe] = []
     awaited: list[str] = []
-    for asked in map(Asked.of, texts):
-        if asked.is_run:
+    for text in texts:
+        asked = Asked.of(text)
+        if is_hub_name(text):
+            models.append(_model_of_hub(text))
+        elif asked.is_run:
             recipes.append(read_recipe_lock(asked.layout.recipe_lock))
             found = versions_of_run(asked)
             models += [_model_of_run(asked, version) for version in found]
@@ -94,6 +100,15 @@ def _each_once(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     for model in models:
         unique.setdefault(Path(model.path).resolve(), model)
     return list(unique.values())
+
+
+def _model_of_hub(text: str) -> EvaluatedModel:
+    """A model of the hub; one that the cache does not hold keeps its name: a plan says how to fetch it.
+
+    Raises:
+        UserError: it is no name of a model.
+    """
+    return EvaluatedModel(name=HubModel.of(text).name, path=found_in_cache(text))
 
 
 def _model(asked: Asked) -> EvaluatedModel:
@@ -132,12 +147,18 @@ def with_unique_names(models: Sequence[EvaluatedModel]) -> tuple[EvaluatedModel,
 
 
 def _folders(model: EvaluatedModel) -> tuple[str, ...]:
-    """The names of the folders that the model's directory, or that of its run, stands in."""
-    return Path(model.run or model.path).parent.parts
+    """The names of the folders that the model's directory, or that of its run, stands in; one name for a model of the
+    hub, whose folder in the cache tells nothing.
+    """
+    return ("hub",) if hub_model_of(model.path) is not None else Path(model.run or model.path).parent.parts
 
 
 def _name_below(model: EvaluatedModel, count: int) -> str:
-    """The name of a model behind those of ``count`` folders above it."""
+    """The name of a model behind those of ``count`` folders above it; of a model of the hub, if any are wanted,
+    OWNER/NAME and the beginning of the commit.
+    """
+    if count and (of_hub := hub_model_of(model.path)) is not None:
+        return f"{of_hub.repository}{AT}{of_hub.revision[:8]}"
     folders = _folders(model)
     return str(Path(*folders[len(folders) - count :], model.name))
 

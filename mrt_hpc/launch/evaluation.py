@@ -16,6 +16,7 @@ from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.recipe.begun import FREE_SECTIONS
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.find import SUITES, find
+from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.overrides import apply
 from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.prompts import with_open_forced_texts
@@ -167,11 +168,12 @@ def _at(data: Any, name: str) -> Any:
 def inputs_of(recipe: EvaluationRecipe) -> dict[str, str]:
     """The state of the files that the evaluation reads and that are there, by path: the checksums of problems, of files
     of prompts and of the user's own code; and of a model directory the names, sizes and times of its files, as reading
-    it takes long. Weights versions of runs never change.
+    it takes long. Weights versions of runs and commits of the hub never change.
     """
     problems = [Path(path) for b in recipe.evaluation.benchmarks if (path := getattr(b.problems, "path", None))]
     files = [path for path in (*problems, *prompt_files(recipe).values(), *own_files(recipe)) if path.is_file()]
-    models = [Path(model.path) for model in recipe.models if model.run is None and Path(model.path).is_dir()]
+    changeable = [model.path for model in recipe.models if model.run is None and hub_model_of(model.path) is None]
+    models = [path for path in map(Path, changeable) if path.is_dir()]
     return {**{str(path): checksum(path) for path in files}, **{str(path): _state(path) for path in models}}
 
 
@@ -200,7 +202,8 @@ def name_of(recipe: EvaluationRecipe) -> str:
     """A name that tells models and suite, and that other models, settings and suites do not share."""
     content = recipe.model_dump(mode="json", exclude={"name", "expected", *FREE_SECTIONS})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGITS]
-    first = Path(recipe.models[0].run or recipe.models[0].path).name
+    model = recipe.models[0]
+    first = model.name if hub_model_of(model.path) else Path(model.run or model.path).name
     words = f"eval-{recipe.evaluation.suite or 'own'}-{first}"
     plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in words)
     return f"{plain[:54]}-{digest}"

@@ -22,7 +22,7 @@ from mrt_hpc.launch.run_progress import task_records
 from mrt_hpc.launch.software import noticed_changes
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, read_plan
-from mrt_hpc.recipe.begun import as_begun, differences
+from mrt_hpc.recipe.begun import as_begun, differences, with_models_begun
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.user_code import changed
 from mrt_hpc.run.layout import RunLayout
@@ -85,6 +85,7 @@ def kept_recipe(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None]) 
     for file in changed_prompt_files(layout, recipe):
         place = copy_of(layout, file)
         tell(f"the run keeps its own copy of {file.name}, as it began: {place}; another run takes the new one")
+    recipe = with_models_begun(locked, recipe)
     kept = with_warmup_begun(layout, locked, as_begun(locked, recipe))
     for name, default, value in differences(recipe.model_dump(mode="json"), kept.model_dump(mode="json")):
         tell(f"the run keeps {name}: {json.dumps(value)}, as it began; the default is {json.dumps(default)} now")

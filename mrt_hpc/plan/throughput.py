@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ def model_billions(recipe: Experiment) -> float | None:
 
 
 def _billions(directory: Path) -> float | None:
-    return _by_files(directory) or _by_name(directory.name)
+    of_hub = hub_model_of(str(directory))
+    return _by_files(directory) or _by_name(directory.name if of_hub is None else of_hub.name)
 
 
 def _evaluated_billions(model: EvaluatedModel) -> float | None:

@@ -7,11 +7,13 @@ that an unchanged file continues an unchanged run.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.hub_models import is_hub_name, is_same_model
+from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +39,25 @@ def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:
         return Recipe.model_validate_json(json.dumps({**kept, **free}))
     except ValidationError:  # the named fields do not fit the rest of the lock: the file belongs to another experiment
         return wanted
+
+
+def with_models_begun(locked: Recipe, wanted: Recipe) -> Recipe:
+    """The recipe of a submission, with the lock's directories for models of the hub that are the same: the hub's cache
+    may no longer hold what the run has copied. Where the cache has moved, the model is taken from its new place.
+    """
+    found = wanted
+    one, other = locked.model, wanted.model
+    if isinstance(one, HuggingFaceModel) and isinstance(other, HuggingFaceModel) and _keeps(one.path, other.path):
+        found = found.model_copy(update={"model": other.model_copy(update={"path": one.path})})
+    before, now = locked.prover, wanted.prover
+    if before is not None and now is not None and _keeps(before.model or "", now.model or ""):
+        found = found.model_copy(update={"prover": now.model_copy(update={"model": before.model})})
+    return found
+
+
+def _keeps(before: str, now: str) -> bool:
+    """Whether a run keeps the place of a model: it is the same one, and still there or in no other place."""
+    return is_same_model(before, now) and (Path(before).is_dir() or is_hub_name(now))
 
 
 def _filled(locked: dict[str, Any], named: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:

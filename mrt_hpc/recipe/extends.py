@@ -8,6 +8,7 @@ extend a further one.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from mrt_hpc.recipe.source import Source, read_source
 if TYPE_CHECKING:
     from mrt_hpc.recipe.source import Location, Place
 
+_ABOVE = re.compile(r"^(?:\.\./)+")
 EXTENDS = "extends"
 """The field of a recipe that names another one."""
 
@@ -65,7 +67,7 @@ def _base(named: Any, where: Place, chain: tuple[Path, ...]) -> Path:
         )
     beside = [path for path in spellings(where.path.parent / expanded(named)) if path.is_file()]
     try:
-        base = beside[0] if beside else find(RECIPES, named)
+        base = beside[0] if beside else find(RECIPES, _ABOVE.sub("", named))  # a copied variant stands elsewhere
     except UserError as error:
         raise UserError(
             "extends: there is no such recipe",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.extends import read_recipe_source
+from mrt_hpc.recipe.hub_models import with_cached_models
 from mrt_hpc.recipe.overrides import apply
 from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.prompts import with_open_forced_texts
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
-    """Read a recipe with what it extends, override and check it; its relative paths are made absolute.
+    """Read a recipe with what it extends, override and check it. Its relative paths are made absolute, and models of
+    the hub become their directories in the hub's cache. One that the cache does not hold keeps its name: `plan` says
+    how to fetch it, and `submit` refuses it.
 
     Args:
         path: the YAML file.
@@ -38,7 +41,7 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         apply(source, override)
     absolute = replace(source, data=with_absolute_paths(source.data, path.parent.absolute()))
     whole = with_suite(absolute, advice=f"mrt-hpc plan {path}")
-    data = with_open_forced_texts(whole.data)
+    data = with_cached_models(with_open_forced_texts(whole.data))
     return validate(replace(whole, data=data), Recipe, data)
 
 

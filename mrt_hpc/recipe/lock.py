@@ -13,8 +13,9 @@ from ruamel.yaml import YAML
 import mrt_hpc
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.registry import ALGORITHMS
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.recipe.validate import validate
@@ -86,7 +87,12 @@ def as_earlier_versions_did(recipe: dict[str, Any]) -> dict[str, Any]:
 
 def lock_text(recipe: Experiment) -> str:
     """The lock as YAML."""
-    content = {"mrt_hpc": mrt_hpc.__version__, "packages": versions(), "recipe": recipe.model_dump(mode="json")}
+    content = {
+        "mrt_hpc": mrt_hpc.__version__,
+        "packages": versions(),
+        "hub_models": hub_models(recipe),
+        "recipe": recipe.model_dump(mode="json"),
+    }
     stream = StringIO()
     YAML(typ="safe", pure=True).dump(content, stream)
     return "# The run's identity: written once, read by every task.\n" + stream.getvalue()
@@ -102,6 +108,18 @@ def recorded_versions(path: Path) -> dict[str, str]:
     packages = told.get("packages")
     found = {"mrt-hpc": told.get("mrt_hpc"), **(packages if isinstance(packages, dict) else {})}
     return {name: str(version) for name, version in found.items() if version is not None}
+
+
+def hub_models(recipe: Experiment) -> dict[str, str]:
+    """Models that are from the hub, as OWNER/NAME@COMMIT, by the recipe's field or the name of the evaluated model."""
+    if isinstance(recipe, EvaluationRecipe):
+        named = {model.name: model.path for model in recipe.models}
+    else:
+        named = {"model.path": recipe.model.path} if isinstance(recipe.model, HuggingFaceModel) else {}
+        if recipe.prover is not None and recipe.prover.model is not None:
+            named["prover.model"] = recipe.prover.model
+    found = {name: hub_model_of(path) for name, path in named.items()}
+    return {name: model.text for name, model in found.items() if model is not None}
 
 
 def versions() -> dict[str, str]:

@@ -165,7 +165,8 @@ class ModelFiles:
             value=str(self.directory),
             where=self.field,
             expected=expected,
-            advice=f"fetch the whole model on a node with network access and set {self.field} to its folder",
+            advice=f"set {self.field} to the folder of the whole model; or fetch one from the hub: mrt-hpc model fetch "
+            "OWNER/NAME",
         )
 
     def _unreadable(self, name: str, reason: str) -> UserError:

@@ -41,8 +41,8 @@ class ProverSettings(Section):
     temperature: PositiveFloat = 0.9
     """The temperature of mu, for sampled branches and for exact probabilities alike."""
     model: str | None = None
-    """The Hugging Face directory of another model that serves as mu, on a server of its own; null takes the policy
-    itself.
+    """The Hugging Face directory of another model that serves as mu, on a server of its own, or its name
+    ``hub:OWNER/NAME@REVISION``; null takes the policy itself.
     """
     memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """The share of the memory for serving, and of the cores without a GPU, that the server of another model takes."""

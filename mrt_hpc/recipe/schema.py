@@ -45,8 +45,9 @@ class HuggingFaceModel(Section):
 
     type: Literal["hugging_face"] = "hugging_face"
     path: str
-    """The model directory, with config.json, tokenizer and safetensors. A relative path starts at the recipe's folder.
-    Nothing is downloaded.
+    """The model directory, with config.json, tokenizer and safetensors; a relative path starts at the recipe's folder.
+    Or ``hub:OWNER/NAME@REVISION``, a model that ``mrt-hpc model fetch`` has put into the hub's cache. A run downloads
+    nothing.
     """
 
 

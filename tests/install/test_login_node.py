@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from install_support import REPOSITORY, UV, require_registry, shell
@@ -17,6 +18,9 @@ from install_support import REPOSITORY, UV, require_registry, shell
 from mrt_hpc.analysis.intervals import summarise_evaluation
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PYTHONS = shell(". env/common.sh; echo $PYTHONS").split()
 COMMANDS = (
@@ -36,6 +40,8 @@ COMMANDS = (
     "init",
     "doctor",
     "container",
+    "model",
+    "recipes",
 )
 RECIPES = ("recipes/quickstart.yaml", "recipes/mrt_online.yaml", "recipes/backtracking.yaml")
 HEAVY = "torch, transformers, vllm, deepspeed, math_verify, httpx, wandb, ray"
@@ -64,8 +70,10 @@ class LoginNode:
     def run(self) -> RunLayout:
         return RunLayout(self.folder / "run")
 
-    def gives(self, *arguments: str | Path, code: int = 0, at: Path = REPOSITORY) -> str:
-        """What a command prints, typed at a directory."""
+    def gives(
+        self, *arguments: str | Path, code: int = 0, at: Path = REPOSITORY, command: Sequence[str | Path] = ()
+    ) -> str:
+        """What a command prints, typed at a directory; ``command`` is another way to start it."""
         environment = {
             "PATH": f"{self.folder / 'slurm'}:/usr/bin:/bin",
             "HOME": str(self.folder),
@@ -73,7 +81,7 @@ class LoginNode:
             "MPLCONFIGDIR": str(self.folder / "matplotlib"),
         }
         done = subprocess.run(
-            [self.command, *arguments],
+            [*(command or (self.command,)), *arguments],
             cwd=at,
             env=environment,
             capture_output=True,
@@ -99,15 +107,15 @@ def interpreter(version: str) -> Path | None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing is left in the checkout."""
+    """Built from the source distribution, and that from a copy, so that nothing is left in the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     shutil.copytree(REPOSITORY / "mrt_hpc", source / "mrt_hpc", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("recipes", "slurm"):
+    for name in ("containers", "env", "recipes", "slurm"):
         shutil.copytree(REPOSITORY / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
-    _uv("build", "--wheel", str(source), "--out-dir", str(folder))
+    _uv("build", str(source), "--out-dir", str(folder))
     return next(folder.glob("*.whl"))
 
 
@@ -191,12 +199,50 @@ def test_type_checkers_find_the_types_of_the_package(node: LoginNode) -> None:
     assert list((node.folder / "env").glob("lib/python*/site-packages/mrt_hpc/py.typed"))
 
 
+def test_recipes_are_listed_and_copied_without_a_checkout(node: LoginNode) -> None:
+    listed = node.gives("recipes", "list", at=node.folder)
+    assert f"recipes in {node.folder / 'env' / 'share' / 'mrt-hpc' / 'recipes'}\n" in listed
+    for name in ("small_world/mrt_online ", "paper_few_shot ", "example "):
+        assert f"\n  {name}" in listed
+    node.gives("recipes", "copy", "quickstart", "copied.yaml", at=node.folder)
+    assert "segment-000" in node.gives("plan", "copied.yaml", at=node.folder)
+
+
+def test_fetching_needs_the_client_of_the_hub_and_finding_does_not(node: LoginNode) -> None:
+    for command in (("model", "fetch", "lab/tiny"), ("data", "fetch", "aime24", node.folder / "aime24.jsonl")):
+        refused = node.gives(*command, code=2)
+        assert "the client of the hub is not installed" in refused
+        assert "pip install huggingface-hub" in refused
+    assert "numina_math_4000" in node.gives("data", "fetch", "--list")
+    model = ("--set", "model={type: hugging_face, path: 'hub:lab/tiny'}")
+    assert "mrt-hpc model fetch lab/tiny" in node.gives("plan", "quickstart", *model)
+    assert "mrt-hpc model fetch lab/tiny" in node.gives("submit", "quickstart", *model, code=2, at=node.folder)
+    _put_model(node.folder / ".cache" / "huggingface" / "hub" / "models--lab--tiny")
+    assert "not there yet" not in node.gives("plan", "quickstart", *model)
+
+
+def test_the_module_is_the_command(node: LoginNode) -> None:
+    python = node.command.with_name("python")
+    assert "mrt-hpc, version" in node.gives("--version", at=node.folder, command=(python, "-m", "mrt_hpc"))
+
+
 def test_refusals_are_told_in_words(node: LoginNode) -> None:
     assert "there is no such recipe" in node.gives("plan", "recipes/none.yaml", code=2)
     assert "not a run directory" in node.gives("status", node.folder, code=2)
     model = "model={type: hugging_face, path: nowhere}"
     refused = node.gives("submit", "recipes/quickstart.yaml", "--set", model, "--run", node.folder / "other", code=2)
     assert "no model directory" in refused
+
+
+def _put_model(folder: Path) -> None:
+    """A model in the hub's cache, as the hub's client lays it out."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = folder / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
 
 
 def _measure(run: RunLayout) -> None:

@@ -1,78 +1,154 @@
-"""A server on this machine that answers as the Hugging Face hub does for data sets, from folders of files."""
+"""A server on this machine that answers as the Hugging Face hub does for data sets and models, from their files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = 1000
+"""The number of bytes above which a file is stored as a large one, with a SHA-256 that the hub tells."""
+
+
+@dataclass
+class Faults:
+    """What goes wrong with the contents of files, by name."""
+
+    breaks: dict[str, int] = field(default_factory=dict)
+    """The number of times that the connection breaks in the middle of a file."""
+    stalls: set[str] = field(default_factory=set)
+    """The files of which half is sent and then nothing more, until ``over`` is set."""
+    changed: set[str] = field(default_factory=set)
+    """The files that arrive with another content than the hub tells of, of the same size."""
+    over: Event = field(default_factory=Event)
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A data set: its files by name, and the revisions that name its only commit."""
+    """A data set or a model: its files by name, and the revisions that name its only commit."""
 
     name: str
     files: dict[str, bytes]
     revisions: tuple[str, ...] = ("main", COMMIT)
+    kind: str = "datasets"
+    """``datasets`` or ``models``."""
+    commit: str = COMMIT
+    faults: Faults = field(default_factory=Faults)
+    fetched: list[tuple[str, int]] = field(default_factory=list)
+    """The name of each file whose content was asked for, and the byte from which on."""
 
 
-def serving(repository: Repository) -> Iterator[str]:
-    """The address of a server that has one data set, while the caller needs it."""
-    handler = type("Handler", (_Handler,), {"repository": repository})
+def serving(*repositories: Repository) -> Iterator[str]:
+    """The address of a server that has these repositories, while the caller needs it."""
+    handler = type("Handler", (_Handler,), {"repositories": repositories})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
+    for repository in repositories:
+        repository.faults.over.set()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
+Answer = tuple[bytes, dict[str, str], int]
+
+
 class _Handler(BaseHTTPRequestHandler):
-    repository: Repository
+    repositories: tuple[Repository, ...]
 
     def do_HEAD(self) -> None:
-        self._answer(with_body=False)
+        body, headers, status = self._found()
+        self._begin(len(body), headers, status)
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
+        body, headers, status = self._found()
+        if self._file is None or status != 200:
+            self._begin(len(body), headers, status)
+            self.wfile.write(body)
+        else:
+            self._send_file(*self._file, headers)
 
     def log_message(self, *_: object) -> None:
         """Say nothing: the output is that of the tests."""
 
-    def _answer(self, *, with_body: bool) -> None:
-        body, headers, status = self._found()
+    def _begin(self, length: int, headers: dict[str, str], status: int) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        for name, value in {"Content-Length": str(length), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        if with_body:
-            self.wfile.write(body)
 
-    def _found(self) -> tuple[bytes, dict[str, str], int]:
-        path = self.path.partition("?")[0]
-        information = f"/api/datasets/{self.repository.name}"
+    def _send_file(self, repository: Repository, name: str, headers: dict[str, str]) -> None:
+        """Send a file from the byte that was asked for, with what goes wrong on the way."""
+        faults, body = repository.faults, repository.files[name]
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        repository.fetched.append((name, start))
+        sent = body[start:] if name not in faults.changed else b"\0" * len(body[start:])
+        part = {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"} if start else {}
+        self._begin(len(sent), {**headers, **part}, 206 if start else 200)
+        if name in faults.stalls:
+            self.wfile.write(sent[: len(sent) // 2])
+            faults.over.wait(60)
+        elif faults.breaks.get(name, 0):
+            faults.breaks[name] -= 1
+            self.wfile.write(sent[: len(sent) // 2])
+            self.close_connection = True
+        else:
+            self.wfile.write(sent)
+
+    def _found(self) -> Answer:
+        self._file: tuple[Repository, str] | None = None
+        path = unquote(self.path.partition("?")[0])
+        for repository in self.repositories:
+            if (answer := self._of(repository, path)) is not None:
+                return answer
+        return b"", {"X-Error-Code": "RepoNotFound"}, 404
+
+    def _of(self, repository: Repository, path: str) -> Answer | None:
+        """The answer of a repository; None where another one is meant."""
+        information = f"/api/{repository.kind}/{repository.name}"
         if path == information or path.startswith(f"{information}/revision/"):
-            return self._information(path.partition("/revision/")[2] or "main")
-        _, _, place = path.partition(f"/datasets/{self.repository.name}/resolve/")
-        revision, _, file = place.partition("/")
-        if revision not in self.repository.revisions or file not in self.repository.files:
-            return b"", {"X-Error-Code": "RepoNotFound" if not place else "EntryNotFound"}, 404
-        body = self.repository.files[file]
-        etag = hashlib.sha256(body).hexdigest()
-        return body, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, 200
+            return _information(repository, path.partition("/revision/")[2] or "main")
+        if path.startswith(f"{information}/tree/"):
+            return _json([_entry(name, body) for name, body in repository.files.items()])
+        prefix = "" if repository.kind == "models" else f"/{repository.kind}"
+        _, found, place = path.partition(f"{prefix}/{repository.name}/resolve/")
+        if not found:
+            return None
+        revision, _, name = place.partition("/")
+        if revision not in repository.revisions or name not in repository.files:
+            return b"", {"X-Error-Code": "EntryNotFound"}, 404
+        self._file = repository, name
+        body = repository.files[name]
+        return body, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": repository.commit}, 200
 
-    def _information(self, revision: str) -> tuple[bytes, dict[str, str], int]:
-        if revision not in self.repository.revisions:
-            return b"", {"X-Error-Code": "RevisionNotFound"}, 404
-        files = [{"rfilename": name} for name in self.repository.files]
-        told = {"id": self.repository.name, "sha": COMMIT, "siblings": files, "private": False, "tags": []}
-        return json.dumps(told).encode(), {"Content-Type": "application/json"}, 200
+
+def _information(repository: Repository, revision: str) -> Answer:
+    if revision not in repository.revisions:
+        return b"", {"X-Error-Code": "RevisionNotFound"}, 404
+    files = [{**_entry(name, body), "rfilename": name} for name, body in repository.files.items()]
+    told = {"id": repository.name, "sha": repository.commit, "siblings": files, "private": False, "tags": []}
+    return _json({**told, "modelId": repository.name})
+
+
+def _entry(name: str, body: bytes) -> dict[str, object]:
+    """A file as the hub tells of it, in a list of files and in the information about a repository."""
+    blob = hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
+    told: dict[str, object] = {"type": "file", "path": name, "size": len(body), "oid": blob, "blobId": blob}
+    if len(body) > LARGE:
+        sha = hashlib.sha256(body).hexdigest()
+        told["lfs"] = {"size": len(body), "oid": sha, "sha256": sha, "pointerSize": 130}
+    return told
+
+
+def _json(value: object) -> Answer:
+    return json.dumps(value).encode(), {"Content-Type": "application/json"}, 200

@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> RunLayout:
 
 COMMANDS = [
     "plan", "submit", "status", "logs", "cancel", "report", "eval", "regrade", "compare", "fields", "data", "analyze",
-    "runs", "explain", "validate", "init", "doctor", "container",
+    "runs", "explain", "validate", "init", "doctor", "container", "model", "recipes",
 ]  # fmt: skip
 
 

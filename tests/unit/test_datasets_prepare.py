@@ -107,6 +107,9 @@ def test_the_record_tells_source_columns_numbers_and_checksums(folder: Path) -> 
         "rows": 4,
         "problems": 3,
         "dropped": 1,
+        "kept": None,
+        "sample_seed": None,
+        "sampled_of": None,
         "sha256": hashlib.sha256(Path("mine.jsonl").read_bytes()).hexdigest(),
         "mrt_hpc_version": mrt_hpc.__version__,
     }
@@ -277,7 +280,9 @@ def test_a_row_that_is_left_out_changes_no_other_id(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("rows.csv", b"problem,answer\n", "not a kind of data file"),
+        ("rows.txt", b"problem,answer\n", "not a kind of data file"),
+        ("rows.csv", b"problem,answer\n1+1?,2,3\n", "more cells than there are columns"),
+        ("rows.csv", b"problem,answer\n\xff,2\n", "not a CSV file"),
         ("rows.jsonl", b'{"problem": "x", "answer": "1"}\n{"prob', "line 2"),
         ("rows.json", b'{"a": [], "b": []}', "no single list"),
         ("rows.json", b"7", "no single list"),

@@ -401,7 +401,8 @@ def test_a_plan_names_models_and_data_that_are_not_there(tmp_path: Path) -> None
     gone = EvaluatedModel(name="gone", path=str(tmp_path / "gone"))
     changed = recipe.model_copy(update={"models": (recipe.models[0], later, gone)})
     assert [*awaited_models(changed)] == [f"model one@20 {tmp_path / 'later'}"]
-    files = [f"{name} {tmp_path / file}.jsonl" for name, file in (
+    fetch = "next, on a node with network access: mrt-hpc data fetch"
+    files = [f"{name} {tmp_path / file}.jsonl; {fetch} {file} {tmp_path / file}.jsonl" for name, file in (
         ("aime25", "aime25"), ("amc23", "amc23"), ("minerva", "minerva_math"), ("math500", "math500"),
     )]  # fmt: skip
     assert [*missing_inputs(changed)] == [f"model gone {tmp_path / 'gone'}", *(f"benchmark {file}" for file in files)]

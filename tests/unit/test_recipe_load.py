@@ -105,8 +105,9 @@ def test_combinations_that_do_not_fit_say_why() -> None:
 
 
 def test_relative_paths_start_at_the_recipe() -> None:
-    recipe = load_recipe(RECIPES / "mrt_online.yaml")
-    assert Path(recipe.model.path).is_absolute()  # type: ignore[union-attr]
+    recipe = load_recipe(RECIPES / "mrt_online.yaml", ("prover.model=mu",))
+    assert recipe.prover is not None
+    assert recipe.prover.model == str(RECIPES / "mu")
     assert str(RECIPES) in recipe.data.path  # type: ignore[union-attr]
 
 

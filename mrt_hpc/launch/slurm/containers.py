@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import cache_of, is_hub_name
 from mrt_hpc.recipe.schema import HuggingFaceModel
 from mrt_hpc.run.prompt_files import prompt_files
 
@@ -30,11 +31,13 @@ def with_models_bound(site: SlurmSite, recipe: Experiment) -> SlurmSite:
 
 def folders_read(recipe: Experiment) -> list[str]:
     """The folders of the models, of the prover's model, of files that prompts name and of results, and those that the
-    files of models are links into: a snapshot of a download holds nothing else.
+    files of models are links into: a snapshot of a download holds nothing else. Of a model in the hub's cache it is the
+    whole cache, where a link may lead to another link.
     """
-    folders = [Path(path) for path in _model_paths(recipe)]
+    folders = [Path(path) for path in _model_paths(recipe) if not is_hub_name(path)]
     folders += [path.parent for path in prompt_files(recipe).values()]  # runs of earlier versions have no copies
     behind = {file.resolve().parent for folder in folders if folder.is_dir() for file in folder.iterdir()}
+    behind |= {cache for folder in folders if (cache := cache_of(folder)) is not None}
     results = set() if recipe.evaluation.results is None else {str(Path(recipe.evaluation.results).absolute())}
     return sorted({str(folder.absolute()) for folder in folders} | {str(folder) for folder in behind} | results)
 

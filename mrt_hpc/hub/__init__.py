@@ -1,0 +1,1 @@
+"""Fetches from the Hugging Face hub, on a node with network access."""
