@@ -12,6 +12,7 @@ import click
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
+from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
@@ -363,6 +364,7 @@ def fields(words: tuple[str, ...]) -> None:
 
 main.add_command(data)
 main.add_command(analyze)
+main.add_command(cost)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,6 +24,7 @@ from mrt_hpc.roles.preparation.tokenizer_check import check_tokenizer
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def run(task: Task) -> None:
     Raises:
         UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
     """
+    task.spend(Use.PREPARING)
     if isinstance(task.experiment, EvaluationRecipe):
         publish_models(task, task.experiment)
         return
