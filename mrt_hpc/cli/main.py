@@ -14,6 +14,8 @@ from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
+from mrt_hpc.cli.extend import extend
+from mrt_hpc.cli.fork import fork
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
 
@@ -365,6 +367,8 @@ def fields(words: tuple[str, ...]) -> None:
 main.add_command(data)
 main.add_command(analyze)
 main.add_command(cost)
+main.add_command(extend)
+main.add_command(fork)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -25,6 +25,7 @@ from mrt_hpc.roles.sample_traces import trace_samples
 from mrt_hpc.roles.tracking import log_evaluations
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
+from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.offline import upload
 from mrt_hpc.run.uses import Use
@@ -256,7 +257,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
         model=recipe.model.path if isinstance(recipe.model, HuggingFaceModel) else "embedded small world",
         prover=None if recipe.prover is None else recipe.prover.type,
         iterations_planned=recipe.schedule.iterations,
-        settings=settings_table(recipe),
+        settings={**settings_table(recipe), **({} if (fork := read_fork(layout)) is None else fork.told())},
         iterations=found.iterations,
         evaluations=found.evaluations,
         missing=(*found.missing, *found.unmade),
