@@ -12,6 +12,7 @@ import click
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
+from mrt_hpc.cli.clean import clean
 from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
 from mrt_hpc.cli.extend import extend
@@ -366,6 +367,7 @@ def fields(words: tuple[str, ...]) -> None:
 
 main.add_command(data)
 main.add_command(analyze)
+main.add_command(clean)
 main.add_command(cost)
 main.add_command(extend)
 main.add_command(fork)

@@ -113,6 +113,15 @@ def test_a_run_that_has_not_begun_takes_any_schedule(tmp_path: Path, slurm: Path
     assert slurm.exists()
 
 
+def test_a_finished_run_without_a_checkpoint_would_train_from_the_start(tmp_path: Path) -> None:
+    layout = make(tmp_path / "run", CONSTANT)
+    published(layout, read_recipe_lock(layout.recipe_lock).schedule.iterations)
+    with pytest.raises(UserError, match="no checkpoint to continue from"):
+        extended_recipe(layout, 30)
+    layout.checkpoint(20).mkdir(parents=True)
+    assert extended_recipe(layout, 30).schedule.iterations == 30
+
+
 def test_fewer_iterations_are_no_extension(tmp_path: Path) -> None:
     layout = make(tmp_path / "run", CONSTANT)
     planned = read_recipe_lock(layout.recipe_lock).schedule.iterations
