@@ -17,6 +17,7 @@ from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
 from mrt_hpc.cli.extend import extend
 from mrt_hpc.cli.fork import fork
+from mrt_hpc.cli.sync import sync
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
 
@@ -371,6 +372,7 @@ main.add_command(clean)
 main.add_command(cost)
 main.add_command(extend)
 main.add_command(fork)
+main.add_command(sync)
 
 if __name__ == "__main__":
     sys.exit(main())
