@@ -219,6 +219,15 @@ def attach(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> None:
         recipe: of the run.
         files: below the run directory.
     """
+    layout.offline_runs.mkdir(parents=True, exist_ok=True)
+    while (to := layout.offline_runs / (directory := _with_files(layout, recipe, files)).name).exists():
+        continue  # W&B names a directory by the second in which it begins
+    directory.rename(to)
+    remove_leftovers(layout.wandb)
+
+
+def _with_files(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> Path:
+    """A finished offline directory with these files, at a place where `wandb sync` does not look."""
     place = temporary_sibling(layout.wandb / "report")
     place.mkdir()
     with _offline_run(recipe, (layout.wandb / "run_id").read_text(), place, silent=True) as run:
@@ -226,6 +235,4 @@ def attach(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> None:
             run.save(str(file), base_path=str(layout.root), policy="now")
     sync_tree(place)
     (directory,) = place.glob(f"*/{OFFLINE}")
-    layout.offline_runs.mkdir(parents=True, exist_ok=True)
-    directory.rename(layout.offline_runs / directory.name)
-    remove_leftovers(layout.wandb)
+    return directory

@@ -154,7 +154,7 @@ def test_a_trainer_goes_on_where_wandb_cannot_write(caplog: pytest.LogCaptureFix
     assert caplog.text.count("W&B failed") == 2
 
 
-def test_an_interruption_still_goes_through(tmp_path: Path) -> None:
+def test_an_interruption_still_goes_through() -> None:
     class Interrupting:
         def log(self, *_: Any, **__: Any) -> None:
             raise SystemExit(143)
@@ -170,7 +170,8 @@ def test_the_report_is_written_where_wandb_cannot_log_the_evaluations(tmp_path: 
     task = task_of(tmp_path / "run", "report")
     summary = summarise_evaluation(0, "held-out", {"p": [1.0, 0.0]})
     summary.write(task.layout.evaluation_summary(0, "held-out"))
-    task.layout.wandb.write_text("a file where W&B wants a folder")
+    task.layout.wandb.mkdir()
+    (task.layout.wandb / "evaluations.json").write_text("cut off by a full d")
     with pytest.raises(UserError, match="the report is incomplete"):
         report_role(task)
     assert task.layout.report.exists()
