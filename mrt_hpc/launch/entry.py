@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.attempt_end import STOPPED
 from mrt_hpc.launch.gpus import require_gpus
+from mrt_hpc.launch.notify import tell_end
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.plan.jobs import Role, read_plan
@@ -75,8 +76,12 @@ def run_task(
     _set_up_logging(task)
     heed_signals(task)
     earlier = last_beat(layout.heart(job_name, index))
-    with _heart(task):
-        attempt(task, role or role_function(task.job.role), placement.began, earlier)
+    try:
+        with _heart(task):
+            attempt(task, role or role_function(task.job.role), placement.began, earlier)
+    finally:
+        if task.job.role is Role.REPORT:
+            tell_end(layout, job_name, index)
 
 
 def attempt(

@@ -188,9 +188,8 @@ class _Evaluations:
         place = temporary_sibling(self.task.layout.wandb / EVALUATION)
         place.mkdir()
         identity = run_id(self.task)
-        with _offline_run(
-            self.task.recipe, identity, place, silent=True
-        ) as run:  # it would name the place that the directory leaves
+        # Silent, as W&B would name the place that the directory leaves.
+        with _offline_run(self.task.recipe, identity, place, silent=True) as run:
             run.define_metric(VERSION)
             run.define_metric(f"{EVALUATION}/*", step_metric=VERSION)
             for step, row in enumerate(rows, first_step):  # after those of the iterations: W&B wants steps to grow
