@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 QUEUED = "queued"
 """The word for time in the queue. It is no use, as nothing was allocated."""
+FEW_HOURS = 10.0
+"""Below so many hours the table has four digits after the point."""
 
 
 @click.command(short_help="Show what a run has cost, by role and use.")
@@ -150,18 +152,19 @@ def _table(found: Found) -> Any:
     roles = [role for role in dict.fromkeys(role for role, _ in hours) if any(hours[k] for k in hours if k[0] == role)]
     uses = sorted({use for role, use in hours if role in roles}, key=list(type(next(iter(hours))[1])).index)
     whole = sum(hours.values())
+    digits = 2 if whole >= FEW_HOURS else 4
     table = Table(title="GPU-hours" if found.of_gpus else "core-hours", title_justify="left", show_footer=True)
     table.add_column("use", "all", overflow="fold")
     for role in roles:
         column = sum(hours.get((role, use), 0.0) for use in uses)
-        table.add_column(str(role), f"{column:,.2f}", justify="right")
-    table.add_column("all", f"{whole:,.2f}", justify="right")
+        table.add_column(str(role), f"{column:,.{digits}f}", justify="right")
+    table.add_column("all", f"{whole:,.{digits}f}", justify="right")
     table.add_column("share", "100.0 %" if whole else "", justify="right")
     for use in uses:
         cells = [hours.get((role, use)) for role in roles]
         row = sum(cell for cell in cells if cell is not None)
         share = f"{row / whole:.1%}".replace("%", " %") if whole else ""
-        table.add_row(str(use), *("" if c is None else f"{c:,.2f}" for c in cells), f"{row:,.2f}", share)
+        table.add_row(str(use), *("" if c is None else f"{c:,.{digits}f}" for c in cells), f"{row:,.{digits}f}", share)
     return table
 
 
