@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import is_evaluated
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.ledger import claimed
+from mrt_hpc.launch.ledger import claimed, local_process
 from mrt_hpc.launch.queued_jobs import live_jobs
 from mrt_hpc.launch.run_progress import task_records
 from mrt_hpc.plan.jobs import Role
@@ -172,6 +172,13 @@ def refuse_live(layout: RunLayout) -> None:
     Raises:
         UserError: there is one, or a queue cannot be asked.
     """
+    if (process := local_process(layout)) is not None:
+        raise UserError(
+            "the run is running on this machine, so nothing is removed",
+            value=f"process {process.pid}",
+            where=layout.root,
+            advice=f"wait for its end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
+        )
     if live := live_jobs(layout):
         raise UserError(
             "tasks of the run are queued or running, so nothing is removed",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -137,6 +139,24 @@ def test_a_run_whose_jobs_are_queued_is_not_touched(
     result = clean(run, "--yes")
     assert result.exit_code != 0
     assert "queued or running, so nothing is removed" in result.output
+    assert len(published_versions(run)) == LAST + 1
+
+
+def test_a_run_of_this_machine_that_runs_is_not_touched(run: RunLayout) -> None:
+    hold = (
+        "import sys, time; from pathlib import Path; from mrt_hpc.launch.ledger import claimed; "
+        "from mrt_hpc.run.layout import RunLayout\n"
+        "with claimed(RunLayout(Path(sys.argv[1])), 60): print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", hold, str(run.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        result = clean(run, "--yes")
+        process.kill()
+    assert result.exit_code != 0
+    assert f"process {process.pid}" in result.output
+    assert "items" not in result.output  # refused before the table
     assert len(published_versions(run)) == LAST + 1
 
 
