@@ -45,6 +45,6 @@ def fork(run_before: Path, at: str, run: Path | None, site: str | None, override
     for change in record.changes:
         click.echo(f"  {change['field']}: {change['old']} becomes {change['new']}")
     iterations, schedule = new.recipe.schedule.iterations, new.recipe.training.schedule
-    click.echo(f"it trains for {iterations} iterations with a new optimiser and a {schedule} learning-rate schedule")
+    click.echo(f"it trains for {iterations} iteration(s) with a new optimiser and a {schedule} learning-rate schedule")
     click.echo(site_text(layout, where, site))
     submit(new.recipe, where, new.root, listener(), new.origin)
