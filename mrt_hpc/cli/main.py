@@ -12,17 +12,22 @@ import click
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
+from mrt_hpc.cli.clean import clean
 from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
+from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data
 from mrt_hpc.cli.data_fetch import fetch
 from mrt_hpc.cli.doctor import doctor
 from mrt_hpc.cli.explain import explain
+from mrt_hpc.cli.extend import extend
+from mrt_hpc.cli.fork import fork
 from mrt_hpc.cli.init import init
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.model import model
 from mrt_hpc.cli.recipes import recipes
 from mrt_hpc.cli.runs import runs
+from mrt_hpc.cli.sync import sync
 from mrt_hpc.cli.validate import validate
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number
@@ -390,6 +395,11 @@ main.add_command(doctor)
 main.add_command(model)
 main.add_command(recipes)
 data.add_command(fetch)
+main.add_command(clean)
+main.add_command(cost)
+main.add_command(extend)
+main.add_command(fork)
+main.add_command(sync)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,7 +13,7 @@ from mrt_hpc.recipe.find import RECIPES, expanded, find
 ROLES = ["prepare", "inference", "trainer", "evaluation", "report"]
 
 
-def _run_directory(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:
+def checked_run_directory(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:
     """The path given, with ``~`` expanded.
 
     Raises:
@@ -60,7 +60,7 @@ overrides = click.option(
 run_directory = click.option(
     "--run",
     type=click.Path(),
-    callback=_run_directory,
+    callback=checked_run_directory,
     help="Run directory, on a filesystem that all nodes share. Default: runs/NAME, NAME being the recipe's.",
 )
 WHAT = (

@@ -120,6 +120,24 @@ class WaitReason:
 
 
 @dataclass(frozen=True)
+class QueuedAttempt:
+    """What one attempt of a task held, by the queue's accounting."""
+
+    task_id: str
+    """``1234`` or ``1234_5``, as in :class:`QueuedTask`."""
+    state: QueueState
+    began: float
+    """Seconds since the epoch."""
+    seconds: float
+    """Until its end, or until now."""
+    gpus: int | None
+    """On all of its nodes; None where accounting names none."""
+    cpus: int | None
+    queued_s: float
+    """Seconds in the queue after it could have started."""
+
+
+@dataclass(frozen=True)
 class Objections:
     """The objections of a site to a plan."""
 
@@ -216,6 +234,15 @@ class Backend(Protocol):
             UserError: the queue cannot be asked.
         """
         return {}
+
+    def allocations(self, job_ids: Iterable[str]) -> list[QueuedAttempt] | None:  # noqa: ARG002
+        """Every attempt of every task of these jobs that held resources, by the queue's accounting; None where the
+        queue keeps no account.
+
+        Raises:
+            UserError: the queue cannot be asked.
+        """
+        return None
 
     def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, str]:  # noqa: ARG002
         """Ids, by job name, of jobs of the run at ``root`` that are queued or run and were never recorded: the

@@ -154,6 +154,10 @@ def _against_iterations(layout: RunLayout, locked: Recipe, wanted: Recipe) -> st
         return f"{done} iterations are done already"
     if done == 0:
         return None
+    if done >= locked.schedule.iterations and not any(map(layout.step_of, list_directory(layout.checkpoints))):
+        return (
+            "it has no checkpoint to continue from (mrt-hpc clean removes the last one of a finished run if asked to)"
+        )
     if wanted.training.schedule != "constant":
         return (
             f"with training.schedule: {wanted.training.schedule} the learning rate of every step follows from the "

@@ -43,6 +43,7 @@ from mrt_hpc.training.supervised import read_conversations, read_suffixes, write
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mrt_hpc.launch.origin import Origin
     from mrt_hpc.mrt.sft import Conversation, Suffix
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.evaluation_recipe import Experiment
@@ -52,7 +53,9 @@ if TYPE_CHECKING:
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def create_or_open(root: Path, recipe: Experiment, plan: Plan, *, group_access: bool = False) -> RunLayout:
+def create_or_open(
+    root: Path, recipe: Experiment, plan: Plan, *, group_access: bool = False, origin: Origin | None = None
+) -> RunLayout:
     """Create the run directory of a recipe, or open it if it exists and belongs to this experiment.
 
     Args:
@@ -60,12 +63,15 @@ def create_or_open(root: Path, recipe: Experiment, plan: Plan, *, group_access: 
         recipe: what to run.
         plan: how to run it.
         group_access: whether a directory that is made here can be read by the user's group.
+        origin: the weights version of another run that it begins with; None for a run of its own.
 
     Raises:
         UserError: the data are wrong, the directory belongs to another recipe, or it is no run directory.
     """
     layout = RunLayout(root.absolute())
     if layout.recipe_lock.is_file():
+        if origin is not None:
+            origin.refuse_another(layout)
         refuse_writable_by_others(layout.root)
         refuse_other_recipe(layout, recipe)
         follow_access(layout.root)
@@ -75,7 +81,7 @@ def create_or_open(root: Path, recipe: Experiment, plan: Plan, *, group_access: 
             "the run directory exists and is not a run", value=str(root), advice="choose another with --run DIR"
         )
     data = read_all_data(recipe)
-    check_model(recipe)
+    check_model(recipe if origin is None else origin.checked(recipe))
     make_results_folder(recipe)
     root.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_sibling(layout.root)
@@ -85,13 +91,15 @@ def create_or_open(root: Path, recipe: Experiment, plan: Plan, *, group_access: 
             open_to_group(temporary)
         refuse_writable_by_others(temporary)
         follow_access(temporary)
+        if origin is not None:
+            origin.take(RunLayout(temporary))
         _fill(RunLayout(temporary), recipe, plan, data)
         mine = commit_directory(temporary, layout.root)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if mine:
         return layout
-    return create_or_open(root, recipe, plan, group_access=group_access)  # another submission was faster
+    return create_or_open(root, recipe, plan, group_access=group_access, origin=origin)  # another submission was faster
 
 
 def make_results_folder(recipe: Experiment) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.attempt_end import STOPPED
 from mrt_hpc.launch.gpus import require_gpus
+from mrt_hpc.launch.notify import tell_end
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.plan.jobs import Role, read_plan
@@ -27,7 +28,7 @@ from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, nev
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.access import follow_access
 from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
-from mrt_hpc.run.heartbeats import Heart, Observer
+from mrt_hpc.run.heartbeats import Heart, Observer, last_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.parent_death import signal_at_parent_end
 from mrt_hpc.run.prompt_files import read_experiment
@@ -74,17 +75,30 @@ def run_task(
     task = replace(load_task(layout, job_name, index, placement), gone=gone)
     _set_up_logging(task)
     heed_signals(task)
-    with _heart(task):
-        attempt(task, role or role_function(task.job.role))
+    earlier = last_beat(layout.heart(job_name, index))
+    try:
+        with _heart(task):
+            attempt(task, role or role_function(task.job.role), placement.began, earlier)
+    finally:
+        if task.job.role is Role.REPORT:
+            tell_end(layout, job_name, index)
 
 
-def attempt(task: Task, role: RoleFunction) -> None:
+def attempt(
+    task: Task, role: RoleFunction, began: float | None = None, earlier: tuple[str, float] | None = None
+) -> None:
     """Run the role, and record its outcome.
+
+    Args:
+        task: the attempt.
+        role: the function to run.
+        began: when the job that the attempt runs in started, seconds since the epoch; None where that is not known.
+        earlier: the attempt before this one that was lost, and the time of its last heartbeat.
 
     Raises:
         BaseException: what the role raised.
     """
-    _say_started(task)
+    _say_started(task, began, earlier)
     task.shutdown.record = lambda ending: _record(task, ending)
     try:
         _without_exits(role, task)
@@ -177,13 +191,15 @@ def _unexpected(task: Task, error: BaseException) -> UserError:
     return UserError(what, where=where, advice=advice)
 
 
-def _say_started(task: Task) -> None:
+def _say_started(task: Task, began: float | None, earlier: tuple[str, float] | None) -> None:
     if task.rank == 0:
         failures = read_task(task.layout, task.job.name, task.index).failures
         running = TaskRecord(TaskState.RUNNING, task.attempt, failures=failures)
         task.retrying(lambda: write_task(task.layout, task.job.name, task.index, running), "the state of the task")
     where = {"job": task.job.name, "task": task.index, "rank": task.rank}
-    task.events.emit(EventKind.TASK_STARTED, **where, attempt=task.attempt, world_size=task.world_size)
+    lost = None if earlier is None else {"attempt": earlier[0], "until": earlier[1]}
+    told = {"attempt": task.attempt, "world_size": task.world_size, "began": began, "earlier": lost}
+    task.events.emit(EventKind.TASK_STARTED, **where, **told)
 
 
 def _say_ended(task: Task, error: BaseException | None) -> None:

@@ -28,6 +28,8 @@ class Placement:
     """The name of the attempt: the same for all its ranks, and different for the next attempt."""
     time_left_s: float | None = None
     """Seconds to the time limit; None where there is none."""
+    began: float | None = None
+    """When the job of this attempt started, seconds since the epoch; None where that is not known."""
 
     def environment(self) -> dict[str, str]:
         """The environment variables that give a child process its placement."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.launch.backend import Backend, RunningHere, Site
+    from mrt_hpc.launch.origin import Origin
     from mrt_hpc.launch.queued_jobs import LiveJob
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.recipe.evaluation_recipe import Experiment
@@ -53,7 +54,7 @@ class Listener:
     """Shows how far a run is while its tasks are children of this process."""
 
 
-def submit(recipe: Recipe, site: Site, root: Path, listener: Listener) -> None:
+def submit(recipe: Recipe, site: Site, root: Path, listener: Listener, origin: Origin | None = None) -> None:
     """Check everything, make or open the run directory, and start what is left to do.
 
     Args:
@@ -61,6 +62,7 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener) -> None:
         site: where to run it.
         root: the run directory, which may exist already.
         listener: receives a sentence about each step.
+        origin: the weights version of another run that it begins with; None for a run of its own.
 
     Raises:
         UserError: recipe, site or data are wrong, the run is in use, the site refuses, or a task failed.
@@ -68,7 +70,7 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener) -> None:
     recipe = kept_recipe(RunLayout(root), recipe, listener.tell)
     plan = compile_plan(recipe, site)
     refuse_objections(site.backend(), plan, listener.warn)
-    layout = create_or_open(root, recipe, plan, group_access=site.group_access)
+    layout = create_or_open(root, recipe, plan, group_access=site.group_access, origin=origin)
     start(recipe, plan, layout, site, listener)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import VARIABLE, Name, PositiveFloat, Section
+from mrt_hpc.recipe.base import VARIABLE, Line, Name, PositiveFloat, Section
 
 EnvironmentName = Annotated[str, Field(pattern=VARIABLE)]
 
@@ -56,6 +56,12 @@ class SiteSettings(Section):
     group_access: bool = False
     """Whether members of your group may read the runs that are made with this profile; they may never write, and the
     run's secrets stay yours alone.
+    """
+
+    notify: tuple[Line, ...] = ()
+    """A command that the last task of a run calls, as a list of words, as in ``[/home/me/bin/tell]``. It gets two more
+    words, the run directory and ``finished`` or ``failed``, and runs on the node of the report job, which may have no
+    network; Slurm's own mail needs none (``sbatch: {mail-type: END}``).
     """
 
     @property

@@ -43,6 +43,7 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ class UnitEvaluation:
             claimed: by the numbers of the samples, the positions of the problems that lack them.
         """
         recipe = self.task.experiment
+        self.task.spend(Use.STARTING)
         prompter = Prompter.of(weights.directory, self.sampling.prompt)
         policy = ProverModel.of(prompter)
         maker = self._prover_maker(policy)
@@ -260,6 +262,7 @@ class UnitEvaluation:
             grader_pool(self.task, self.benchmark.problems) as pool,
             running_server(self.task, weights, length, common_seeds=common, dtype=evaluation_dtype(recipe)) as server,
         ):
+            self.task.spend(Use.GENERATING)
             for samples, positions in claimed.items():
                 starts = WholeTraces(prompter, len(samples), self._settings(prompter), self.sampling.max_prompt_tokens)
                 groups = [starts.group(mine[position]) for position in positions]
@@ -267,6 +270,7 @@ class UnitEvaluation:
                 traces = len(samples) * len(self._mode.stages)
                 plan = replace(self._plan, group_size=traces, first_sample=samples.start)
                 run_until_told(self.task.shutdown, self._sample(groups, server, pool, policy, maker, plan, finisher))
+            self.task.spend(Use.ENDING)
 
     @property
     def sampling(self) -> BenchmarkSampling:
@@ -372,4 +376,6 @@ class _PartFinisher:
         position = self.positions[traces[0].rollout.problem_id]
         won = await asyncio.to_thread(self.parts.commit, position, self.samples, sampled)
         kind = EventKind.PART_COMMITTED if won else EventKind.SHARD_DISCARDED
-        self.parts.task.events.emit(kind, what="part", position=position, **self.unit.model_dump())
+        cost = sampled.statistics
+        tokens = {"rollout_tokens": cost.rollout_tokens, "branch_tokens": cost.branch_tokens}
+        self.parts.task.events.emit(kind, what="part", position=position, **self.unit.model_dump(), **tokens)

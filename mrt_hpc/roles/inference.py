@@ -44,6 +44,7 @@ from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import collecting_version, is_collection
 from mrt_hpc.run.leases import group_leases
 from mrt_hpc.run.manifest import DamagedError, read_manifest
+from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import Weights, published_versions
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.sampling.grading import GradedTrace
     from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.leases import Leases
-    from mrt_hpc.run.records import Problem, Rollout
+    from mrt_hpc.run.records import GroupStatistics, Problem, Rollout
 
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,7 @@ def run(task: Task) -> None:
     if Rounds(task, len(problems)).awaited() is None:
         log.info("all groups of the segment are sampled already")
         return
+    task.spend(Use.STARTING)
     weights = verified_weights(task, 0)  # never removed, however long the server takes to start
     worker = Worker.of(task, problems, weights)
     try:
@@ -89,7 +92,9 @@ def run(task: Task) -> None:
                 work := Rounds(task, len(problems)).awaited()
             ) is not None:  # # other tasks continued while it started
                 if worker.has_weights(work, equipment.server):
+                    task.spend(Use.GENERATING)
                     worker.sample(work, equipment)
+            task.spend(Use.ENDING)
     except NotNeededError:
         log.info("other tasks have sampled all that was left while the server of this task started")
 
@@ -300,6 +305,7 @@ class Worker:
         started = time.monotonic()
         try:
             if not self._is_loaded(work.version):
+                self.task.spend(Use.LOADING)
                 self._load(self._verified(work), server)
         except DamagedError as damage:
             log.warning("the trainer has to publish weights version %d again: %s", work.version, damage)
@@ -405,13 +411,13 @@ class GroupFinisher:
         traces = await graded_in_order(group)
         seconds = {**self.clock.before, "generation": generated, "grading": self.clock.now - generated}
         position = self.positions[traces[0].rollout.problem_id]
-        won = await asyncio.to_thread(self._commit, position, traces, seconds)
-        self._tell(position, traces, won)
+        sampled = await asyncio.to_thread(sampled_group, traces, seconds)
+        won = await asyncio.to_thread(self._commit, position, sampled)
+        self._tell(position, traces, sampled.statistics, won)
 
-    def _commit(self, position: int, traces: list[GradedTrace], seconds: dict[str, float]) -> bool:
+    def _commit(self, position: int, sampled: Sampled) -> bool:
         if self.task.layout.group_archive(self.work.iteration).exists():
             return False  # training has passed the iteration: the other tasks took this one for lost
-        sampled = sampled_group(traces, seconds)
         return self.task.retrying(
             lambda: commit_group(
                 self.task.layout.group(self.work.iteration, position),
@@ -422,10 +428,11 @@ class GroupFinisher:
             f"group {position} of iteration {self.work.iteration}",
         )
 
-    def _tell(self, position: int, traces: list[GradedTrace], won: bool) -> None:
+    def _tell(self, position: int, traces: list[GradedTrace], cost: GroupStatistics, won: bool) -> None:
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
         where = {"iteration": self.work.iteration, "position": position}
-        self.task.events.emit(kind, what="group", **where, rollouts=len(traces))
+        tokens = {"rollout_tokens": cost.rollout_tokens, "branch_tokens": cost.branch_tokens}
+        self.task.events.emit(kind, what="group", **where, rollouts=len(traces), **tokens)
         if position == 0 and self.work.iteration <= 0:
             log.info("%s", trace_in_words(traces[0].rollout))
         if troubles := sum(t.troubles for t in traces):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,8 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.pins import release
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.weights import publish
+from mrt_hpc.run.uses import Use
+from mrt_hpc.run.weights import publish, take_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +40,7 @@ def run(task: Task) -> None:
     Raises:
         UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
     """
+    task.spend(Use.PREPARING)
     if isinstance(task.experiment, EvaluationRecipe):
         publish_models(task, task.experiment)
         return
@@ -167,21 +167,8 @@ def check_architecture(directory: Path, field: str, *, trained: bool = True) -> 
 
 
 def copy_model(source: Path, directory: Path) -> None:
-    """Take a model over by hard links where the filesystem allows it, by copies elsewhere.
-
-    The manifest of another run's weights version stays behind: the new version gets its own.
-
-    The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link as
-    it was.
-    """
-    for file in sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith(".")):
-        if file.name == MANIFEST:
-            continue
-        real = file.resolve()
-        try:
-            os.link(real, directory / file.name)
-        except OSError:  # another filesystem, or one without hard links
-            shutil.copy2(real, directory / file.name)
+    """Take a model over. The manifest of another run's weights version stays behind: the new version gets its own."""
+    take_over(source, directory, without=(MANIFEST,))
 
 
 def _warm_start(task: Task, directory: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,9 +12,10 @@ from mrt_hpc.analysis.measures import RunCost, RunFile, RunSummary
 from mrt_hpc.analysis.page.content import RoleUse, RunRecord
 from mrt_hpc.analysis.page.render import write_page
 from mrt_hpc.analysis.render import write_report as write_summary
+from mrt_hpc.analysis.spending import spending
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import evaluated_versions, role_resources
-from mrt_hpc.plan.jobs import JobResources, Plan, Role, read_plan
+from mrt_hpc.plan.compile import evaluated_versions
+from mrt_hpc.plan.jobs import Plan, Role, read_plan
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
@@ -27,9 +26,10 @@ from mrt_hpc.roles.sample_traces import trace_samples
 from mrt_hpc.roles.tracking import log_evaluations
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.offline import upload
+from mrt_hpc.run.uses import Use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.analysis.collect import Measurements
     from mrt_hpc.analysis.measures import IterationMetrics
+    from mrt_hpc.analysis.spending import Spending
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
@@ -51,6 +52,7 @@ def run(task: Task) -> None:
     Raises:
         UserError: something is missing; the report is written all the same, and says what.
     """
+    task.spend(Use.REPORTING)
     try:
         if isinstance(task.experiment, Recipe):
             log_evaluations(task, measurements(task.layout, task.experiment).evaluations)
@@ -129,7 +131,7 @@ def run_record(layout: RunLayout, recipe: Recipe, plan: Plan, summary: RunSummar
     return RunRecord(
         name=name,
         summary=summary,
-        roles=role_uses(layout, plan, recipe),
+        roles=role_uses(spending(layout, plan, recipe)),
         happenings=happenings(layout),
         recipe=layout.recipe_lock.read_text(),
         traces=samples.traces,
@@ -146,10 +148,11 @@ def model_records(
     """What the page shows of an evaluation on its own: each of its models, side by side as runs are. What they share
     stands with the first one.
     """
+    spent = spending(layout, plan, recipe)
     first, *others = (_model_record(layout, recipe, found, name, number) for number in range(len(recipe.models)))
     shared = {
         "missing": (*found.missing, *found.unmade),
-        "cost": allocated(layout, plan, recipe),
+        "cost": allocated(spent),
         "settings": evaluation_table(recipe),
         "files": (
             RunFile(what="resolved recipe", path="recipe.lock.yaml"),
@@ -161,7 +164,7 @@ def model_records(
     first = replace(
         first,
         summary=first.summary.model_copy(update=shared),
-        roles=role_uses(layout, plan, recipe),
+        roles=role_uses(spent),
         happenings=happenings(layout),
         recipe=layout.recipe_lock.read_text(),
     )
@@ -213,27 +216,21 @@ def packages_of(layout: RunLayout) -> dict[str, str]:
     return {"mrt-hpc": locked["mrt_hpc"], **locked["packages"]}
 
 
-def role_uses(layout: RunLayout, plan: Plan, recipe: Experiment) -> tuple[RoleUse, ...]:
-    """The resources that the attempts of each role have used, by the run's events."""
-    spans: dict[Role, list[tuple[float, JobResources]]] = defaultdict(list)
-    for job, start, end in attempt_spans(layout):
-        spans[role_of(job, plan)].append(((end - start) / 3600, resources_of(job, plan, recipe)))
+def role_uses(spent: Spending) -> tuple[RoleUse, ...]:
+    """The resources that the attempts of each role have used."""
+    used = [(role, [one for one in spent.attempts if one.role is role]) for role in Role]
     return tuple(
         RoleUse(
             role=role,
-            attempts=len(used),
-            hours=sum(hours for hours, _ in used),
-            gpu_hours=sum(hours * resources.gpus for hours, resources in used),
-            cpu_hours=sum(hours * resources.cpus for hours, resources in used),
+            attempts=len(mine),
+            hours=sum(row.hours for row in spent.rows if row.role is role),
+            gpu_hours=sum(row.gpu_hours for row in spent.rows if row.role is role),
+            cpu_hours=sum(row.core_hours for row in spent.rows if row.role is role),
+            by_use={str(row.use): (row.hours, row.gpu_hours, row.core_hours) for row in spent.rows if row.role is role},
         )
-        for role, used in spans.items()
+        for role, mine in used
+        if mine
     )
-
-
-def role_of(job: str, plan: Plan) -> Role:
-    """The role of a job; one that the plan no longer has, as its recipe was changed, has its role in its name."""
-    planned = {one.name: one.role for one in plan.jobs}
-    return planned[job] if job in planned else Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
 
 
 def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
@@ -267,11 +264,11 @@ def run_summary(layout: RunLayout, recipe: Recipe, plan: Plan, found: Measuremen
         model=recipe.model.path if isinstance(recipe.model, HuggingFaceModel) else "embedded small world",
         prover=None if recipe.prover is None else recipe.prover.type,
         iterations_planned=recipe.schedule.iterations,
-        settings=settings_table(recipe),
+        settings={**settings_table(recipe), **({} if (fork := read_fork(layout)) is None else fork.told())},
         iterations=found.iterations,
         evaluations=found.evaluations,
         missing=(*found.missing, *found.unmade),
-        cost=cost(layout, plan, recipe, found.iterations),
+        cost=cost(layout, spending(layout, plan, recipe), recipe, found.iterations),
         files=(
             RunFile(what="resolved recipe", path="recipe.lock.yaml"),
             RunFile(what="last weights version", path=f"weights/v{recipe.schedule.iterations:06d}"),
@@ -314,9 +311,9 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
     return table
 
 
-def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> RunCost:
+def cost(layout: RunLayout, spent: Spending, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> RunCost:
     """What the run has used, with the rates that it has reached."""
-    found = allocated(layout, plan, recipe)
+    found = allocated(spent)
     if found.wall_seconds is None:
         return found
     measured = {
@@ -327,29 +324,11 @@ def cost(layout: RunLayout, plan: Plan, recipe: Recipe, iterations: Sequence[Ite
     return found.model_copy(update=measured)
 
 
-def allocated(layout: RunLayout, plan: Plan, recipe: Experiment) -> RunCost:
-    """The time and the hours of a run or an evaluation, by its events; nothing before its first attempt. An attempt
-    that was lost counts to the last event of its process.
-    """
-    spans = attempt_spans(layout)
-    if not spans:
+def allocated(spent: Spending) -> RunCost:
+    """The time and the hours of a run or an evaluation; nothing before its first attempt."""
+    if spent.wall_seconds is None:
         return RunCost()
-    resources = {job: resources_of(job, plan, recipe) for job, _, _ in spans}
-    return RunCost(
-        wall_seconds=max(end for _, _, end in spans) - min(start for _, start, _ in spans),
-        gpu_hours=sum((end - start) * resources[job].gpus for job, start, end in spans) / 3600,
-        cpu_hours=sum((end - start) * resources[job].cpus for job, start, end in spans) / 3600,
-    )
-
-
-def resources_of(job: str, plan: Plan, recipe: Experiment) -> JobResources:
-    """The resources of a task of a job. A job that the plan no longer has, as its recipe was changed, gets those of its
-    role.
-    """
-    named = {planned.name: planned.resources for planned in plan.jobs}
-    if job in named:
-        return named[job]
-    return role_resources(recipe, role_of(job, plan))
+    return RunCost(wall_seconds=spent.wall_seconds, gpu_hours=spent.gpu_hours, cpu_hours=spent.core_hours)
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:
@@ -378,16 +357,3 @@ def collected_tokens(layout: RunLayout, recipe: Recipe) -> int:
     groups = [(number, position) for number in collections for position in sampled_positions(layout, number)]
     costs = [sampled_manifest(layout, *group).about["statistics"] for group in groups]
     return sum(cost["rollout_tokens"] + cost["branch_tokens"] for cost in costs)
-
-
-def attempt_spans(layout: RunLayout) -> list[tuple[str, float, float]]:
-    """(job, first event, last event) of every attempt, as rank 0 of it wrote them."""
-    spans: dict[tuple[str, int], tuple[str, float, float]] = {}
-    for event in read_events(layout.events):
-        key = (event["host"], event["pid"])
-        if event["kind"] == EventKind.TASK_STARTED and event["rank"] == 0:
-            spans[key] = (event["job"], event["time"], event["time"])
-        elif key in spans:
-            job, start, _ = spans[key]
-            spans[key] = (job, start, event["time"])
-    return list(spans.values())

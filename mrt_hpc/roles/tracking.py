@@ -1,11 +1,13 @@
 """W&B, offline: all attempts of a run share one run id, which the first of them makes.
 
-The trainer logs its iterations, and the report, which runs when no trainer does, logs the evaluations.
+The trainer logs its iterations, and the report, which runs when no trainer does, logs the evaluations. Nothing that
+fails here stops a run: all that W&B gets stands in the files of the run as well.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,12 +19,16 @@ from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
     from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
+    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.layout import RunLayout
+
+log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation"
 """The first part of the names of what evaluations measured."""
@@ -41,22 +47,40 @@ class Tracker:
         """The tracker of a task: rank 0 logs, the other ranks do not."""
         if not task.recipe.tracking.wandb or task.rank != 0:
             return Tracker()
-        task.layout.wandb.mkdir(exist_ok=True)
-        return Tracker(_offline_run(task, task.layout.wandb))
+        try:
+            task.layout.wandb.mkdir(exist_ok=True)
+            return Tracker(_offline_run(task.recipe, run_id(task), task.layout.wandb))
+        except Exception as error:
+            _warn(error)
+            return Tracker()
 
     def log(self, metrics: IterationMetrics) -> None:
         """Log one iteration, under its number."""
         if self._run is not None:
             content = metrics.model_dump(mode="json", exclude={"iteration"})
             content["progress_by_episode"] = dict(enumerate(metrics.progress_by_episode))
-            self._run.log(content, step=metrics.iteration)
+            self._without_failing(lambda run: run.log(content, step=metrics.iteration))
 
     def __enter__(self) -> Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._run is not None:
-            self._run.finish(exit_code=0 if error is None else 1)
+            self._without_failing(lambda run: run.finish(exit_code=0 if error is None else 1))
+
+    def _without_failing(self, action: Callable[[Any], object]) -> None:
+        """Do something with the W&B run; after an error this attempt logs nothing more."""
+        try:
+            action(self._run)
+        except Exception as error:
+            _warn(error)
+            self._run = None
+
+
+def _warn(error: Exception) -> None:
+    log.warning(
+        "W&B failed, and this attempt logs nothing more for it; the run's own files have all metrics: %s", error
+    )
 
 
 def run_id(task: Task) -> str:
@@ -71,18 +95,18 @@ def run_id(task: Task) -> str:
     return path.read_text()
 
 
-def _offline_run(task: Task, directory: Path, **settings: Any) -> Any:
+def _offline_run(recipe: Recipe, identity: str, directory: Path, **settings: Any) -> Any:
     """Begin an offline W&B directory below ``directory``, which exists, with these settings of W&B."""
     import wandb  # takes a second to import, and most recipes do not ask for it
 
     return wandb.init(
-        project=task.recipe.tracking.project,
-        name=task.recipe.name,
-        id=run_id(task),
+        project=recipe.tracking.project,
+        name=recipe.name,
+        id=identity,
         resume="allow",
         mode="offline",
         dir=str(directory),
-        config=task.recipe.model_dump(mode="json"),
+        config=recipe.model_dump(mode="json"),
         settings=settings,
     )
 
@@ -99,7 +123,10 @@ def log_evaluations(task: Task, evaluations: Sequence[EvaluationSummary]) -> Non
     """
     if not task.recipe.tracking.wandb:
         return
-    task.retrying(lambda: _Evaluations(task).log(evaluations), "the evaluations for W&B")
+    try:
+        task.retrying(lambda: _Evaluations(task).log(evaluations), "the evaluations for W&B")
+    except Exception as error:
+        _warn(error)
 
 
 def evaluation_row(summary: EvaluationSummary) -> dict[str, float]:
@@ -160,7 +187,9 @@ class _Evaluations:
         """A finished offline directory with these rows, at a place where `wandb sync` does not look."""
         place = temporary_sibling(self.task.layout.wandb / EVALUATION)
         place.mkdir()
-        with _offline_run(self.task, place, silent=True) as run:  # it would name the place that the directory leaves
+        identity = run_id(self.task)
+        # Silent, as W&B would name the place that the directory leaves.
+        with _offline_run(self.task.recipe, identity, place, silent=True) as run:
             run.define_metric(VERSION)
             run.define_metric(f"{EVALUATION}/*", step_metric=VERSION)
             for step, row in enumerate(rows, first_step):  # after those of the iterations: W&B wants steps to grow
@@ -176,3 +205,33 @@ class _Evaluations:
             directory.rename(self._in_place(directory))
             sync_directory(layout.offline_runs)
         remove_leftovers(layout.wandb)
+
+
+# -- report -----------------------------------------------------------------------------------------------------------
+
+
+def attach(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> None:
+    """Put files of a run into its W&B run, as an offline directory like any other. No task of the run may be running.
+
+    Args:
+        layout: the run directory, whose W&B id is there.
+        recipe: of the run.
+        files: below the run directory.
+    """
+    layout.offline_runs.mkdir(parents=True, exist_ok=True)
+    while (to := layout.offline_runs / (directory := _with_files(layout, recipe, files)).name).exists():
+        continue  # W&B names a directory by the second in which it begins
+    directory.rename(to)
+    remove_leftovers(layout.wandb)
+
+
+def _with_files(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> Path:
+    """A finished offline directory with these files, at a place where `wandb sync` does not look."""
+    place = temporary_sibling(layout.wandb / "report")
+    place.mkdir()
+    with _offline_run(recipe, (layout.wandb / "run_id").read_text(), place, silent=True) as run:
+        for file in files:
+            run.save(str(file), base_path=str(layout.root), policy="now")
+    sync_tree(place)
+    (directory,) = place.glob(f"*/{OFFLINE}")
+    return directory

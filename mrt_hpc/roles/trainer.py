@@ -27,6 +27,7 @@ from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.uses import Use
 from mrt_hpc.training import checkpoint, rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -83,6 +84,7 @@ def run(task: Task) -> None:
             with task.shutdown.at_safe_points():
                 while trainer.iteration < task.job.end_iteration:
                     trainer.go_on()
+            task.spend(Use.ENDING)
     finally:
         rendezvous.leave()
 
@@ -217,8 +219,10 @@ class Trainer:
 
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, publish, checkpoint."""
+        self.task.spend(Use.LOADING)
         with timeline.phase("loading"):
             lesson = self.intake.lesson()
+        self.task.spend(Use.TRAINING)
         with timeline.phase("optimisation"):
             stats = self.engine.update([*lesson.sequences, *lesson.branches])
         self._longest_step_s = max(self._longest_step_s, timeline.working)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
+from mrt_hpc.run.uses import Use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +55,10 @@ class EventKind(StrEnum):
     """A submission changed fields of the run's recipe; ``changes`` names them with their old and new values."""
     GRADING = "grading"
     """Answers that hung or could not be read."""
+    USE = "use"
+    """The time of the task is used for ``use`` from now on; an attempt begins with starting."""
+    ALLOCATION_ENDED = "allocation_ended"
+    """The job script of ``attempt`` ends; it writes this itself."""
 
 
 PROGRESS = frozenset({EventKind.PART_COMMITTED, EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT})
@@ -70,6 +75,17 @@ class EventLog:
     _descriptor: int | None = field(default=None, init=False, repr=False)
     _torn: bool = field(default=False, init=False, repr=False)
     """Whether a full disk has left part of a line."""
+    _use: Use = field(default=Use.STARTING, init=False, repr=False)
+
+    def spend(self, use: Use) -> None:
+        """Record that the time is used for something else from now on; the same use again writes nothing.
+
+        Raises:
+            UserError: the disk stayed full.
+        """
+        if use is not self._use:
+            self._use = use
+            self.emit(EventKind.USE, use=use.value)
 
     def emit(self, kind: EventKind, **fields: Any) -> None:
         """Append one event with the time of this node's clock; on a full disk, wait for room.
@@ -111,6 +127,13 @@ def outcomes(directory: Path, job: str, index: int, attempt: str) -> set[str]:
 def has_progressed(path: Path) -> bool:
     """Whether the process that wrote these events has produced a result that stays."""
     return any(event["kind"] in PROGRESS for event in _events(path))
+
+
+def events_by_process(directory: Path) -> Iterator[list[dict[str, Any]]]:
+    """The events of each process, in the order in which it wrote them."""
+    for path in list_directory(directory, "*.jsonl"):
+        if events := list(_events(path)):
+            yield events
 
 
 def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str, Any]]:

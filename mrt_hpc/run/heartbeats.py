@@ -87,6 +87,17 @@ def read_beat(path: Path) -> Beat:
         return NO_NEWS
 
 
+def last_beat(path: Path) -> tuple[str, float] | None:
+    """The attempt of a heart's file and the time of its last beat, by the filesystem's clock: an attempt that ended
+    by itself leaves none. For the reckoning of hours only; whether an attempt lives, an :class:`Observer` tells.
+    """
+    try:
+        beat, modified = read_beat(path), path.stat().st_mtime
+    except OSError:
+        return None
+    return (beat.attempt, modified) if beat.attempt else None
+
+
 @dataclass
 class Observer:
     """Decides by its own clock whether hearts beat. A heart has ``limit_s`` from the moment at which it is first read,

@@ -54,6 +54,16 @@ class RunLayout:
         return self.root / "renewal.json"
 
     @property
+    def forked_from(self) -> Path:
+        """The record of the run and the weights version that a forked run began with; absent for any other run."""
+        return self.root / "forked_from.json"
+
+    @property
+    def first_model(self) -> Path:
+        """The weights version that a forked run began with: links or copies of its files."""
+        return self.root / "first_model"
+
+    @property
     def plan(self) -> Path:
         """The compiled plan."""
         return self.root / "plan.json"

@@ -34,10 +34,15 @@ class Upload:
         return f"{self.directories} offline W&B {what} not uploaded. {when}"
 
 
-def upload(layout: RunLayout) -> Upload | None:
-    """The directories that are not uploaded; None if the run tracks nothing or all are uploaded."""
+def waiting_directories(layout: RunLayout) -> list[Path]:
+    """The directories that are not uploaded, in the order in which they were begun."""
     runs = [path for path in list_directory(layout.offline_runs, OFFLINE) if path.is_dir()]
-    waiting = [path for run in runs for path in list_directory(run, "*.wandb") if not _is_uploaded(path)]
+    return [run for run in runs if any(not _is_uploaded(path) for path in list_directory(run, "*.wandb"))]
+
+
+def upload(layout: RunLayout) -> Upload | None:
+    """What is not uploaded; None if the run tracks nothing or all is uploaded."""
+    waiting = waiting_directories(layout)
     if not waiting:
         return None
     return Upload(len(waiting), f"wandb sync {shlex.quote(str(layout.offline_runs.absolute()))}/{OFFLINE}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,27 @@ def published_versions(layout: RunLayout) -> list[int]:
     """All complete weights versions, ascending."""
     found = map(layout.version_of, list_directory(layout.weights))
     return sorted(v for v in found if v is not None)
+
+
+def take_over(source: Path, directory: Path, *, without: Iterable[str] = ()) -> None:
+    """Take the files of a model directory over by hard links where the filesystem allows it, by copies elsewhere.
+
+    The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link as
+    it was.
+
+    Args:
+        source: the model directory.
+        directory: where they go, which is there.
+        without: names of files that stay behind, as hidden files do.
+    """
+    for file in sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith(".")):
+        if file.name in without:
+            continue
+        real = file.resolve()
+        try:
+            os.link(real, directory / file.name)
+        except OSError:  # another filesystem, or one without hard links
+            shutil.copy2(real, directory / file.name)
 
 
 def prune(layout: RunLayout, keep: Iterable[int]) -> list[int]:

@@ -17,6 +17,8 @@ from mrt_hpc.launch.slurm.call import run_plan_task
 from mrt_hpc.launch.slurm.commands import run_slurm
 from mrt_hpc.launch.slurm.environment import SlurmTask
 from mrt_hpc.roles.task.peers import Peers, PeersAwayError
+from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.uses import Use
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -114,6 +116,28 @@ def _work(task: Task) -> None:
         else:
             wait_until(lambda: False, reason="the end", deadline_s=600)
     _note(str(task.layout.root), "end", what)
+
+
+def spends(run_dir: str, job_name: str, _index: int) -> None:
+    """A whole life as a task of a plan whose time has several uses."""
+    run_plan_task(run_dir, job_name, _index, _spend)
+
+
+def _spend(task: Task) -> None:
+    """Sample something for 20 s, wait for 10 s, and go on for 40 s. The first attempt of task 0 of a job named
+    ``requeued`` goes on until it is told to end.
+    """
+    _note(str(task.layout.root), "start", task.job.name)
+    task.spend(Use.GENERATING)
+    time.sleep(20)
+    task.events.emit(EventKind.SHARD_COMMITTED, rollout_tokens=30, branch_tokens=10)
+    task.spend(Use.WAITING)
+    time.sleep(10)
+    task.spend(Use.GENERATING)
+    _note(str(task.layout.root), "goes on", task.job.name)
+    until_told = task.job.name == "requeued" and task.index == 0 and _starts(task) == 1
+    time.sleep(600 if until_told else 40)
+    task.spend(Use.ENDING)
 
 
 def _time_is_over() -> bool:

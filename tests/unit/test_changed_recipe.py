@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.spending import resources_of
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch import renewal
@@ -31,7 +32,6 @@ from mrt_hpc.recipe.schema import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.prepare import small_world_tokenizer
-from mrt_hpc.roles.report import resources_of
 from mrt_hpc.run.data import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events

@@ -25,6 +25,8 @@ class RoleUse:
     gpu_hours: float
     cpu_hours: float
     """Core hours."""
+    by_use: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """The same by use: hours, GPU-hours and core hours, which add up to those above."""
 
 
 @dataclass(frozen=True)

@@ -317,7 +317,7 @@ def _iterations(record: RunRecord) -> Table:
 
 def costs(records: Sequence[RunRecord]) -> Section:
     """Time and resources by phase and by role."""
-    tables = (_totals(records), _phases(records), _roles(records))
+    tables = (_totals(records), _phases(records), _roles(records), _uses(records))
     return Section("cost", "Time and cost", (), tuple(t for t in tables if t.rows), time_plots(records))
 
 
@@ -358,6 +358,23 @@ def _roles(records: Sequence[RunRecord]) -> Table:
     )
     names = ("attempts", "hours of all tasks", "GPU-hours", "CPU core hours")
     return Table("Jobs by role", (Column("role"), RUN, *map(Column, names)), rows)
+
+
+def _uses(records: Sequence[RunRecord]) -> Table:
+    rows = tuple(
+        (what, use.role, record.name, *map(number, hours))
+        for record in records
+        for use in record.roles
+        for what, hours in use.by_use.items()
+    )
+    note = (
+        "The uses of a role add up to its hours. Lost is the work of attempts that did not end well, since their last "
+        "result that stays. These are the hours by the run's events; mrt-hpc cost RUN takes those of the cluster's "
+        "accounting where there is one."
+    )
+    names = ("hours of all tasks", "GPU-hours", "CPU core hours")
+    columns = (Column("use"), Column("role", numeric=False), RUN, *map(Column, names))
+    return Table("Hours by use", columns, rows, note)
 
 
 # -- faults

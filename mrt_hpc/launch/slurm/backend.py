@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Backend, Objections
-from mrt_hpc.launch.slurm import cluster_limits, queue, reasons
+from mrt_hpc.launch.slurm import accounting, cluster_limits, queue, reasons
+from mrt_hpc.launch.slurm.containers import with_models_bound
 from mrt_hpc.launch.slurm.site import unknown_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from mrt_hpc.launch.backend import Order, QueuedTask, WaitReason
+    from mrt_hpc.launch.backend import Order, QueuedAttempt, QueuedTask, WaitReason
     from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits
     from mrt_hpc.launch.slurm.site import SlurmSite
     from mrt_hpc.plan.jobs import Plan
@@ -53,7 +54,6 @@ class SlurmBackend(Backend):
             UserError: the run directory has a path that Slurm would misread.
         """
         from mrt_hpc.launch.slurm.arrays import sbatch_texts
-        from mrt_hpc.launch.slurm.containers import with_models_bound
 
         return sbatch_texts(plan, with_models_bound(self.site, recipe), layout)
 
@@ -64,7 +64,6 @@ class SlurmBackend(Backend):
             UserError: sbatch is missing, does not answer, or refuses.
         """
         from mrt_hpc.launch.slurm.arrays import submit
-        from mrt_hpc.launch.slurm.containers import with_models_bound
 
         submit(
             order.jobs,
@@ -83,6 +82,14 @@ class SlurmBackend(Backend):
             UserError: a command is missing, did not answer, or refused.
         """
         return queue.queue_states(job_ids, within_s)
+
+    def allocations(self, job_ids: Iterable[str]) -> list[QueuedAttempt] | None:
+        """By one sacct.
+
+        Raises:
+            UserError: sacct is missing, did not answer, or refused.
+        """
+        return accounting.accounted_attempts(job_ids)
 
     def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, str]:
         """By one squeue.

@@ -60,7 +60,7 @@ def slurm_placement() -> Placement:
     """
     task = slurm_task()
     left = None if task.ends_at is None else task.ends_at - time.time()
-    return Placement(task.rank, task.world_size, task.local_rank, task.attempt, left)
+    return Placement(task.rank, task.world_size, task.local_rank, task.attempt, left, task.began_at)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+BEGAN_AT = "MRT_HPC_BEGAN_AT"
+"""Set by the job script when it starts: Slurm itself tells the start of a job from version 23.02 on only."""
 ENDS_AT = "MRT_HPC_ENDS_AT"
 """Set by the job script when it starts: Slurm itself tells the end of a job from version 23.02 on only."""
 
@@ -41,6 +43,8 @@ class SlurmTask:
     """How often Slurm has started this task again."""
     ends_at: float | None
     """Seconds since the epoch, when the time limit is reached; None where the job script does not say."""
+    began_at: float | None = None
+    """Seconds since the epoch, when the job started; None where the job script does not say."""
 
     @property
     def task_id(self) -> str:
@@ -73,6 +77,7 @@ class SlurmTask:
             node=variables.get("SLURMD_NODENAME") or os.uname().nodename,
             restarts=_whole(variables, "SLURM_RESTART_COUNT", 0),
             ends_at=_whole(variables, ENDS_AT, 0) or None,
+            began_at=_whole(variables, BEGAN_AT, 0) or None,
         )
 
 

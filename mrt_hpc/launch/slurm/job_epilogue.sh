@@ -1,11 +1,19 @@
 # The end of every job script. Given: code, srun's exit status; settle, which runs mrt_hpc.launch.slurm.after_srun for this;
 # AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is to come back; MOST_AWAITED, the tasks
-# that a dependency may name; WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below.
+# that a dependency may name; WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below; JOB
+# and EVENTS, the job's name in the plan and the folder of the run's events.
 
 trap "" TERM  # a requeue ends what is left of this attempt, and there is more to do
 unset ${!SQUEUE_@} SLURM_TIME_FORMAT  # a user's own habits with squeue
 
 id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}
+
+# The time at which this attempt ends, for the reckoning of hours on clusters without accounting.
+tell_end() {
+  attempt=$id.${SLURM_RESTART_COUNT:-0}; index=$(printf %05d "${SLURM_ARRAY_TASK_ID:-0}")
+  (umask 027; printf '{"time": %s, "kind": "allocation_ended", "attempt": "%s", "host": "%s", "pid": %s}\n' \
+    "$(date +%s)" "$attempt" "$(hostname)" $$ >> "$EVENTS/$JOB.$index.script.$attempt.jsonl") 2> /dev/null
+}
 
 # A controller that does not answer is asked again.
 patiently() { for pause in 5 10 20 40 0; do "$@" && return; sleep $pause; done; return 1; }
@@ -25,6 +33,7 @@ look_for_awaited() {
 requeue() {
   for pause in 5 10 20 40 0; do
     case $(patiently squeue --noheader --jobs="$id" --format=%T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
+    tell_end
     scontrol requeue "$id" && return
     sleep $pause
   done
@@ -64,4 +73,5 @@ if [ $code -ne 0 ]; then
   if [ $verdict = $DONE ]; then code=0; fi
 fi
 if [ $code -eq 0 ] && [ "$WAITED_FOR" ] && is_late; then requeue; fi
+tell_end
 exit $code

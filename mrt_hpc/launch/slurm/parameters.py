@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.slurm.after_srun import AttemptOutcome
-from mrt_hpc.launch.slurm.environment import ENDS_AT
+from mrt_hpc.launch.slurm.environment import BEGAN_AT, ENDS_AT
 from mrt_hpc.launch.slurm.site import GpuRequest
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
     ends_at = f"export {ENDS_AT}=${{SLURM_JOB_END_TIME:-$(($(date +%s) + {limit_s}))}}"
     goes_on = ["set +eu +o pipefail", "trap : TERM"]  # after srun, whatever it ends with: see the teardown
     safe_path = "export PYTHONSAFEPATH=1"  # the folder that it was submitted from holds no modules of ours
-    return [*site.setup, *goes_on, safe_path, threads, *scratch, *exports, ends_at]
+    began_at = f"export {BEGAN_AT}=${{SLURM_JOB_START_TIME:-$(date +%s)}}"
+    return [began_at, *site.setup, *goes_on, safe_path, threads, *scratch, *exports, ends_at]
 
 
 def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> list[str]:
@@ -142,6 +143,7 @@ def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for:
         f"AGAIN={int(AttemptOutcome.AGAIN)}; OVER={int(AttemptOutcome.OVER)}; DONE={int(AttemptOutcome.DONE)}",
         f"GAVE_BACK={int(ExitCode.GIVE_BACK)}; MOST_AWAITED={MOST_AWAITED}",
         f"WAITED_FOR={'yes' if waited_for else ''}; LATE_S={LATE_S}",
+        f"JOB={job.name}; EVENTS={shlex.quote(str(layout.events))}",
         *EPILOGUE.read_text().splitlines(),
     ]
 

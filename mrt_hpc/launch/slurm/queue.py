@@ -24,6 +24,8 @@ _ENDING = "Ending"
 """Reason of a task whose processes are just being ended."""
 CLOCKS_APART_S = 30.0
 """At most, between this machine's clock and the controller's; every time limit is longer."""
+NO_ACCOUNTING = "accounting storage is disabled"
+"""What sacct says on a cluster without accounting."""
 _ALREADY_OVER = re.compile(r"invalid job id|already compl|job has finished|has already finished", re.IGNORECASE)
 
 
@@ -177,7 +179,7 @@ def _queue_state(word: str, end: str) -> QueueState:
     """
     if word == "COMPLETING" and end.isdecimal() and int(end) < time.time() + CLOCKS_APART_S:
         return QueueState.ENDING
-    return _state(word)
+    return queue_state(word)
 
 
 def _accounted(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
@@ -186,7 +188,7 @@ def _accounted(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str,
     try:
         lines = ask(command).splitlines()
     except SlurmRefusedError as refusal:
-        if "accounting storage is disabled" in refusal.reason:
+        if NO_ACCOUNTING in refusal.reason:
             return {}  # such a cluster forgets what has ended
         raise
     states: dict[str, QueuedTask] = {}
@@ -198,18 +200,18 @@ def _accounted(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str,
             continue
         for task_id in _expand(task):
             nodes = "" if nodes == "None assigned" else nodes
-            states[task_id] = QueuedTask(task_id, _state(word), exit_code, nodes, int(elapsed or 0))
+            states[task_id] = QueuedTask(task_id, queue_state(word), exit_code, nodes, int(elapsed or 0))
     return states
 
 
 def _learn_from_step(states: dict[str, QueuedTask], task_id: str, word: str) -> None:
     """A task that lacked memory is FAILED in accounting; only its step says why."""
     known = states.get(task_id)
-    if known and known.state is QueueState.FAILED and _state(word) is QueueState.OUT_OF_MEMORY:
+    if known and known.state is QueueState.FAILED and queue_state(word) is QueueState.OUT_OF_MEMORY:
         states[task_id] = QueuedTask(task_id, QueueState.OUT_OF_MEMORY, known.reason, known.nodes, known.elapsed_s)
 
 
-def _state(word: str) -> QueueState:
+def queue_state(word: str) -> QueueState:
     """``CANCELLED by 1001`` and ``CANCELLED+`` count as ``CANCELLED``."""
     return _SLURM_STATES.get(re.split(r"[ +]", word, maxsplit=1)[0], QueueState.UNKNOWN)
 

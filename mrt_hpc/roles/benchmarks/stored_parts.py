@@ -22,6 +22,7 @@ from mrt_hpc.run.heartbeats import Heart
 from mrt_hpc.run.leases import Leases
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.results import DIGITS, Batch, StoredSamples
+from mrt_hpc.run.uses import Use
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class StoredParts:
             free = self._leases.free(sorted(places))
             return bool(free) or any(not self.store.lacking(p, self.benchmark.samples) for p in places)
 
+        self.task.spend(Use.WAITING)
         with self.task.shutdown.while_waiting():
             wait_until(changed, reason="samples of another evaluation", deadline_s=inf, longest_pause_s=LONGEST_LOOK_S)
 

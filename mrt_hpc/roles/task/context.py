@@ -17,6 +17,7 @@ from mrt_hpc.run.leases import Holder
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.uses import Use
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -110,16 +111,28 @@ class Task:
         """What watches the tasks that produce what this task is about to wait for."""
         return PeerWait(producers, self.experiment.resilience, reason, self.gone)
 
+    def spend(self, use: Use) -> None:
+        """Record what the time of this task is used for from now on; the first rank of it does."""
+        if self.rank == 0:
+            self.events.spend(use)
+
     def keep(self, vigil: PeerWait, condition: Callable[[], T | None]) -> T:
-        """Wait for what the tasks of another role of the segment produce.
+        """Wait for what the tasks of another role of the segment produce. The caller says what its time is used for
+        afterwards (:meth:`spend`).
 
         Raises:
             UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
                 allows, and this task gives its nodes back.
         """
+
+        def look() -> T | None:
+            if not (found := condition()):
+                self.spend(Use.WAITING)
+            return found
+
         with self.shutdown.while_waiting():
             return wait_until(
-                condition, reason=vigil.reason, deadline_s=inf, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
+                look, reason=vigil.reason, deadline_s=inf, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
             )
 
     def set_aside(self, paths: Sequence[Path], reason: str) -> None:

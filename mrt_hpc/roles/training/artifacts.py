@@ -22,6 +22,7 @@ from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 from mrt_hpc.run.task_state import read_task
+from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import prune, published_versions
 from mrt_hpc.run.weights import publish as publish_version
 from mrt_hpc.training import checkpoint, export, rendezvous
@@ -79,6 +80,7 @@ class Keeper:
         """Write a checkpoint of the state after ``iteration`` updates, unless it is there, and remove the oldest."""
         if self.saved == iteration:
             return
+        self.task.spend(Use.SAVING)
         layout, started = self.task.layout, time.monotonic()
         rendezvous.on_rank_zero(self._refuse_if_superseded)
         path = layout.checkpoint(iteration)
@@ -95,6 +97,7 @@ class Keeper:
 
     def publish(self, version: int) -> None:
         """Publish what the engine holds as a weights version, and remove versions that are not needed any more."""
+        self.task.spend(Use.SAVING)
         recipe, layout = self.task.recipe, self.task.layout
 
         def commit(write: Callable[[Path], None]) -> bool:

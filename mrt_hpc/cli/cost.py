@@ -1,0 +1,177 @@
+"""``mrt-hpc cost``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from dataclasses import asdict, dataclass, fields
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.analysis.spending import PointPrice, Spending
+
+QUEUED = "queued"
+"""The word for time in the queue. It is no use, as nothing was allocated."""
+FEW_HOURS = 10.0
+"""Below so many hours the table has four digits after the point."""
+
+
+@click.command(short_help="Show what a run has cost, by role and use.")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write the hours by role and use to this file.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
+    """Show the GPU-hours of RUN by role and use (core-hours where it used no GPUs), and what a point of accuracy cost.
+
+    The hours are those of the cluster's accounting, of all attempts of all jobs. Without accounting they are those of
+    the run's own events, which also say what the time was used for. The uses add up to the whole. The time in the queue
+    stands beside, as nothing was allocated then.
+
+    \b
+    Examples:
+      mrt-hpc cost runs/mrt-online
+      mrt-hpc cost runs/mrt-online --csv cost.csv
+    """
+    found = _found(run)
+    if csv_file is not None:
+        from mrt_hpc.run.atomic import write_text
+
+        write_text(csv_file, as_csv(found.spent))
+    if as_json:
+        click.echo(json.dumps(as_data(found), indent=2, allow_nan=False))
+        return
+    _print(found, run)
+    if csv_file is not None:
+        click.echo(f"hours by role and use: {csv_file}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The reckoning of a run, and what a reader has to know of it."""
+
+    spent: Spending
+    prices: Sequence[PointPrice]
+    notes: Sequence[str]
+
+    @property
+    def of_gpus(self) -> bool:
+        """Whether GPU-hours are shown, and not core-hours."""
+        return self.spent.gpu_hours > 0
+
+
+def _found(run: Path) -> Found:
+    from mrt_hpc.analysis.collect import read_measurements
+    from mrt_hpc.analysis.spending import prices, spending
+    from mrt_hpc.cli.status import open_run
+    from mrt_hpc.launch.accounts import accounts
+    from mrt_hpc.plan.compile import evaluated_versions
+    from mrt_hpc.recipe.lock import read_lock
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.run.evaluation_settings import evaluation_settings
+
+    layout, plan = open_run(run)
+    recipe = read_lock(layout.recipe_lock)
+    known, untold = accounts(layout)
+    spent = spending(layout, plan, recipe, known)
+    if not isinstance(recipe, Recipe):
+        return Found(spent, (), (*untold, *spent.notes))
+    benchmarks = [benchmark.name for benchmark in recipe.evaluation.benchmarks]
+    settings = evaluation_settings(layout, recipe)
+    measured = read_measurements(layout, 0, evaluated_versions(recipe), benchmarks, settings)
+    return Found(spent, prices(spent, measured.evaluations), (*untold, *spent.notes))
+
+
+def as_csv(spent: Spending) -> str:
+    """The hours by role and use. The time in the queue has rows of its own, without GPU-hours."""
+    from mrt_hpc.analysis.spending import SpentRow
+
+    stream = StringIO()
+    writer = csv.DictWriter(stream, [field.name for field in fields(SpentRow)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in spent.rows)
+    writer.writerows({"role": role, "use": QUEUED, "hours": hours} for role, hours in spent.queue_hours.items())
+    return stream.getvalue()
+
+
+def as_data(found: Found) -> dict[str, Any]:
+    """The numbers for ``--json``."""
+    spent = found.spent
+    return {
+        "source": "accounting" if spent.accounted else "events",
+        "attempts": len(spent.attempts),
+        "wall_seconds": spent.wall_seconds,
+        "gpu_hours": spent.gpu_hours,
+        "core_hours": spent.core_hours,
+        "by_role_and_use": [asdict(row) for row in spent.rows],
+        "queue_hours": spent.queue_hours,
+        "points": [asdict(price) for price in found.prices],
+        "notes": list(found.notes),
+    }
+
+
+def _print(found: Found, run: Path) -> None:
+    from mrt_hpc.analysis.render import duration
+    from mrt_hpc.cli.console import console_of, print_notes
+
+    spent = found.spent
+    if not spent.attempts:
+        click.echo(f"no task of this run has started, so it has cost nothing yet: mrt-hpc status {run}")
+        return
+    console_of(sys.stdout).print(_table(found))
+    source = "by the cluster's accounting" if spent.accounted else "by the run's own events"
+    click.echo(
+        f"{spent.gpu_hours:,.2f} GPU-hours and {spent.core_hours:,.2f} core-hours {source}, in {len(spent.attempts)} "
+        f"attempt(s) within {duration(spent.wall_seconds)}"
+    )
+    if spent.queue_hours:
+        told = ", ".join(f"{role} {hours:,.2f} h" for role, hours in spent.queue_hours.items())
+        click.echo(f"time in the queue, all tasks together, not counted above: {told}")
+    for price in found.prices:
+        click.echo(price_text(price, of_gpus=found.of_gpus))
+    print_notes(found.notes)
+    click.echo(f"mrt-hpc report {run} writes the report, which has these hours by its events")
+
+
+def _table(found: Found) -> Any:
+    """Uses as rows, roles as columns, and both sums."""
+    from rich.table import Table
+
+    hours = {(row.role, row.use): row.gpu_hours if found.of_gpus else row.core_hours for row in found.spent.rows}
+    roles = [role for role in dict.fromkeys(role for role, _ in hours) if any(hours[k] for k in hours if k[0] == role)]
+    uses = sorted({use for role, use in hours if role in roles}, key=list(type(next(iter(hours))[1])).index)
+    whole = sum(hours.values())
+    digits = 2 if whole >= FEW_HOURS else 4
+    table = Table(title="GPU-hours" if found.of_gpus else "core-hours", title_justify="left", show_footer=True)
+    table.add_column("use", "all", overflow="fold")
+    for role in roles:
+        column = sum(hours.get((role, use), 0.0) for use in uses)
+        table.add_column(str(role), f"{column:,.{digits}f}", justify="right")
+    table.add_column("all", f"{whole:,.{digits}f}", justify="right")
+    table.add_column("share", "100.0 %" if whole else "", justify="right")
+    for use in uses:
+        cells = [hours.get((role, use)) for role in roles]
+        row = sum(cell for cell in cells if cell is not None)
+        share = f"{row / whole:.1%}".replace("%", " %") if whole else ""
+        table.add_row(str(use), *("" if c is None else f"{c:,.{digits}f}" for c in cells), f"{row:,.{digits}f}", share)
+    return table
+
+
+def price_text(price: PointPrice, *, of_gpus: bool) -> str:
+    """What a point of accuracy on a benchmark has cost, in a sentence."""
+    versions = f"{price.benchmark}, weights version {price.first} to {price.last}: {price.gain:+.1f} points"
+    hours, unit = (price.gpu_hours, "GPU-hours") if of_gpus else (price.core_hours, "core-hours")
+    if hours is None:
+        return f"{versions}, so no point was gained"
+    return f"{versions}, {hours:,.2f} {unit} of training a point (evaluations not counted)"

@@ -1,0 +1,42 @@
+"""``mrt-hpc extend``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Give a run more iterations.")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--iterations",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="N",
+    help="The number of all iterations of the run, those that are done included.",
+)
+@click.option("--site", metavar="SITE", help="Another site profile. Default: the one that the run was submitted with.")
+def extend(run: Path, iterations: int, site: str | None) -> None:
+    """Let RUN train for N iterations in all. It is a submission of the run's own recipe with another number of
+    iterations, and needs no recipe file.
+
+    A run that has begun to train can be extended only if its learning rate is constant (`training.schedule: constant`):
+    with another schedule, the learning rates of the steps that were taken would have been others. `mrt-hpc fork` then
+    begins a new run with the last weights.
+
+    \b
+    Examples:
+      mrt-hpc extend runs/mrt-online --iterations 300
+    """
+    from mrt_hpc.cli.status import open_run
+    from mrt_hpc.cli.submit import listener
+    from mrt_hpc.launch.extension import extended_recipe, schedule_text
+    from mrt_hpc.launch.run_site import site_of_run, site_text
+    from mrt_hpc.launch.submission import submit
+
+    layout, _ = open_run(run)
+    recipe, where = extended_recipe(layout, iterations), site_of_run(layout, site)
+    click.echo(schedule_text(layout, recipe))
+    click.echo(site_text(layout, where, site))
+    submit(recipe, where, layout.root, listener())

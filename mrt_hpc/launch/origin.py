@@ -1,0 +1,170 @@
+"""A new run that begins with a weights version of another run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.begun import differences
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.from_lock import changed_recipe
+from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.run.fork_record import ForkRecord, read_fork
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import DamagedError, verify
+from mrt_hpc.run.prompt_files import read_experiment
+from mrt_hpc.run.weights import published_versions, take_over
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+
+FIRST, LAST = "first", "last"
+OF_THE_FORK = frozenset({"name", "model"})
+"""What a fork changes by itself."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The weights version that a run begins with, and the record of it."""
+
+    weights: Path
+    """The directory of the weights version in the other run."""
+    record: ForkRecord
+
+    def checked(self, recipe: Experiment) -> Experiment:
+        """The recipe of the new run, whose model is where it is until the run has its own copy."""
+        return recipe.model_copy(update={"model": HuggingFaceModel(type="hugging_face", path=str(self.weights))})
+
+    def take(self, layout: RunLayout) -> None:
+        """Put the weights and the record into a run directory that is being made: the other run may prune its own.
+
+        Raises:
+            UserError: the weights version was removed in the meantime, or is damaged.
+        """
+        layout.first_model.mkdir()
+        try:
+            take_over(self.weights, layout.first_model)
+            digest = verify(layout.first_model).digest
+        except (FileNotFoundError, DamagedError) as error:
+            raise UserError(
+                f"weights version {self.record.version} was removed, or is damaged: {error}",
+                where=self.weights,
+                advice=f"ls {self.weights.parent} shows the versions that are there; name another with --at",
+            ) from error
+        if digest != self.record.digest:
+            raise UserError(
+                f"weights version {self.record.version} was published again in this moment",
+                where=self.weights,
+                advice="type the same command again",
+            )
+        self.record.write(layout)
+
+    def refuse_another(self, layout: RunLayout) -> None:
+        """Refuse to continue a run that did not begin with these weights.
+
+        Raises:
+            UserError: it began with others.
+        """
+        there = read_fork(layout)
+        if there is None or (there.version, there.digest) != (self.record.version, self.record.digest):
+            began = "is no fork" if there is None else f"began with weights version {there.version} of {there.run}"
+            raise UserError(
+                f"the directory of the new run is there already, and {began}",
+                where=layout.root,
+                expected=f"weights version {self.record.version} of {self.record.run}",
+                advice="name another directory with --run DIR, or continue that run with the command that made it",
+            )
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A run that is to be made."""
+
+    recipe: Recipe
+    root: Path
+    origin: Origin
+
+
+def fork_of(layout: RunLayout, at: str, overrides: Sequence[str], root: Callable[[str], Path]) -> Fork:
+    """The run that begins with a weights version of another run.
+
+    Args:
+        layout: of the other run.
+        at: the number of the weights version, or ``first`` or ``last``.
+        overrides: changed fields of its recipe, as texts of the form ``schedule.iterations=100``.
+        root: gives the directory of the new run by the name of its recipe.
+
+    Raises:
+        UserError: there is no such version, it is damaged, or the changed recipe is wrong.
+    """
+    refuse_another_model(overrides)
+    base = _recipe(layout)
+    version = version_at(layout, at)
+    weights = layout.weights_version(version)
+    digest = verify(weights).digest
+    named = base.model_copy(update={"name": f"{base.name}-from-v{version}"})
+    wanted = changed_recipe(layout.recipe_lock, named, overrides)
+    place = root(wanted.name).absolute()
+    model = HuggingFaceModel(type="hugging_face", path=str(RunLayout(place).first_model))
+    changes = differences(base.model_dump(mode="json"), wanted.model_dump(mode="json"))
+    told = [{"field": f, "old": old, "new": new} for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
+    record = ForkRecord(str(layout.root), base.name, version, digest, tuple(told))
+    return Fork(wanted.model_copy(update={"model": model}), place, Origin(weights, record))
+
+
+def refuse_another_model(overrides: Sequence[str]) -> None:
+    """Refuse options that name a model.
+
+    Raises:
+        UserError: there is one.
+    """
+    for override in overrides:
+        if override.partition("=")[0].strip().partition(".")[0] == "model":
+            raise UserError(
+                "a fork begins with the weights of the run that it comes from, so it takes no other model",
+                where=f"--set {override}",
+                expected="fields of other sections",
+                advice="leave the option out; for another model: mrt-hpc submit RECIPE --set model.path=DIR",
+            )
+
+
+def _recipe(layout: RunLayout) -> Recipe:
+    """The recipe of a run, with the run's own copies of the files of its prompts.
+
+    Raises:
+        UserError: it is an evaluation on its own.
+    """
+    recipe = read_experiment(layout)
+    if isinstance(recipe, EvaluationRecipe):
+        raise UserError(
+            "this is the directory of an evaluation on its own, which trains nothing",
+            where=layout.root,
+            expected="a directory that `mrt-hpc submit` made",
+            advice=f"mrt-hpc status {layout.root}",
+        )
+    return recipe
+
+
+def version_at(layout: RunLayout, at: str) -> int:
+    """The number of a weights version that is there.
+
+    Raises:
+        UserError: it is not there.
+    """
+    there = published_versions(layout)
+    words = {FIRST: there[0], LAST: there[-1]} if there else {}
+    version = words.get(at, int(at) if at.isascii() and at.isdigit() else None)
+    if version not in there:
+        found = ", ".join(map(str, there)) if there else "none yet"
+        raise UserError(
+            "the run has no such weights version",
+            value=at,
+            where=layout.weights,
+            expected=f"{FIRST}, {LAST}, or one of those that are there: {found}",
+            advice=f"mrt-hpc fork {layout.root} --at {LAST}" if there else f"mrt-hpc status {layout.root}",
+        )
+    return version

@@ -1,0 +1,239 @@
+"""More iterations for a run, and new runs that begin with weights of another: from the run directory alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+from mrt_hpc.cli.main import main
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.errors import UserError
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.extension import extended_recipe
+from mrt_hpc.launch.ledger import record_site, record_submission, submissions
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.origin import fork_of
+from mrt_hpc.launch.run_site import site_of_run, site_text
+from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.roles.report import write_report
+from mrt_hpc.run.fork_record import read_fork
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import read_manifest, verify
+from mrt_hpc.run.weights import prune, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 100_000}
+CONSTANT = ("training.schedule=constant", "training.warmup_ratio=0")
+SITE = SlurmSite(name="mycluster", account="mine")
+
+
+def make(root: Path, changes: Sequence[str] = ()) -> RunLayout:
+    recipe = load_recipe(QUICKSTART, tuple(changes))
+    return create_or_open(root, recipe, compile_plan(recipe, LocalSite()))
+
+
+def published(layout: RunLayout, version: int) -> str:
+    """Publish a small model as a weights version, and return its digest."""
+
+    def write(directory: Path) -> None:
+        (directory / "config.json").write_text(json.dumps({**CONFIG, "version": version}))
+        build_tokenizer().save_pretrained(directory)
+        save_file({"weight": np.full((2, 2), version, dtype=np.float32)}, directory / "model.safetensors")
+
+    publish(layout, version, write)
+    return read_manifest(layout.weights_version(version)).digest
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster that accepts every job and knows none; the file holds the job scripts in the order of submission."""
+    folder, sent = tmp_path / "bin", tmp_path / "sent"
+    folder.mkdir()
+    sbatch = f"for script; do :; done; cat \"$script\" >> {sent}; n=$(grep -c '^#!' {sent}); echo $((100 + n))"
+    unknown = "echo 'Invalid job id specified' >&2; exit 1"
+    empty = "case \"$*\" in *--jobs*) echo 'Invalid job id specified' >&2; exit 1 ;; esac"
+    none = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
+    for name, script in {"sbatch": sbatch, "squeue": empty, "sacct": none, "scontrol": unknown}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return sent
+
+
+# -- extend
+
+
+def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_path: Path, slurm: Path) -> None:
+    layout = make(tmp_path / "run", CONSTANT)
+    before = read_recipe_lock(layout.recipe_lock)
+    record_site(layout, SITE)
+    record_submission(layout, "prepare", "7", "mycluster")
+    published(layout, 2)
+    result = CliRunner().invoke(main, ["extend", str(layout.root), "--iterations", "30"])
+    assert result.exit_code == 0, result.output
+    assert f"{before.schedule.iterations} iterations become 30; the learning rate stays at" in result.output
+    assert "the jobs go to site mycluster" in result.output
+    assert read_recipe_lock(layout.recipe_lock).schedule.iterations == 30
+    assert read_plan(layout.plan).iterations == 30
+    assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(layout)) - 1
+    assert {one.site for one in submissions(layout)} == {"mycluster"}
+
+
+def test_a_run_with_a_cosine_that_has_begun_is_sent_to_fork(tmp_path: Path) -> None:
+    layout = make(tmp_path / "run")
+    published(layout, 2)
+    with pytest.raises(UserError) as refused:
+        extended_recipe(layout, 30)
+    assert "cosine" in refused.value.what
+    assert f"mrt-hpc fork {layout.root} --at last --set schedule.iterations=28" in str(refused.value.advice)
+
+
+def test_a_run_that_has_not_begun_takes_any_schedule(tmp_path: Path, slurm: Path) -> None:
+    layout = make(tmp_path / "run")
+    record_site(layout, SITE)
+    record_submission(layout, "prepare", "7", "mycluster")
+    result = CliRunner().invoke(main, ["extend", str(layout.root), "--iterations", "30"])
+    assert result.exit_code == 0, result.output
+    assert "follows its cosine schedule over all 30" in result.output
+    assert slurm.exists()
+
+
+def test_a_finished_run_without_a_checkpoint_would_train_from_the_start(tmp_path: Path) -> None:
+    layout = make(tmp_path / "run", CONSTANT)
+    published(layout, read_recipe_lock(layout.recipe_lock).schedule.iterations)
+    with pytest.raises(UserError, match="no checkpoint to continue from"):
+        extended_recipe(layout, 30)
+    layout.checkpoint(20).mkdir(parents=True)
+    assert extended_recipe(layout, 30).schedule.iterations == 30
+
+
+def test_fewer_iterations_are_no_extension(tmp_path: Path) -> None:
+    layout = make(tmp_path / "run", CONSTANT)
+    planned = read_recipe_lock(layout.recipe_lock).schedule.iterations
+    with pytest.raises(UserError, match=f"{planned} iterations already"):
+        extended_recipe(layout, planned)
+
+
+def test_a_long_warmup_that_has_begun_keeps_its_length(tmp_path: Path) -> None:
+    layout = make(tmp_path / "run", ("training.schedule=constant", "training.warmup_ratio=0.5"))
+    published(layout, 1)
+    assert extended_recipe(layout, 40).schedule.iterations == 40  # the submission then keeps the steps of the warm-up
+
+
+def test_the_site_is_the_one_of_the_last_jobs_unless_another_is_named(tmp_path: Path) -> None:
+    layout = make(tmp_path / "run")
+    assert isinstance(site_of_run(layout, None), LocalSite)
+    assert "this machine" in site_text(layout, LocalSite(), None)
+    record_site(layout, SITE)
+    record_submission(layout, "prepare", "7", "mycluster")
+    assert site_of_run(layout, None) == SITE
+    assert isinstance(site_of_run(layout, "local"), LocalSite)
+    assert site_text(layout, LocalSite(), "local") == "the tasks run on this machine"
+
+
+# -- fork
+
+
+def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(tmp_path: Path, slurm: Path) -> None:
+    layout = make(tmp_path / "run")
+    record_site(layout, SITE)
+    record_submission(layout, "prepare", "7", "mycluster")
+    digests = {version: published(layout, version) for version in (0, 2, 3)}
+    options = ["--at", "2", "--set", "schedule.iterations=6", "--set", "name=half"]
+    result = CliRunner().invoke(main, ["fork", str(layout.root), *options])
+    assert result.exit_code == 0, result.output
+    new = RunLayout(tmp_path / "half")
+    assert "schedule.iterations: " in result.output
+    assert "the jobs go to site mycluster" in result.output
+    assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(new))
+    prune(layout, keep=())
+    recipe, record = read_recipe_lock(new.recipe_lock), read_fork(new)
+    assert recipe.model == HuggingFaceModel(type="hugging_face", path=str(new.first_model))
+    assert (recipe.name, recipe.schedule.iterations) == ("half", 6)
+    assert verify(new.first_model).digest == digests[2]
+    assert record is not None
+    assert (record.run, record.version, record.digest) == (str(layout.root), 2, digests[2])
+    assert [change["field"] for change in record.changes] == ["schedule.iterations"]
+    write_report(new)
+    assert f"| forked from | {layout.root}, weights version 2" in new.report.read_text()
+
+
+def test_the_same_fork_continues_and_another_is_refused(tmp_path: Path, slurm: Path) -> None:
+    layout = make(tmp_path / "run")
+    published(layout, 2)
+    published(layout, 3)
+    where = ["--run", str(tmp_path / "new"), "--site", str(site_file(tmp_path))]
+    for _ in range(2):
+        result = CliRunner().invoke(main, ["fork", str(layout.root), "--at", "2", *where])
+        assert result.exit_code == 0, result.output
+        for claim in (tmp_path / "new" / "jobs").glob("local-*.json"):
+            claim.unlink()  # this process lives on, and a command would have ended
+    assert slurm.exists()
+    same_name = ["--set", "name=quickstart-from-v2"]
+    refused = CliRunner().invoke(main, ["fork", str(layout.root), "--at", "last", *same_name, *where])
+    assert refused.exit_code != 0
+    assert "began with weights version 2" in refused.output
+
+
+def site_file(folder: Path) -> Path:
+    path = folder / "mycluster.yaml"
+    path.write_text("type: slurm\nname: mycluster\naccount: mine\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("at", "option", "told"),
+    [
+        ("7", (), "no such weights version"),
+        ("newest", (), "first, last, or one of those that are there: 0, 2"),
+        ("2", ("model.path=/x",), "no other model"),
+        ("2", ("schedule.iteration=3",), "iterations"),
+        ("2", ("evaluation.suite=paper_20",), "suite of a run cannot be replaced"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_refused(tmp_path: Path, at: str, option: tuple[str, ...], told: str) -> None:
+    layout = make(tmp_path / "run")
+    published(layout, 0)
+    published(layout, 2)
+    with pytest.raises(UserError) as refused:
+        fork_of(layout, at, option, lambda name: tmp_path / name)
+    assert told in refused.value.message()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_damaged_weights_are_not_forked(tmp_path: Path) -> None:
+    layout = make(tmp_path / "run")
+    published(layout, 2)
+    weights = layout.weights_version(2) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError):
+        fork_of(layout, "last", (), lambda name: tmp_path / name)
+
+
+def test_weights_that_are_removed_meanwhile_leave_no_run(tmp_path: Path) -> None:
+    layout = make(tmp_path / "run")
+    published(layout, 2)
+    new = fork_of(layout, "2", (), lambda name: tmp_path / name)
+    weights = layout.weights_version(2) / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-1] + b"x")
+    plan = compile_plan(new.recipe, LocalSite())
+    with pytest.raises(UserError, match="was removed, or is damaged"):
+        create_or_open(new.root, new.recipe, plan, origin=new.origin)
+    assert not new.root.exists()
