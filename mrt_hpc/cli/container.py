@@ -12,7 +12,7 @@ from mrt_hpc.cli import options
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from mrt_hpc.launch.slurm.site import Container, SlurmSite
+    from mrt_hpc.launch.slurm.site import Container
 
 IMAGE = click.Path(path_type=Path, dir_okay=False)
 
@@ -73,7 +73,7 @@ def build(
     if image.exists() and not force:
         raise UserError("the image is there already", value=str(image), advice="--force replaces it")
     if on_node:
-        _build_on_node(_slurm_site(site), sys.argv[1:])
+        _build_on_node(site, sys.argv[1:])
         return
     asked = ImageAsked(kind, image.absolute(), build_arguments, binds, executable, fakeroot)
     digest = build_image(asked, lambda sentence: click.echo(sentence, err=True))
@@ -83,20 +83,24 @@ def build(
     )
 
 
-def _build_on_node(site: SlurmSite, arguments: list[str]) -> None:
+def _build_on_node(site: str | None, arguments: list[str]) -> None:
     """Type the same command on a compute node, by srun, whose output comes to this terminal.
 
     Raises:
-        UserError: Slurm is not here, or the build failed.
+        UserError: Slurm is not here, or the site is no Slurm cluster.
     """
     import shutil
     import subprocess
 
+    from mrt_hpc.launch.sites import find_site
+    from mrt_hpc.launch.slurm.image_on_node import srun_command
+    from mrt_hpc.launch.slurm.site import required
+
+    profile = required(find_site(site))
+
     if shutil.which("srun") is None:
         raise UserError("srun was not found", expected="a login node of the cluster", advice="leave out --on-node")
-    from mrt_hpc.launch.image_on_node import srun_command
-
-    command = srun_command(site, [word for word in arguments if word != "--on-node"])
+    command = srun_command(profile, [word for word in arguments if word != "--on-node"])
     code = subprocess.run(command, check=False).returncode
     if code:
         click.get_current_context().exit(code)
@@ -160,11 +164,12 @@ def _container(image: Path | None, site: str | None, executable: str) -> Contain
     Raises:
         UserError: neither an image nor a site with one is named.
     """
-    from mrt_hpc.launch.slurm.site import Container
+    from mrt_hpc.launch.sites import find_site
+    from mrt_hpc.launch.slurm.site import Container, required
 
     if image is not None:
         return Container(image=str(image.absolute()), executable=executable)
-    found = None if site is None else _slurm_site(site).container
+    found = None if site is None else required(find_site(site)).container
     if found is None:
         raise UserError(
             "no image is named",
@@ -173,20 +178,3 @@ def _container(image: Path | None, site: str | None, executable: str) -> Contain
             advice="mrt-hpc container check IMAGE",
         )
     return found
-
-
-def _slurm_site(name: str | None) -> SlurmSite:
-    """The profile of a Slurm cluster.
-
-    Raises:
-        UserError: there is none of this name, or it is of another kind.
-    """
-    from mrt_hpc.launch.sites import find_site
-    from mrt_hpc.launch.slurm.site import SlurmSite
-
-    site = find_site(name)
-    if not isinstance(site, SlurmSite):
-        raise UserError(
-            "this needs the profile of a Slurm cluster", value=site.name, where="--site", advice="--site SITE"
-        )
-    return site

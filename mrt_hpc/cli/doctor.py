@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.launch.backend import Site
-    from mrt_hpc.launch.doctor.findings import Finding
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.findings import Finding
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
     from mrt_hpc.recipe.schema import Recipe
 
 COLOURS = {"ok": "green", "doubtful": "yellow", "fails": "red", "not checked": "dim"}
@@ -59,8 +59,8 @@ def doctor(
       mrt-hpc doctor --recipe quickstart --json
     """
     from mrt_hpc.errors import ExitCode
-    from mrt_hpc.launch.doctor.diagnosis import can_start, diagnose
     from mrt_hpc.launch.sites import find_site
+    from mrt_hpc.launch.slurm.doctor.diagnosis import can_start, diagnose
     from mrt_hpc.plan.limits import check_segments
     from mrt_hpc.recipe.find import RECIPES, find
     from mrt_hpc.recipe.load import load_recipe
@@ -84,11 +84,9 @@ def doctor(
 
 def _situation(profile: Site, recipe: Recipe | None, root: Path) -> Situation:
     """What the checks look at, without the nodes."""
-    from mrt_hpc.launch.doctor.situation import Situation
-    from mrt_hpc.launch.slurm.site import SlurmSite
-    from mrt_hpc.launch.slurm.survey import survey
+    from mrt_hpc.launch.slurm.doctor.situation import situation_of
 
-    return Situation(profile, recipe, root, survey() if isinstance(profile, SlurmSite) else None)
+    return situation_of(profile, recipe, root)
 
 
 def _with_nodes(situation: Situation, wait_s: float) -> Situation:
@@ -100,7 +98,7 @@ def _with_nodes(situation: Situation, wait_s: float) -> Situation:
     from dataclasses import replace
 
     from mrt_hpc.errors import UserError
-    from mrt_hpc.launch.doctor.on_node import ask_nodes
+    from mrt_hpc.launch.slurm.doctor.on_node import ask_nodes
 
     if situation.slurm is None:
         raise UserError(
@@ -112,7 +110,7 @@ def _with_nodes(situation: Situation, wait_s: float) -> Situation:
 def _print_json(findings: Sequence[Finding]) -> None:
     import json
 
-    from mrt_hpc.launch.doctor.diagnosis import can_start
+    from mrt_hpc.launch.slurm.doctor.diagnosis import can_start
 
     click.echo(json.dumps({"can_start": can_start(findings), "checks": [asdict(one) for one in findings]}, indent=2))
 
@@ -143,7 +141,7 @@ def _conclusion(
     findings: Sequence[Finding], site: str | None, recipe: str | None, run: Path | None, *, asked: bool
 ) -> str:
     """How many checks failed, and what to type next."""
-    from mrt_hpc.launch.doctor.findings import Verdict
+    from mrt_hpc.launch.slurm.doctor.findings import Verdict
 
     counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)

@@ -71,6 +71,7 @@ def finish(layout: RunLayout, *, named: bool = True) -> None:
     plan = read_plan(layout.plan)
     for version in sorted(kept_versions(read_recipe_lock(layout.recipe_lock), plan.iterations)):
         publish(layout, version, write_weights)
+    layout.checkpoint(plan.iterations).mkdir(parents=True, exist_ok=True)
     for job in plan.jobs:
         for index in range(job.tasks):
             write_task(layout, job.name, index, TaskRecord(TaskState.DONE))

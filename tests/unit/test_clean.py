@@ -114,7 +114,8 @@ def test_a_version_with_an_evaluation_to_come_stays(run: RunLayout) -> None:
 
 
 def test_a_version_that_an_evaluation_on_its_own_waits_for_stays(run: RunLayout, tmp_path: Path) -> None:
-    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "secrets").mkdir(parents=True)
+    (tmp_path / "eval" / "secrets" / "server_key").write_text("key")
     assert "v000003" in found(run)[Kind.WEIGHTS]
     pin(run, 3, RunLayout(tmp_path / "eval"))
     assert "v000003" not in found(run)[Kind.WEIGHTS]

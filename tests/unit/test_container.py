@@ -16,9 +16,9 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.image_build import KINDS, ImageAsked, build_command, build_image, checksum_file
 from mrt_hpc.launch.image_check import _told, check_image
-from mrt_hpc.launch.image_on_node import srun_command
 from mrt_hpc.launch.image_tree import BuildFiles
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.slurm.image_on_node import srun_command
 from mrt_hpc.launch.slurm.site import Container, SlurmSite
 from mrt_hpc.launch.software import noticed_changes
 from mrt_hpc.plan.compile import compile_plan

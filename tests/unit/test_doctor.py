@@ -20,13 +20,13 @@ from slurm_texts import USER, RecordedSlurm
 import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch import filesystems
-from mrt_hpc.launch.doctor.diagnosis import CHECKS, can_start, diagnose
-from mrt_hpc.launch.doctor.findings import Finding, Verdict
-from mrt_hpc.launch.doctor.node_answer import NodeAnswer
-from mrt_hpc.launch.doctor.node_half import NodeFacts
-from mrt_hpc.launch.doctor.situation import Situation
 from mrt_hpc.launch.filesystems import Quota
 from mrt_hpc.launch.slurm import survey
+from mrt_hpc.launch.slurm.doctor.diagnosis import CHECKS, can_start, diagnose
+from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict
+from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
+from mrt_hpc.launch.slurm.doctor.node_half import NodeFacts
+from mrt_hpc.launch.slurm.doctor.situation import Situation
 from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.recipe.load import load_recipe
 
@@ -120,7 +120,7 @@ def small_quota(patch: pytest.MonkeyPatch, _: Path) -> None:
 def late_clock(patch: pytest.MonkeyPatch, _: Path) -> None:
     import time
 
-    from mrt_hpc.launch.doctor import place_checks
+    from mrt_hpc.launch.slurm.doctor import place_checks
 
     patch.setattr(place_checks.time, "time", lambda real=time.time: real() + 600)
 
@@ -287,7 +287,7 @@ FAULTS = [
     ),
     Fault("the plan is beyond the profile", "plan", "time_limit_minutes=10", site={"max_time_minutes": 10}),
     # model and data
-    Fault("the model is missing", "model", "fetch the whole model", recipe=REFERENCE, overrides=("model.path=/none",)),
+    Fault("the model is missing", "model", "mrt-hpc model fetch", recipe=REFERENCE, overrides=("model.path=/none",)),
     Fault(
         "the data are missing",
         "data for training",

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mrt_hpc
-from mrt_hpc.launch.doctor import node_half
-from mrt_hpc.launch.doctor.node_half import ANSWER, ORDER, NodeFacts, Order
-from mrt_hpc.launch.doctor.on_node import ask_nodes, script
-from mrt_hpc.launch.doctor.situation import Situation
+from mrt_hpc.launch.slurm.doctor import node_half
+from mrt_hpc.launch.slurm.doctor.node_half import ANSWER, ORDER, NodeFacts, Order
+from mrt_hpc.launch.slurm.doctor.on_node import ask_nodes, script
+from mrt_hpc.launch.slurm.doctor.situation import Situation
 from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.run.atomic import write_json
@@ -55,7 +55,7 @@ def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
     assert "#SBATCH --no-requeue" in text
     assert text.index("module load cuda") < text.index("srun")
     assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
-    assert text.rstrip().endswith("-m mrt_hpc.launch.doctor.node_half /shared/me/trial doctor-gpu")
+    assert text.rstrip().endswith("-m mrt_hpc.launch.slurm.doctor.node_half /shared/me/trial doctor-gpu")
 
 
 @pytest.mark.usefixtures("_signals")
@@ -82,7 +82,7 @@ def test_signals_are_noted() -> None:
 
 
 def test_a_place_that_cannot_be_written_needs_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("mrt_hpc.launch.doctor.on_node.os.access", lambda *_: False)
+    monkeypatch.setattr("mrt_hpc.launch.slurm.doctor.on_node.os.access", lambda *_: False)
     site = SlurmSite(name="x")
     (answer,) = ask_nodes(Situation(site, None, tmp_path / "run"), 1.0, lambda _: None)
     assert "you cannot write to" in answer.problem

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from mrt_hpc.errors import nearest
+from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.launch.backend import Site
 from mrt_hpc.launch.image_build import checksum_file
 from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
@@ -134,6 +134,22 @@ class SlurmSite(Site):
         from mrt_hpc.launch.slurm.backend import SlurmBackend
 
         return SlurmBackend(self)
+
+
+def required(site: Site) -> SlurmSite:
+    """The profile, where it is that of a Slurm cluster.
+
+    Raises:
+        UserError: it is of another kind.
+    """
+    if not isinstance(site, SlurmSite):
+        raise UserError(
+            "this needs the profile of a Slurm cluster",
+            value=site.name,
+            where="--site",
+            advice="the same command with --site SITE; mrt-hpc recipes list shows the profiles",
+        )
+    return site
 
 
 def unknown_options(site: SlurmSite) -> list[str]:

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.create import refuse_writable_by_others
-from mrt_hpc.launch.doctor.findings import doubtful, fails, ok
 from mrt_hpc.launch.filesystems import (
     Filesystem,
     existing_ancestor,
@@ -15,6 +14,7 @@ from mrt_hpc.launch.filesystems import (
     trial_folder,
     try_operations,
 )
+from mrt_hpc.launch.slurm.doctor.findings import doubtful, fails, ok
 from mrt_hpc.launch.slurm.parameters import require_plain_path
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.expected import count_problems
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from mrt_hpc.launch.doctor.findings import Result
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.findings import Result
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.schema import Recipe
 

@@ -6,22 +6,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import mrt_hpc
-from mrt_hpc.launch.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
-from mrt_hpc.launch.doctor.machine_checks import limit_results
-from mrt_hpc.launch.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS
-from mrt_hpc.launch.doctor.place_checks import CLOCK_S, OTHER_PLACE
 from mrt_hpc.launch.filesystems import GIB, gigabytes
 from mrt_hpc.launch.gpus import verdict, view_of
+from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
+from mrt_hpc.launch.slurm.doctor.machine_checks import limit_results
+from mrt_hpc.launch.slurm.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS
+from mrt_hpc.launch.slurm.doctor.place_checks import CLOCK_S, OTHER_PLACE
 from mrt_hpc.plan.jobs import JobResources
 from mrt_hpc.recipe.schema import Resilience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.launch.doctor.findings import Result
-    from mrt_hpc.launch.doctor.node_answer import NodeAnswer
-    from mrt_hpc.launch.doctor.node_half import NodeFacts
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.findings import Result
+    from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
+    from mrt_hpc.launch.slurm.doctor.node_half import NodeFacts
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
 
 SLOW_TRIP_S = 10.0
 """Seconds that a file may take there and back before waits become noticeable."""

@@ -11,7 +11,7 @@ from mrt_hpc.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
 
 
 class Verdict(StrEnum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mrt_hpc.launch.doctor.node_half import NodeFacts
+    from mrt_hpc.launch.slurm.doctor.node_half import NodeFacts
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.doctor import cluster_checks, input_checks, machine_checks, node_checks, place_checks
-from mrt_hpc.launch.doctor.findings import Check, Verdict
+from mrt_hpc.launch.slurm.doctor import cluster_checks, input_checks, machine_checks, node_checks, place_checks
+from mrt_hpc.launch.slurm.doctor.findings import Check, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mrt_hpc.launch.doctor.findings import Finding
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.findings import Finding
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
 
 CHECKS = (
     Check("Slurm", cluster_checks.slurm_commands),
@@ -45,7 +45,7 @@ CHECKS = (
     Check("driver", machine_checks.cuda_here),
     Check("node of", node_checks.nodes),
 )
-"""Each check is a function of a :class:`~mrt_hpc.launch.doctor.situation.Situation`."""
+"""Each check is a function of a :class:`~mrt_hpc.launch.slurm.doctor.situation.Situation`."""
 
 
 def diagnose(situation: Situation) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The node's half of ``mrt-hpc doctor --on-node``: ``python -m mrt_hpc.launch.doctor.node_half FOLDER NAME``.
+"""The node's half of ``mrt-hpc doctor --on-node``: ``python -m mrt_hpc.launch.slurm.doctor.node_half FOLDER NAME``.
 
 It runs as a task of a run does: in a step of srun, after the setup lines of the profile, in its container. It measures
 how long files take between this node and the login node, waits for the signals that a run lives by, and writes what it
@@ -106,7 +106,7 @@ class NodeFacts:
 
 def main(arguments: list[str] | None = None) -> None:
     """Answer one order."""
-    parser = argparse.ArgumentParser(prog="python -m mrt_hpc.launch.doctor.node_half")
+    parser = argparse.ArgumentParser(prog="python -m mrt_hpc.launch.slurm.doctor.node_half")
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
     asked = parser.parse_args(arguments)

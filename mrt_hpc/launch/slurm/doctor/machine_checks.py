@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import mrt_hpc
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
-from mrt_hpc.launch.doctor.findings import doubtful, fails, not_checked, ok
-from mrt_hpc.launch.doctor.node_half import LIMITS
 from mrt_hpc.launch.gpus import OLDEST_DRIVER
+from mrt_hpc.launch.slurm.doctor.findings import doubtful, fails, not_checked, ok
+from mrt_hpc.launch.slurm.doctor.node_half import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.launch.doctor.findings import Result
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.findings import Result
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
     from mrt_hpc.launch.slurm.site import Container, SlurmSite
 
 PYTHON_S = 120.0

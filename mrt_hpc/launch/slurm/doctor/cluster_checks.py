@@ -7,8 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.launch.doctor.findings import Result, doubtful, evidence_of, fails, not_checked, ok
 from mrt_hpc.launch.slurm.cluster_limits import beyond
+from mrt_hpc.launch.slurm.doctor.findings import Result, doubtful, evidence_of, fails, not_checked, ok
 from mrt_hpc.launch.slurm.proposal import submit_limits, time_limits
 from mrt_hpc.launch.slurm.site import GpuRequest, unknown_options
 from mrt_hpc.launch.slurm.survey import (
@@ -27,7 +27,7 @@ from mrt_hpc.plan.throughput import throughput
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
     from mrt_hpc.launch.slurm.site import SlurmSite
     from mrt_hpc.launch.slurm.survey import NodeKind, PartitionFacts, Preemption, Survey
     from mrt_hpc.plan.jobs import Job

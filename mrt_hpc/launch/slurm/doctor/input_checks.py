@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import check_model, given_samples, problems_of, refuse_repeated_problems
-from mrt_hpc.launch.doctor.findings import doubtful, evidence_of, fails, ok
 from mrt_hpc.launch.filesystems import filesystem
 from mrt_hpc.launch.slurm.containers import folders_read
+from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, ok
 from mrt_hpc.recipe.schema import HuggingFaceModel, JsonlProblems, SmallWorldProblems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mrt_hpc.launch.doctor.findings import Result
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.findings import Result
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
     from mrt_hpc.recipe.schema import Recipe
 
 

@@ -7,17 +7,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.slurm.survey import preemption
+from mrt_hpc.launch.slurm.survey import preemption, survey
 from mrt_hpc.plan.compile import build_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.launch.backend import Site
-    from mrt_hpc.launch.doctor.node_answer import NodeAnswer
+    from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
     from mrt_hpc.launch.slurm.survey import PartitionFacts, Preemption, Qos, Survey
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.recipe.schema import Recipe
+
+
+def situation_of(site: Site, recipe: Recipe | None, root: Path) -> Situation:
+    """The situation without the answers of nodes; the cluster is surveyed where the profile is that of one."""
+    return Situation(site, recipe, root, survey() if isinstance(site, SlurmSite) else None)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Asks compute nodes: one small job for each partition of the profile, submitted as the jobs of a run are, that runs
-:mod:`mrt_hpc.launch.doctor.node_half`. This side answers its files, sends it signals, and waits with a deadline.
+:mod:`mrt_hpc.launch.slurm.doctor.node_half`. This side answers its files, sends it signals, and waits with a deadline.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.doctor.node_answer import NodeAnswer
-from mrt_hpc.launch.doctor.node_half import ANSWER, LISTENING, ORDER, PING, PONG, SIGNALS, NodeFacts, Order
 from mrt_hpc.launch.filesystems import existing_ancestor, trial_folder
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, run_slurm
 from mrt_hpc.launch.slurm.containers import folders_read, with_models_bound
+from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
+from mrt_hpc.launch.slurm.doctor.node_half import ANSWER, LISTENING, ORDER, PING, PONG, SIGNALS, NodeFacts, Order
 from mrt_hpc.launch.slurm.parameters import python_command, require_plain_path, sbatch_parameters
 from mrt_hpc.launch.slurm.queue import cancel, queue_states
 from mrt_hpc.plan.jobs import Job, JobResources, Role
@@ -30,7 +30,7 @@ from mrt_hpc.run.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mrt_hpc.launch.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.doctor.situation import Situation
     from mrt_hpc.launch.slurm.site import SlurmSite
 
 JOB_MINUTES = 8
@@ -254,7 +254,7 @@ def script(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     options |= {"output": layout.root / f"{job.name}.log", "error": layout.root / f"{job.name}.log", **site.sbatch}
     folder = shlex.quote(str(layout.root))
     srun = shlex.join(["srun", *parameters["srun_args"]])
-    half = f"{python_command(job, site, layout)} -m mrt_hpc.launch.doctor.node_half {folder} {job.name}"
+    half = f"{python_command(job, site, layout)} -m mrt_hpc.launch.slurm.doctor.node_half {folder} {job.name}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in options.items()),
