@@ -67,7 +67,8 @@ def test_samples_are_shared_and_added_to(quickstart: RunLayout, tmp_path: Path) 
     fresh = evaluate(quickstart, tmp_path, "fresh", 3, "--results", str(tmp_path / "none"))
     assert {(r.problem_id, r.sample): r.token_ids for r in rollouts(fresh)} == drawn, "as if sampled at once"
 
-    judged = evaluate(quickstart, tmp_path, "judged", 2, "--set", "grading.strict=false")
+    rule = "evaluation.benchmarks.0.problems.extraction=any_box"
+    judged = evaluate(quickstart, tmp_path, "judged", 2, "--set", rule)
     assert servers(judged) == 0, "another grader judges what is there"
     assert [r.token_ids for r in rollouts(judged)] == [r.token_ids for r in rollouts(first)]
     graders = {read_manifest(path).about["grader"] for path in store.glob("problems/*/*")}

@@ -30,11 +30,12 @@ FILES = {"aime24": "aime24", "aime25": "aime25", "amc23": "amc23", "minerva": "m
 PROBLEMS = int(os.environ.get("MRT_HPC_TEST_PROBLEMS", "4"))
 """The number of problems of each benchmark; 500 evaluates all of them."""
 CHANGES = {
-    "prompt": "{instruction: ''}",
-    "sampling.max_prompt_tokens": 2048,  # the small world's tokenizer has a token for each letter
+    "evaluation.prompt.instruction": "''",
+    "evaluation.max_prompt_tokens": 2048,  # the small world's tokenizer has a token for each letter
+    "evaluation.dtype": "float32",
     "evaluation.max_tokens": 32,
     "evaluation.problem_shards": 1,
-    "serving": "{dtype: float32, kv_cache_gib: 0.5, enforce_eager: true, max_concurrent_sequences: 64}",
+    "serving": "{kv_cache_gib: 0.5, enforce_eager: true, max_concurrent_sequences: 64}",
     "resources.prepare.cpus": 1,
     "resources.evaluation": "{cpus: 1, memory_gib: 6, time_limit_minutes: 60, max_parallel: 2}",
     "resilience.heartbeat_limit_s": 5.0,
