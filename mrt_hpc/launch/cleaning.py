@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis.collect import is_evaluated
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import claimed, local_process
-from mrt_hpc.launch.queued_jobs import live_jobs
+from mrt_hpc.launch.queued_jobs import refuse_live_jobs
 from mrt_hpc.launch.run_progress import task_records
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.schema import Recipe
@@ -180,13 +180,11 @@ def refuse_live(layout: RunLayout) -> None:
             where=layout.root,
             advice=f"wait for its end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
         )
-    if live := live_jobs(layout):
-        raise UserError(
-            "tasks of the run are queued or running, so nothing is removed",
-            value=", ".join(live),
-            where=layout.root,
-            advice=f"wait for their end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
-        )
+    refuse_live_jobs(
+        layout,
+        "tasks of the run are queued or running, so nothing is removed",
+        f"wait for their end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
+    )
 
 
 def _remove(path: Path) -> None:

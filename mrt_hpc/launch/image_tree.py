@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import mrt_hpc
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.find import installed_folders
 
-INSTALLED = Path("share") / "mrt-hpc"
-"""The folder of the files beside an installed package, below the prefix of its Python."""
 OF_CHECKOUT = {"pyproject.toml": "pyproject.toml", "README.md": "README.md", "env": "env", "recipes": "recipes",
                "slurm/sites": "slurm/sites", "containers": "containers"}  # fmt: skip
 OF_WHEEL = {"build/pyproject.toml": "pyproject.toml", "build/README.md": "README.md", "build/env": "env",
@@ -36,10 +34,9 @@ class BuildFiles:
         checkout = Path(mrt_hpc.__file__).resolve().parents[1]
         if (checkout / "pyproject.toml").is_file() and (checkout / "containers").is_dir():
             return BuildFiles(checkout, OF_CHECKOUT)
-        schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
-        for prefix in (Path(sysconfig.get_path("data", scheme)) for scheme in schemes):
-            if (prefix / INSTALLED / "build" / "pyproject.toml").is_file():
-                return BuildFiles(prefix / INSTALLED, OF_WHEEL)
+        for folder in installed_folders():
+            if (folder / "build" / "pyproject.toml").is_file():
+                return BuildFiles(folder, OF_WHEEL)
         raise UserError(
             "the files that images are built from are not there",
             where=checkout,

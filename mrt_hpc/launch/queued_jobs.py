@@ -108,6 +108,21 @@ def live_jobs(layout: RunLayout) -> dict[str, LiveJob]:
     return found
 
 
+def refuse_live_jobs(layout: RunLayout, what: str, advice: str) -> None:
+    """Refuse what must not be done to a run while its tasks may write.
+
+    Args:
+        layout: the run directory.
+        what: the refusal, in a sentence.
+        advice: what to type next.
+
+    Raises:
+        UserError: a task is queued or running, or a queue cannot be asked.
+    """
+    if live := live_jobs(layout):
+        raise UserError(what, value=", ".join(live), where=layout.root, advice=advice)
+
+
 @dataclass(frozen=True)
 class QueueLook:
     """The answers of the queues about a run's jobs."""

@@ -9,9 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.collect import read_summary
-from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import claimed
-from mrt_hpc.launch.queued_jobs import live_jobs
+from mrt_hpc.launch.queued_jobs import refuse_live_jobs
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.benchmarks.stored_parts import grader_of
@@ -77,13 +76,11 @@ def regrade_run(layout: RunLayout, tell: Callable[[str], None]) -> list[Regraded
     """
     experiment = read_experiment(layout)
     with claimed(layout, experiment.resilience.heartbeat_limit_s):
-        if live := live_jobs(layout):
-            raise UserError(
-                "tasks of the run are queued or running",
-                value=", ".join(live),
-                where=layout.root,
-                advice=f"wait for their end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
-            )
+        refuse_live_jobs(
+            layout,
+            "tasks of the run are queued or running",
+            f"wait for their end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
+        )
         found = [_regrade(layout, experiment, *unit, tell) for unit in finished(layout, experiment)]
     return [one for one in found if one is not None]
 

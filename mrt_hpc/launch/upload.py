@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.ledger import claimed
-from mrt_hpc.launch.queued_jobs import live_jobs
+from mrt_hpc.launch.queued_jobs import refuse_live_jobs
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.offline import waiting_directories
@@ -119,10 +119,8 @@ def _no_tracking(layout: RunLayout, recipe: Recipe) -> UserError:
 
 
 def _refuse_live(layout: RunLayout) -> None:
-    if live := live_jobs(layout):
-        raise UserError(
-            "tasks of the run are queued or running, and may still write what would be uploaded",
-            value=", ".join(live),
-            where=layout.root,
-            advice=f"mrt-hpc sync {layout.root} when they have ended (mrt-hpc status {layout.root})",
-        )
+    refuse_live_jobs(
+        layout,
+        "tasks of the run are queued or running, and may still write what would be uploaded",
+        f"mrt-hpc sync {layout.root} when they have ended (mrt-hpc status {layout.root})",
+    )

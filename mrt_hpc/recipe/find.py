@@ -92,12 +92,11 @@ def folders(kind: Kind) -> list[Path]:
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     package = Path(mrt_hpc.__file__).resolve().parents[1]
     of_checkout = [package / kind.checkout] if (package / "pyproject.toml").is_file() else []
-    installed = [Path(sysconfig.get_path("data", scheme)) for scheme in _schemes()]
     candidates = [
         configuration / "mrt-hpc" / kind.folder,
         Path.cwd() / kind.checkout,
         *of_checkout,
-        *(prefix / "share" / "mrt-hpc" / kind.folder for prefix in installed),
+        *(folder / kind.folder for folder in installed_folders()),
     ]
     return list(dict.fromkeys(candidates))
 
@@ -107,9 +106,12 @@ def known_names(kind: Kind) -> list[str]:
     return sorted({name for folder in folders(kind) if folder.is_dir() for name in _names(folder)})
 
 
-def _schemes() -> list[str]:
-    """Names of the ways in which this Python installs packages: for all users of it, and for one."""
-    return [sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")]
+def installed_folders() -> list[Path]:
+    """The folders of the files that come with an installed package, whether they exist or not: for all users of this
+    Python, and for one.
+    """
+    schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
+    return [Path(sysconfig.get_path("data", scheme)) / "share" / "mrt-hpc" for scheme in schemes]
 
 
 def spellings(path: Path) -> list[Path]:
