@@ -16,12 +16,29 @@ ensure_venv() {
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv
 }
 
+# A setting of pip, from its variables and all its files (`pip config get` reads only one of them); nothing where it is not set.
+pip_setting() { # NAME
+  "$VENV/bin/python" -m pip config list | "$VENV/bin/python" -c '
+import ast, sys
+found = dict(line.rstrip("\n").split("=", 1) for line in sys.stdin if "=" in line)
+values = (found.get(f"{place}.{sys.argv[1]}") for place in (":env:", "install", "global"))
+print(*ast.literal_eval(next(filter(None, values), "\"\"")).split())' "$1"
+}
+
+# uv does not read pip's configuration: the index of packages and the certificates that pip is told are told to uv.
+follow_pip() {
+  local index cert
+  index=$(pip_setting index-url) cert=$(pip_setting cert)
+  [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
+  [ -z "$cert" ] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$cert}
+}
+
 # Where uv finds the CPU build of torch for the environment's Python: a folder that pip is configured with, or PyTorch's own index.
 # One option a line.
 torch_source() {
   local links=() folder tag
   tag=$("$VENV/bin/python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-  read -r -a links <<< "$("$VENV/bin/python" -m pip config get global.find-links 2>/dev/null || true) ${PIP_FIND_LINKS:-}"
+  read -r -a links <<< "$(pip_setting find-links)"
   for folder in "${links[@]}"; do
     compgen -G "$folder/torch-*+cpu-$tag-*.whl" >/dev/null && { printf '%s\n' --find-links "$folder"; return; }
   done

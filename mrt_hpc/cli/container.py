@@ -12,7 +12,7 @@ from mrt_hpc.cli import options
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from mrt_hpc.launch.slurm.site import Container
+    from mrt_hpc.launch.slurm.site import Container, SlurmSite
 
 IMAGE = click.Path(path_type=Path, dir_okay=False)
 
@@ -36,10 +36,24 @@ executable = click.option("--executable", default="apptainer", show_default=True
 @click.argument("kind", type=click.Choice(["cpu", "cuda", "debian"]))
 @click.argument("image", type=IMAGE)
 @click.option(
-    "--build-arg", "build_arguments", multiple=True, metavar="NAME=VALUE", help="As in BASE=IMAGE. Repeatable."
+    "--base", metavar="IMAGE", help="Build from this image of Debian or Ubuntu: a SIF file, or a name in a registry."
 )
 @click.option(
-    "--bind", "binds", multiple=True, metavar="FILE", help="A file that the build sees, as /etc/pip.conf. Repeatable."
+    "--build-arg", "build_arguments", multiple=True, metavar="NAME=VALUE", help="As in MIRROR=URL. Repeatable."
+)
+@click.option(
+    "--bind",
+    "binds",
+    multiple=True,
+    metavar="PATH[:PLACE]",
+    help="A file or folder that the build sees, as /etc/pip.conf. Repeatable.",
+)
+@click.option(
+    "--env",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An environment variable of the build, as UV_DEFAULT_INDEX=URL. Repeatable.",
 )
 @click.option("--fakeroot/--no-fakeroot", default=True, show_default=True, help="Build without being root.")
 @click.option("--force", is_flag=True, help="Replace IMAGE if it is there.")
@@ -49,8 +63,10 @@ executable = click.option("--executable", default="apptainer", show_default=True
 def build(
     kind: str,
     image: Path,
+    base: str | None,
     build_arguments: tuple[str, ...],
     binds: tuple[str, ...],
+    settings: tuple[str, ...],
     fakeroot: bool,
     force: bool,
     on_node: bool,
@@ -66,7 +82,9 @@ def build(
     Examples:
       mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif
       mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif --on-node --site mycluster
-      mrt-hpc container build cpu cpu.sif --build-arg BASE=registry.example.org/debian:12 --bind /etc/pip.conf
+      mrt-hpc container build cpu cpu.sif --base registry.example.org/debian:12 --bind /etc/pip.conf
+      mrt-hpc container build debian debian.sif
+      mrt-hpc container build cpu cpu.sif --base debian.sif
     """
     from mrt_hpc.launch.image_build import ImageAsked, build_image
 
@@ -75,12 +93,16 @@ def build(
     if on_node:
         _build_on_node(site, sys.argv[1:])
         return
-    asked = ImageAsked(kind, image.absolute(), build_arguments, binds, executable, fakeroot)
+    asked = ImageAsked(kind, image.absolute(), base, build_arguments, binds, settings, executable, fakeroot)
     digest = build_image(asked, lambda sentence: click.echo(sentence, err=True))
     click.echo(f"{image}: sha256 {digest}")
-    click.echo(
-        f"next: mrt-hpc container check {image}, and container: {{image: {image.absolute()}}} in the site profile"
-    )
+    click.echo(f"next: {_after_build(kind, image)}")
+
+
+def _after_build(kind: str, image: Path) -> str:
+    if kind == "debian":
+        return f"mrt-hpc container build cuda mrt-hpc-cuda.sif --base {image}"
+    return f"mrt-hpc container check {image}, and container: {{image: {image.absolute()}}} in the site profile"
 
 
 def _build_on_node(site: str | None, arguments: list[str]) -> None:
@@ -123,9 +145,12 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
 
     from mrt_hpc.cli.console import console_of
     from mrt_hpc.launch.image_check import check_image
+    from mrt_hpc.launch.sites import find_site
+    from mrt_hpc.launch.slurm.site import required
 
-    how = _container(image, site, executable)
-    found = check_image(how, Path(how.image))
+    profile = None if site is None else required(find_site(site))
+    how = _container(image, profile, executable)
+    found = check_image(how) if profile is None else check_image(how, profile.setup, profile.environment)
     table = Table(title=how.image, title_justify="left")
     for column in ("what", "", "seen", "what to type"):
         table.add_column(column, overflow="fold")
@@ -150,30 +175,31 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
     import os
 
     from mrt_hpc.launch.image_build import require_apptainer
+    from mrt_hpc.launch.sites import find_site
+    from mrt_hpc.launch.slurm.site import required
 
-    how = _container(image, site, executable)
+    how = _container(image, None if site is None else required(find_site(site)), executable)
     require_apptainer(how.executable)
     options = [word for bind in (str(Path.cwd()), *how.binds) for word in ("--bind", bind)]
     gpu = ["--nv"] if Path("/proc/driver/nvidia").is_dir() else []
     os.execvp(how.executable, [how.executable, "shell", *gpu, *options, how.image])
 
 
-def _container(image: Path | None, site: str | None, executable: str) -> Container:
+def _container(image: Path | None, site: SlurmSite | None, executable: str) -> Container:
     """The image that is meant, as a site profile has it.
 
     Raises:
         UserError: neither an image nor a site with one is named.
     """
-    from mrt_hpc.launch.sites import find_site
-    from mrt_hpc.launch.slurm.site import Container, required
+    from mrt_hpc.launch.slurm.site import Container
 
     if image is not None:
         return Container(image=str(image.absolute()), executable=executable)
-    found = None if site is None else required(find_site(site)).container
+    found = None if site is None else site.container
     if found is None:
         raise UserError(
             "no image is named",
-            value=site,
+            value=None if site is None else site.name,
             expected="an image, or a site profile with container.image",
             advice="mrt-hpc container check IMAGE",
         )

@@ -75,7 +75,8 @@ def init(
     _print_seen(found, node)
     click.echo(f"wrote {path}")
     for question in open_questions(found, node, answered):
-        click.echo(f"still open: {question.text}: write it into the profile, or add {question.option} VALUE")
+        click.echo(f"still open: {question.text}.")
+        click.echo(f"  next: write it into the profile, or type the command again with {question.option} VALUE --force")
     _print_next(path, name, node, own_folder=output is None)
 
 
@@ -117,8 +118,9 @@ def _answer(question: Question) -> str:
 
 def _print_seen(found: Survey, node: LoginNode) -> None:
     """Print what could not be seen, and where runs may lie."""
-    for command, problem in found.problems.items():
-        click.echo(f"not seen: {problem} ({command.split(' format=')[0]})")
+    for problem in dict.fromkeys(found.problems.values()):
+        commands = [command.split(" format=")[0] for command, one in found.problems.items() if one == problem]
+        click.echo(f"not seen: {problem} ({'; '.join(commands)})")
     if node.filesystems:
         click.echo("folders for runs, the best first:")
     best = node.place_for_runs

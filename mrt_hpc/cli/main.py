@@ -95,11 +95,13 @@ def main() -> None:
 
     \b
     A first run, on this machine, without Slurm or GPU:
-      mrt-hpc submit recipes/quickstart.yaml
+      mrt-hpc submit quickstart
     \b
-    The same on a cluster:
-      mrt-hpc plan   recipes/mrt_online.yaml --site mycluster
-      mrt-hpc submit recipes/mrt_online.yaml --site mycluster
+    On a cluster:
+      mrt-hpc init   mycluster
+      mrt-hpc doctor --site mycluster --on-node
+      mrt-hpc plan   mrt_online --site mycluster
+      mrt-hpc submit mrt_online --site mycluster
       mrt-hpc status runs/mrt-online-1.5b
     \b
     Shell completion (bash; zsh and fish alike):
@@ -118,9 +120,9 @@ def plan(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path |
 
     \b
     Examples:
-      mrt-hpc plan recipes/mrt_online.yaml
-      mrt-hpc plan recipes/mrt_online.yaml --site mycluster --sbatch
-      mrt-hpc plan recipes/mrt_online.yaml --set schedule.iterations_per_job=62
+      mrt-hpc plan mrt_online
+      mrt-hpc plan mrt_online --site mycluster --sbatch
+      mrt-hpc plan mrt_online --set schedule.iterations_per_job=62
     """
     from mrt_hpc.cli.plan import print_plan, print_sbatch
 
@@ -156,8 +158,8 @@ def serve(
 
     \b
     Examples:
-      mrt-hpc serve recipes/mrt_online.yaml
-      mrt-hpc serve recipes/quickstart.yaml --model runs/quickstart/weights/v000000
+      mrt-hpc serve mrt_online
+      mrt-hpc serve quickstart --model runs/quickstart/weights/v000000
     """
     from mrt_hpc.cli.serve import serve as serve_recipe
     from mrt_hpc.recipe.load import load_recipe
@@ -177,9 +179,9 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
 
     \b
     Examples:
-      mrt-hpc submit recipes/quickstart.yaml
-      mrt-hpc submit recipes/quickstart.yaml --set seed=1 --run runs/quickstart-1
-      mrt-hpc submit recipes/mrt_online.yaml --site mycluster
+      mrt-hpc submit quickstart
+      mrt-hpc submit quickstart --set seed=1 --run runs/quickstart-1
+      mrt-hpc submit mrt_online --site mycluster
     """
     from mrt_hpc.cli.submit import submit_recipe
 

@@ -26,7 +26,7 @@ def validate(recipe: Path, overrides: tuple[str, ...]) -> None:
 
     \b
     Examples:
-      mrt-hpc validate recipes/mrt_online.yaml
+      mrt-hpc validate mrt_online
       mrt-hpc validate my_recipe.yaml --set training.learning_rate=2e-6
     """
     from mrt_hpc.cli.console import console_of

@@ -31,10 +31,15 @@ class ImageAsked:
     """One of ``KINDS``."""
     image: Path
     """The SIF file."""
+    base: str | None = None
+    """The image that it is built from: a SIF file, or a name in a registry; by default that of the definition."""
     build_arguments: tuple[str, ...] = ()
     """As ``NAME=VALUE``; they replace those of the definition."""
     binds: tuple[str, ...] = ()
-    """Files of this machine that the build sees, as ``/etc/pip.conf`` where packages come from a mirror."""
+    """Files and folders of this machine that the build sees, as ``SOURCE`` or ``SOURCE:PLACE``: ``/etc/pip.conf`` where
+    packages come from a mirror."""
+    settings: tuple[str, ...] = ()
+    """Environment variables of the build, as ``NAME=VALUE``; Apptainer does not pass on those of the shell."""
     executable: str = "apptainer"
     fakeroot: bool = True
     """Whether Apptainer maps this user to root in the image; root itself may do without."""
@@ -63,7 +68,7 @@ def build_image(asked: ImageAsked, tell: Callable[[str], None]) -> str:
     require_apptainer(asked.executable)
     asked.image.parent.mkdir(parents=True, exist_ok=True)
     with _build_tree() as tree, _unfinished(asked.image) as unfinished:
-        command = build_command(asked, unfinished)
+        command = build_command(asked, unfinished, tree)
         tell(f"running {shlex.join(command)}")
         done = subprocess.run(command, cwd=tree, check=False)
         if done.returncode or not unfinished.is_file():
@@ -75,14 +80,49 @@ def build_image(asked: ImageAsked, tell: Callable[[str], None]) -> str:
     return digest
 
 
-def build_command(asked: ImageAsked, target: Path) -> list[str]:
-    """The command of Apptainer, to be run in the tree that the definition copies from."""
+def build_command(asked: ImageAsked, target: Path, tree: Path) -> list[str]:
+    """The command of Apptainer.
+
+    Args:
+        asked: what is built.
+        target: the file that Apptainer writes.
+        tree: the folder that the definition copies from, in which the command is run.
+
+    Raises:
+        UserError: a file that the build shall see is not there.
+    """
     options = ["--fakeroot"] if asked.fakeroot else []
-    for argument in asked.build_arguments:
+    for argument in [*_own_arguments(asked, tree), *asked.build_arguments]:
         options += ["--build-arg", argument]
     for bind in asked.binds:
         options += ["--bind", bind]
     return [asked.executable, "build", *options, str(target), f"containers/{asked.kind}.def"]
+
+
+def _own_arguments(asked: ImageAsked, tree: Path) -> list[str]:
+    """What the definition must be told beside the user's own build arguments; Apptainer takes the last of a name."""
+    if asked.kind == "debian":
+        lines = (tree / "env" / "debian-mirror").read_text().splitlines()
+        return [f"MIRROR={line}" for line in lines if line and not line.startswith("#")]
+    arguments = [f"PLACES={' '.join(map(_place, asked.binds))}"] if asked.binds else []
+    if asked.settings:
+        arguments.append(f"SETTINGS={shlex.join(asked.settings)}")
+    if asked.base is None:
+        return arguments
+    base = Path(asked.base)
+    return [*arguments, *(["FROM=localimage", f"BASE={base.absolute()}"] if base.is_file() else [f"BASE={asked.base}"])]
+
+
+def _place(bind: str) -> str:
+    """Where the build sees a file, or, with a slash at the end, a folder: the definition makes the place, as Apptainer
+    mounts only on what is there.
+    """
+    source, _, rest = bind.partition(":")
+    place = rest.partition(":")[0] or source
+    if not Path(source).exists():
+        raise UserError("a file for --bind is not there", value=source, expected="a file or folder of this machine",
+                        advice="correct the path, or leave out --bind")  # fmt: skip
+    return f"{place}/" if Path(source).is_dir() else place
 
 
 @contextmanager
@@ -122,7 +162,8 @@ def _failed(asked: ImageAsked, command: list[str], code: int) -> UserError:
         f"{asked.executable} build ended with exit code {code}, and its last lines above say why",
         where=shlex.join(command),
         expected="a machine that reaches a registry of images, the package mirrors, and some 15 GB of room in TMPDIR",
-        advice="without a registry of images: mrt-hpc container build debian debian.sif, then --build-arg "
-        "FROM=localimage --build-arg BASE=$PWD/debian.sif; behind a mirror of Python packages: --bind /etc/pip.conf; "
+        advice="without a registry of images: mrt-hpc container build debian debian.sif, then --base debian.sif; "
+        "behind a mirror of Python packages: --bind /etc/pip.conf; with certificates of its own: "
+        "--bind /usr/local/share/ca-certificates; "
         "where this user may not build on this machine: --on-node --site SITE",
     )

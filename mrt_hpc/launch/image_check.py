@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.launch.image_build import checksum_file, require_apptainer
+from mrt_hpc.launch.python_look import PythonLookError, look_at_python, words_in_image
 from mrt_hpc.run.atomic import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from mrt_hpc.launch.python_look import PythonLook
     from mrt_hpc.launch.slurm.site import Container
 
 LOOK_S = 300.0
 """The seconds that one look into an image may take: the first import of torch from a shared filesystem is slow."""
-MODULES = ("torch", "transformers", "deepspeed", "vllm", "math_verify")
-"""What a task imports."""
-LOOK = """
-import importlib, json, sys
-found, errors = {}, {}
-for name in sys.argv[1:]:
-    try:
-        module = importlib.import_module(name)
-        found[name] = str(getattr(module, "__version__", "installed"))
-    except Exception as error:
-        errors[name] = repr(error)
-print(json.dumps({"found": found, "errors": errors, "python": sys.version.split()[0]}))
-"""
 
 
 @dataclass(frozen=True)
@@ -46,20 +33,25 @@ class ImageCheck:
     """What to type where it did not pass."""
 
 
-def check_image(container: Container, image: Path) -> list[ImageCheck]:
-    """Check an image by its checksum, and by a look inside.
+def check_image(
+    container: Container, setup: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> list[ImageCheck]:
+    """Check an image by its checksum, and by a look inside, started as a task starts it.
 
     Args:
-        container: how tasks start it.
-        image: the SIF file.
+        container: the image and how tasks start it.
+        setup: shell lines of the site profile, which may bring Apptainer.
+        environment: variables of the site profile.
 
     Raises:
-        UserError: Apptainer is missing.
+        UserError: Apptainer is missing, and no line of ``setup`` might bring it.
     """
-    require_apptainer(container.executable)
+    if not setup:
+        require_apptainer(container.executable)
+    image = Path(container.image)
     if not image.is_file():
         return [ImageCheck("the image", False, f"{image} is not there", f"mrt-hpc container build cuda {image}")]
-    return [_checksum(image), *_inside(container, image)]
+    return [_checksum(image), *_inside(container, setup, environment)]
 
 
 def _checksum(image: Path) -> ImageCheck:
@@ -71,29 +63,25 @@ def _checksum(image: Path) -> ImageCheck:
     return ImageCheck("checksum", expected == digest, f"{digest}, and {expected} in {told.name}", remedy)
 
 
-def _inside(container: Container, image: Path) -> Iterator[ImageCheck]:
-    binds = [word for bind in container.binds for word in ("--bind", bind)]
-    command = [container.executable, "exec", *binds, str(image), container.python, "-c", LOOK, "mrt_hpc", *MODULES]
+def _inside(container: Container, setup: Sequence[str], environment: Mapping[str, str] | None) -> Iterator[ImageCheck]:
+    image, words = Path(container.image), words_in_image(container)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LOOK_S)
-    except subprocess.TimeoutExpired:
-        yield ImageCheck("start", False, f"no answer within {LOOK_S:.0f} s", "try it on a compute node")
+        seen = look_at_python(words, setup=setup, environment=environment, importing=True, deadline_s=LOOK_S)
+    except PythonLookError as error:
+        remedy = "try it on a compute node" if error.timed_out else f"{container.executable} shell {image}"
+        yield ImageCheck("start", False, str(error), remedy)
         return
-    if done.returncode or not done.stdout.strip():
-        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        yield ImageCheck("start", False, last, f"{container.executable} shell {image}")
-        return
-    yield from _told(json.loads(done.stdout.splitlines()[-1]), image)
+    yield from image_contents(seen, image)
 
 
-def _told(seen: dict[str, Any], image: Path) -> Iterator[ImageCheck]:
-    """What Python saw in the image."""
-    yield ImageCheck("start", True, f"Python {seen['python']}")
-    version, ours = seen["found"].get("mrt_hpc"), mrt_hpc.__version__
-    same = version == ours
-    remedy = "" if same else f"mrt-hpc container build cuda {image} --force, or use the mrt-hpc of the image's version"
-    yield ImageCheck("mrt-hpc", same, f"{version or 'not installed'} in the image, {ours} here", remedy)
-    for name in MODULES:
-        there = name in seen["found"]
-        evidence = seen["found"][name] if there else seen["errors"][name]
-        yield ImageCheck(name, there, evidence, "" if there else f"mrt-hpc container build cuda {image} --force")
+def image_contents(seen: PythonLook, image: Path) -> Iterator[ImageCheck]:
+    """What the Python of an image must have, compared with what it has."""
+    yield ImageCheck("start", True, f"Python {seen.python}")
+    ours, again = mrt_hpc.__version__, f"mrt-hpc container build cuda {image} --force"
+    same = seen.mrt_hpc == ours
+    remedy = "" if same else f"{again}, or use the mrt-hpc of the image's version"
+    yield ImageCheck("mrt-hpc", same, f"{seen.mrt_hpc or 'not installed'} in the image, {ours} here", remedy)
+    for name, version in seen.packages.items():
+        yield ImageCheck(name, True, version)
+    for name, error in seen.errors.items():
+        yield ImageCheck(name, False, error, again)

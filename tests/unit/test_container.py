@@ -15,9 +15,10 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.image_build import KINDS, ImageAsked, build_command, build_image, checksum_file
-from mrt_hpc.launch.image_check import _told, check_image
+from mrt_hpc.launch.image_check import check_image, image_contents
 from mrt_hpc.launch.image_tree import BuildFiles
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.python_look import PythonLook
 from mrt_hpc.launch.slurm.image_on_node import srun_command
 from mrt_hpc.launch.slurm.site import Container, SlurmSite
 from mrt_hpc.launch.software import noticed_changes
@@ -50,12 +51,35 @@ def test_the_tree_has_every_file_that_a_definition_copies(kind: str, tmp_path: P
     assert not list(tmp_path.rglob("__pycache__"))
 
 
-def test_the_command_names_arguments_and_binds() -> None:
-    asked = ImageAsked("cpu", Path("/i/a.sif"), ("FROM=localimage", "BASE=/i/b.sif"), ("/etc/pip.conf",))
-    assert build_command(asked, Path("/i/.a")) == [
-        "apptainer", "build", "--fakeroot", "--build-arg", "FROM=localimage", "--build-arg", "BASE=/i/b.sif",
-        "--bind", "/etc/pip.conf", "/i/.a", "containers/cpu.def",
+def test_the_command_names_arguments_and_binds_and_makes_their_places(tmp_path: Path) -> None:
+    (conf := tmp_path / "pip.conf").touch()
+    binds = (f"{tmp_path}:/opt/wheels:ro", str(conf))
+    asked = ImageAsked("cpu", Path("/i/a.sif"), "debian:12", ("N=1",), binds, ("A=b c",))
+    assert build_command(asked, Path("/i/.a"), ROOT) == [
+        "apptainer", "build", "--fakeroot", "--build-arg", f"PLACES=/opt/wheels/ {conf}",
+        "--build-arg", "SETTINGS='A=b c'",
+        "--build-arg", "BASE=debian:12", "--build-arg", "N=1", "--bind", binds[0], "--bind", binds[1], "/i/.a",
+        "containers/cpu.def",
     ]  # fmt: skip
+
+
+def test_a_base_that_is_a_file_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "debian.sif").touch()
+    command = build_command(ImageAsked("cpu", Path("/i/a.sif"), "debian.sif"), Path("/i/.a"), ROOT)
+    assert command[3:7] == ["--build-arg", "FROM=localimage", "--build-arg", f"BASE={tmp_path / 'debian.sif'}"]
+
+
+def test_debian_is_taken_from_the_mirror_of_the_project_or_of_the_user() -> None:
+    asked = ImageAsked("debian", Path("/i/a.sif"), build_arguments=("MIRROR=https://m.example.org/debian",))
+    arguments = [word for word in build_command(asked, Path("/i/.a"), ROOT) if word.startswith("MIRROR=")]
+    assert len(arguments) == 2
+    assert arguments[-1] == "MIRROR=https://m.example.org/debian", "Apptainer takes the last"
+
+
+def test_a_file_to_bind_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a file for --bind is not there"):
+        build_command(ImageAsked("cpu", Path("/i/a.sif"), binds=(str(tmp_path / "x"),)), Path("/i/.a"), ROOT)
 
 
 def test_an_image_appears_whole_with_its_checksum(tmp_path: Path) -> None:
@@ -108,9 +132,8 @@ def test_the_build_on_a_node_is_the_same_command_behind_the_setup_lines() -> Non
 
 
 def test_what_an_image_holds_is_told_with_what_to_type(tmp_path: Path) -> None:
-    seen = {"python": "3.11.2", "found": {"mrt_hpc": "0.0.1", "torch": "2"}, "errors": {"vllm": "ImportError('x')"}}
-    seen["errors"] |= dict.fromkeys(("transformers", "deepspeed", "math_verify"), "gone")
-    found = {one.what: one for one in _told(seen, tmp_path / "a.sif")}
+    seen = PythonLook("3.11.2", "0.0.1", packages={"torch": "2"}, errors={"vllm": "ImportError('x')"}, cuda=None)
+    found = {one.what: one for one in image_contents(seen, tmp_path / "a.sif")}
     assert found["torch"].passed
     assert found["mrt-hpc"].evidence == f"0.0.1 in the image, {mrt_hpc.__version__} here"
     assert (found["vllm"].passed, found["vllm"].evidence) == (False, "ImportError('x')")
@@ -124,7 +147,7 @@ def test_a_damaged_image_and_one_that_does_not_start_fail_the_check(tmp_path: Pa
     command = stand_in(tmp_path, "#!/bin/sh\necho 'FATAL: no such format' >&2\nexit 255\n")
     site = tmp_path / "site.yaml"
     site.write_text(f"type: slurm\nname: s\ncontainer: {{image: {image}, executable: {command}}}\n")
-    checks = check_image(Container(image=str(image), executable=command), image)
+    checks = check_image(Container(image=str(image), executable=command))
     assert [(one.what, one.passed) for one in checks] == [("checksum", False), ("start", False)]
     done = CliRunner().invoke(main, ["container", "check", "--site", str(site)])
     assert done.exit_code == 2

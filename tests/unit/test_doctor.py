@@ -314,7 +314,9 @@ FAULTS = [
         site={"python": "/usr/bin/python3", "environment": {"PYTHONPATH": ""}},
     ),
     Fault("a setup line that fails", "Python", "env/setup", site={"setup": ["exit 3"]}),
-    Fault("the image does not exist", "container", "apptainer build", site={"container": {"image": "/none.sif"}}),
+    Fault(
+        "the image does not exist", "container", "mrt-hpc container build", site={"container": {"image": "/none.sif"}}
+    ),
     Fault(
         "Apptainer is not here",
         "container",

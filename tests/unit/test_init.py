@@ -76,7 +76,7 @@ def test_without_slurms_commands_the_options_are_taken(monkeypatch: pytest.Monke
     assert done.exit_code == 0, done.output
     assert "not seen: scontrol was not found" in done.output
     assert "still open: The partition of jobs without GPUs" in done.output
-    assert "add --partition VALUE" in done.output
+    assert "type the command again with --partition VALUE --force" in done.output
     site = find_site("bare")
     assert isinstance(site, SlurmSite)
     assert (site.account, site.partitions.gpu, site.partitions.cpu, site.gpu_type) == ("me", "big", None, "a100")

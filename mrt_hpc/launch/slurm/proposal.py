@@ -115,7 +115,12 @@ def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Ques
         yield Question("qos", "The QOS of jobs: this account has no default", tuple(options))
     if node.missing_packages and wishes.image is None:
         without = ", ".join(node.missing_packages)
-        yield Question("python", f"The Python of the compute nodes (this one, {node.python}, has no {without})")
+        yield Question(
+            "python",
+            f"The Python of the compute nodes, as {node.python} has no {without}: `env/setup cuda` of a checkout on the "
+            "shared filesystem makes one, .venv/bin/python. For tasks in an image, made by "
+            "`mrt-hpc container build cuda IMAGE.sif`, leave it out and add --image IMAGE.sif",
+        )
 
 
 def with_proposals(survey: Survey, node: LoginNode, wishes: Wishes) -> Wishes:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.launch.gpus import OLDEST_DRIVER
+from mrt_hpc.launch.python_look import PythonLookError, look_at_python, words_in_image
 from mrt_hpc.launch.slurm.doctor.findings import doubtful, fails, not_checked, ok
 from mrt_hpc.launch.slurm.doctor.node_half import LIMITS
 
@@ -22,27 +21,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.launch.slurm.doctor.findings import Result
     from mrt_hpc.launch.slurm.doctor.situation import Situation
-    from mrt_hpc.launch.slurm.site import Container, SlurmSite
 
-PYTHON_S = 120.0
-"""The time-out of starting a Python on a shared filesystem, or in an image, seconds."""
-ASK_PYTHON = """
-import importlib.util, json, re, sys
-def cuda():
-    spec = importlib.util.find_spec("torch")
-    text = open(spec.origin.replace("__init__.py", "version.py")).read() if spec and spec.origin else ""
-    found = re.search(r"^cuda\\b.*=\\s*'([\\d.]+)'", text, re.MULTILINE)
-    return found and found[1]
-def version():
-    if importlib.util.find_spec("mrt_hpc") is None:
-        return None
-    import mrt_hpc
-    return mrt_hpc.__version__
-names = ("torch", "vllm", "deepspeed", "submitit")
-missing = [name for name in names if importlib.util.find_spec(name) is None]
-print(json.dumps({"python": sys.version.split()[0], "version": version(), "missing": missing, "cuda": cuda()}))
-"""
-"""A program for any Python that says what it has, in JSON; it imports nothing heavy."""
+IMAGE_INSTEAD = "or build an image, `mrt-hpc container build {kind} mrt-hpc-{kind}.sif`, and name it as container.image"
 LEAST_OPEN_FILES = 4096
 LEAST_PROCESSES = 1024
 
@@ -60,8 +40,13 @@ def python(situation: Situation) -> Iterator[Result]:
             "cuda), or to null for the Python that runs mrt-hpc",
         )
         return
+    kind = _kind(situation)
     yield from _asked(
-        situation, path, [path], "run `env/setup cuda` on the shared filesystem and name its .venv/bin/python"
+        situation,
+        path,
+        [path],
+        f"run `env/setup {kind}` of a checkout on the shared filesystem and name its .venv/bin/python as python in the "
+        f"site profile; {IMAGE_INSTEAD.format(kind=kind)}",
     )
 
 
@@ -74,7 +59,7 @@ def image(situation: Situation) -> Iterator[Result]:
     if not Path(container.image).exists():
         yield fails(
             f"site profile: container.image: {container.image} does not exist",
-            "build it: apptainer build --fakeroot IMAGE.sif containers/cuda.def; or correct container.image",
+            f"mrt-hpc container build {_kind(situation)} {container.image}; or correct container.image",
         )
         return
     if not os.access(container.image, os.R_OK):
@@ -86,43 +71,40 @@ def image(situation: Situation) -> Iterator[Result]:
             "--on-node shows whether compute nodes have it; a `module load` belongs into setup of the site profile",
         )
         return
-    yield from _asked(
-        situation, container.image, _words(container), "build the image again with this version of mrt-hpc"
-    )
+    remedy = f"mrt-hpc container build {_kind(situation)} {container.image} --force, with this version of mrt-hpc"
+    yield from _asked(situation, container.image, words_in_image(container), remedy)
 
 
-def _words(container: Container) -> list[str]:
-    binds = [word for bind in container.binds for word in ("--bind", bind)]
-    return [container.executable, "exec", *binds, container.image, container.python]
+def _kind(situation: Situation) -> str:
+    """The locked environment that the jobs of this recipe and site need."""
+    return "cuda" if situation.uses_gpus else "cpu"
 
 
 def _asked(situation: Situation, name: str, words: list[str], remedy: str) -> Iterator[Result]:
     """Start a Python as a task would, and compare what it has."""
     site = situation.slurm
+    setup = () if site is None else site.setup
     try:
-        done = _start(words, site)
-    except subprocess.TimeoutExpired:
-        yield doubtful(f"{name} did not answer within {PYTHON_S:.0f} s", "try `mrt-hpc doctor --on-node`")
-        return
-    if done.returncode:
-        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        setup = site is not None and site.setup
+        has = look_at_python(words, setup=setup, environment=None if site is None else site.environment)
+    except PythonLookError as error:
+        if error.timed_out:
+            yield doubtful(f"{name}: {error}", "try `mrt-hpc doctor --on-node`")
+            return
         yield fails(
-            f"{name} cannot be started{' after the lines of setup' if setup else ''}: {last}",
+            f"{name} cannot be started{' after the lines of setup' if setup else ''}: {error}",
             f"{'correct setup in the site profile; or ' if setup else ''}{remedy}",
         )
         return
-    has: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    said = f"{name}: Python {has['python']}, mrt-hpc {has['version'] or 'missing'}"
-    if has["version"] != mrt_hpc.__version__:
+    said = f"{name}: Python {has.python}, mrt-hpc {has.mrt_hpc or 'missing'}"
+    if has.mrt_hpc != mrt_hpc.__version__:
         yield fails(f"{said}; this command has mrt-hpc {mrt_hpc.__version__}", remedy)
-    elif has["missing"]:
-        yield fails(f"{said}, without {', '.join(has['missing'])}, which tasks need", remedy)
-    elif situation.uses_gpus and has["cuda"] is None:
+    elif has.errors:
+        yield fails(f"{said}, without {', '.join(has.errors)}, which tasks need", remedy)
+    elif situation.uses_gpus and has.cuda is None:
         result = fails if situation.recipe is not None else doubtful
         yield result(f"{said}; its torch is a build without CUDA, and jobs ask for GPUs", remedy)
     else:
-        yield ok(f"{said}{_cuda(has['cuda'])}")
+        yield ok(f"{said}{_cuda(has.cuda)}")
 
 
 def _cuda(version: str | None) -> str:
@@ -130,21 +112,6 @@ def _cuda(version: str | None) -> str:
         return ", torch without CUDA"
     oldest = OLDEST_DRIVER.get(int(version.partition(".")[0]))
     return f", torch for CUDA {version}" + (f", which needs driver {oldest} or newer" if oldest else "")
-
-
-def _start(words: list[str], site: SlurmSite | None) -> subprocess.CompletedProcess[str]:
-    """Run the program after the setup lines and with the variables of the profile."""
-    setup = () if site is None else site.setup
-    script = "\n".join([*setup, 'exec "$0" "$@"'])
-    return subprocess.run(
-        ["bash", "-c", script, *words, "-P", "-c", ASK_PYTHON],
-        env={**os.environ, **({} if site is None else site.environment)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PYTHON_S,
-        check=False,
-    )
 
 
 def scratch(situation: Situation) -> Iterator[Result]:

@@ -1,0 +1,115 @@
+"""Starts a Python as a task would, on this machine or in an image, and tells what it has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mrt_hpc.launch.slurm.site import Container
+
+STACK = ("torch", "transformers", "vllm", "deepspeed", "math_verify", "submitit")
+"""The packages that tasks need."""
+PROGRAM = """
+import importlib, importlib.metadata, importlib.util, json, re, sys
+def look(name, importing):
+    if importing:
+        return str(getattr(importlib.import_module(name), "__version__", "installed"))
+    if importlib.util.find_spec(name) is None:
+        raise ModuleNotFoundError("no such package")
+    return "installed"
+def cuda():
+    spec = importlib.util.find_spec("torch")
+    text = open(spec.origin.replace("__init__.py", "version.py")).read() if spec and spec.origin else ""
+    found = re.search(r"^cuda\\b.*=\\s*'([\\d.]+)'", text, re.MULTILINE)
+    return found and found[1]
+importing, *names = sys.argv[1:]
+packages, errors = {}, {}
+for name in names:
+    try:
+        packages[name] = look(name, importing == "import")
+    except Exception as error:
+        errors[name] = repr(error)
+try:
+    version = look("mrt_hpc", True)
+except ImportError:
+    version = None
+print(json.dumps({"python": sys.version.split()[0], "mrt_hpc": version, "packages": packages, "errors": errors,
+                  "cuda": cuda()}))
+"""
+"""A program for any Python that says what it has, in JSON. It finds packages, or, with ``import``, imports them."""
+
+
+@dataclass(frozen=True)
+class PythonLook:
+    """What a Python has."""
+
+    python: str
+    """Its version."""
+    mrt_hpc: str | None
+    """The version of mrt-hpc; None where it is not installed."""
+    packages: dict[str, str]
+    """The packages of ``STACK`` that are there, with their versions, or ``installed`` where they were not imported."""
+    errors: dict[str, str]
+    """The packages that are missing or cannot be imported, with the reason."""
+    cuda: str | None
+    """The version of CUDA that its torch is built for."""
+
+
+class PythonLookError(Exception):
+    """A Python that could not be asked; the message is the reason."""
+
+    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.timed_out = timed_out
+        """Whether it gave no answer in time."""
+
+
+def look_at_python(
+    words: Sequence[str],
+    *,
+    setup: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    importing: bool = False,
+    deadline_s: float = 120.0,
+) -> PythonLook:
+    """Start a Python and ask it what it has.
+
+    Args:
+        words: the command that starts it, without arguments.
+        setup: shell lines that run before it, as in a site profile.
+        environment: variables that it gets beside those of this process.
+        importing: import the packages, which finds those that are damaged and takes up to minutes.
+        deadline_s: seconds that the answer may take; the first import of torch from a shared filesystem is slow.
+
+    Raises:
+        PythonLookError: it cannot be started, or does not answer in time.
+    """
+    script = "\n".join([*setup, 'exec "$0" "$@"'])
+    command = ["bash", "-c", script, *words, "-P", "-c", PROGRAM, "import" if importing else "find", *STACK]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PythonLookError(f"no answer within {deadline_s:.0f} s", timed_out=True) from None
+    if done.returncode or not done.stdout.strip():
+        raise PythonLookError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
+    return PythonLook(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def words_in_image(container: Container) -> list[str]:
+    """The command that starts the Python of an image, with the folders of the profile bound."""
+    binds = [word for bind in container.binds for word in ("--bind", bind)]
+    return [container.executable, "exec", *binds, container.image, container.python]
