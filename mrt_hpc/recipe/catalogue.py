@@ -46,7 +46,7 @@ class Copy:
 
 
 def entries(kind: Kind) -> list[Entry]:
-    """All files of a kind by their names, sorted within each folder. Of several with one name only the first is there,
+    """All files of a kind by their names, sorted, and those of subfolders last. Of several with one name only the first is there,
     as it is the one that commands take.
     """
     found: dict[str, Entry] = {}
@@ -57,7 +57,7 @@ def entries(kind: Kind) -> list[Entry]:
 
 
 def _entries_in(kind: Kind, folder: Path) -> Iterator[Entry]:
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(folder.rglob("*"), key=lambda path: (path.parent != folder, path)):
         within = path.relative_to(folder)
         if path.suffix in SUFFIXES and path.is_file() and not OTHER_KINDS & set(within.parts):
             yield Entry(kind, str(within.with_suffix("")), path)

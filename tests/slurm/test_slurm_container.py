@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from slurm_cluster import REPOSITORY, Cluster, notes, wait_for_end
+from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_doctor import examine
 from slurm_plans import job, plan
 from slurm_recipes import site_file
@@ -21,21 +19,6 @@ Bootstrap: scratch
     {note} /built-from
 """
 SYSTEM_FOLDERS = ("/bin", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/tmp", "/usr", "/var")
-WELL_KNOWN = Path("/opt/apptainer/usr/bin/apptainer")
-
-
-@pytest.fixture(scope="module")
-def apptainer(cluster: Cluster) -> str:
-    """Apptainer, installed by the project's script where the host has none."""
-    found = shutil.which("apptainer") or (str(WELL_KNOWN) if WELL_KNOWN.exists() else None)
-    if found:
-        return found
-    prefix = cluster.home / "apptainer"
-    script = REPOSITORY / "containers" / "install_apptainer.sh"
-    done = subprocess.run([str(script), str(prefix)], capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        pytest.skip(f"Apptainer cannot be installed here: {done.stderr.strip()}")
-    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.timeout(900)

@@ -117,8 +117,8 @@ def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Ques
         without = ", ".join(node.missing_packages)
         yield Question(
             "python",
-            f"The Python of the compute nodes, as {node.python} has no {without}: `env/setup cuda` of a checkout on the "
-            "shared filesystem makes one, .venv/bin/python. For tasks in an image, made by "
+            f"The Python of the compute nodes, as {node.python} has no {without}: `env/setup cuda` of a checkout on "
+            "the shared filesystem makes one, .venv/bin/python. For tasks in an image, made by "
             "`mrt-hpc container build cuda IMAGE.sif`, leave it out and add --image IMAGE.sif",
         )
 
