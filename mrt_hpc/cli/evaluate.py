@@ -67,7 +67,7 @@ def print_evaluation_plan(recipe: EvaluationRecipe, site: Site, root: Path) -> N
     console = console_of(sys.stdout)
     print_jobs(console, plan, expected)
     console.print(f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.", highlight=False)
-    print_cost(console, plan, expected, rates)
+    print_cost(console, plan, recipe, expected, rates)
     console.print(f"Run directory: {root}", highlight=False, soft_wrap=True)
     if not RunLayout(root).recipe_lock.is_file():
         print_missing(console, recipe, "eval")

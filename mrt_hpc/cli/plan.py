@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
+from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.launch.changes import refuse_other_recipe
@@ -20,8 +21,9 @@ from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.submission import foreseen, kept_recipe
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
-from mrt_hpc.plan.expected import expected_hours, late_checkpoint
-from mrt_hpc.plan.throughput import throughput
+from mrt_hpc.plan.expected import expected_hours, expected_uses, late_checkpoint
+from mrt_hpc.plan.throughput import RATES, throughput
+from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.load import load_recipe
@@ -59,7 +61,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
         f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.",
         highlight=False,
     )
-    print_cost(console, plan, expected, rates)
+    print_cost(console, plan, recipe, expected, rates)
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
     if layout.recipe_lock.is_file():
         for refused, sentence in foreseen(layout, recipe, plan):
@@ -92,9 +94,17 @@ def print_jobs(console: Console, plan: Plan, expected: dict[str, ExpectedHours])
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_cost(console: Console, plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput | None) -> None:
-    """Print the expected hours and those of the time limits."""
-    for line in cost_lines(plan, expected, rates):
+def print_cost(
+    console: Console, plan: Plan, recipe: Experiment, expected: dict[str, ExpectedHours], rates: Throughput | None
+) -> None:
+    """Print the expected hours, what they are used for, and those of the time limits."""
+    uses = expected_uses(plan, expected)
+    if uses:
+        of_gpus = any(row.gpu_hours for row in uses)
+        whole = sum(row.gpu_hours if of_gpus else row.core_hours for row in uses)
+        digits = 1 if whole >= FEW_HOURS else 3
+        console.print(hours_table(uses, of_gpus=of_gpus, digits=digits, expected=True))
+    for line in cost_lines(plan, recipe, expected, rates):
         console.print(line, highlight=False, soft_wrap=is_wide(console))
 
 
@@ -130,15 +140,25 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
         print(f"# ---- {name}\n{text}")
 
 
-def cost_lines(plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput | None) -> Iterator[str]:
+def cost_lines(
+    plan: Plan, recipe: Experiment, expected: dict[str, ExpectedHours], rates: Throughput | None
+) -> Iterator[str]:
     """The cost of the plan, in sentences."""
     if rates is None:
-        yield "The expected hours are unknown: state `throughput` in the site profile (mrt-hpc fields site)."
+        needed = RATES if isinstance(recipe, Recipe) else RATES[:1]
+        fields = " and ".join(f"throughput.{name}" for name in needed)
+        yield (
+            f"The expected hours and what they are used for are unknown: state {fields} in the site profile (mrt-hpc "
+            "fields site); the report of a run shows what it measured."
+        )
     else:
         total = sum(e.gpu_hours for e in expected.values())
         unknown = [job.name for job in plan.jobs if job.name not in expected]
         without = f", without {len(unknown)} job(s) whose problems are not there yet" if unknown else ""
         yield f"Expected: {total:,.0f} GPU-hours{without}, by {rates.source}."
+        yield f"Lengths: {'; '.join(lengths_taken(recipe))}."
+        if unknown:
+            yield "The number of problems that are not there can be stated as the `limit` of their source."
     again = {job.name: e.attempts(job) for job in plan.jobs if (e := expected.get(job.name)) and e.attempts(job) > 1}
     for name, attempts in again.items():
         yield f"{name} is expected to reach its time limit and to be queued again {attempts - 1} time(s)."
