@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
@@ -16,9 +17,10 @@ from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.datasets.named import fetch_command
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.submission import foreseen, kept_recipe
+from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, expected_uses, late_checkpoint
@@ -32,11 +34,11 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
-    from mrt_hpc.launch.backend import Backend
+    from mrt_hpc.launch.backend import Backend, StartEstimate
     from mrt_hpc.plan.expected import ExpectedHours
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.plan.throughput import Throughput
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 TABLE_WIDTH = 140
 """The columns that the table of jobs needs to print every name in one piece."""
+FEW_NAMES = 3
+"""Names of jobs in one sentence, at most."""
 
 
 def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
@@ -71,7 +75,9 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
         print_missing(console, recipe, "submit")
     if rates is not None and (late := late_checkpoint(recipe, site, rates)):
         console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
-    print_objections(console, plan, site.backend(), "submit")
+    backend = site.backend()
+    print_objections(console, plan, backend, "submit")
+    print_starts(console, plan, recipe, backend, layout)
 
 
 def is_wide(console: Console) -> bool:
@@ -123,6 +129,58 @@ def print_objections(console: Console, plan: Plan, backend: Backend, command: st
     beyond = [(f"beyond {backend.place}, {command} will refuse", sentence) for sentence in objections.refused]
     for words, sentence in [*beyond, *(("doubtful", sentence) for sentence in objections.doubts)]:
         console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
+
+
+def print_starts(console: Console, plan: Plan, recipe: Experiment, backend: Backend, layout: RunLayout) -> None:
+    """Print when the queue would start the jobs that are not done, by its present estimates; nothing where it makes
+    none.
+    """
+    try:
+        jobs = jobs_left(plan, layout) if layout.recipe_lock.is_file() else plan.jobs
+        estimates = backend.starts(jobs, recipe, layout)
+    except UserError as error:
+        told = f"[yellow]the queue was not asked when the jobs could start:[/] {escape(error.what)}"
+        console.print(told, highlight=False, soft_wrap=is_wide(console))
+        return
+    for line in start_lines(plan, estimates, time.time()):
+        console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
+
+
+def start_lines(plan: Plan, estimates: Sequence[StartEstimate], now: float) -> Iterator[str]:
+    """The queue's estimates, in sentences; times are those of the local clock.
+
+    Args:
+        plan: which has the jobs.
+        estimates: the queue's answers.
+        now: seconds since the epoch.
+    """
+    timed = [(one, one.at) for one in estimates if one.at is not None]
+    if timed:
+        commands = " and ".join(dict.fromkeys(one.asked for one, _ in timed))
+        yield f"If it were submitted now and waited for no other job, by the queue's present estimate ({commands}),"
+    for one, at in timed:
+        job, others = plan.job(one.jobs[0]), len(one.jobs) - 1
+        what = f"the first task of {job.name}" if job.tasks > 1 else job.name
+        alike = f", and {others} other job(s) of its size," if others else ""
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+        yield f"  {what}{alike} could start at {when} ({_until(at, now)})"
+    for one in estimates:
+        if one.at is None:
+            yield f"No start time for {_names(one.jobs)}: {one.asked} was asked, and answered: {one.answer}"
+
+
+def _names(jobs: Sequence[str]) -> str:
+    """The first few of them."""
+    more = len(jobs) - FEW_NAMES
+    return ", ".join(jobs[:FEW_NAMES]) + (f" and {more} other job(s)" if more > 0 else "")
+
+
+def _until(at: float, now: float) -> str:
+    """As in ``in 12 minutes``."""
+    minutes = max(0, ceil((at - now) / 60))
+    if minutes <= 1:
+        return "at once"
+    return f"in {minutes} minutes" if minutes < 120 else f"in {minutes // 60} h {minutes % 60} min"
 
 
 def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:

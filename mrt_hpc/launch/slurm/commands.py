@@ -8,7 +8,9 @@ import shlex
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING
 
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -50,12 +52,13 @@ class SlurmRefusedError(UserError):
         self.reason = reason
 
 
-def _is_unreachable(error: BaseException) -> bool:
+def is_unreachable(error: BaseException) -> bool:
+    """Whether an error says that the controller cannot be reached."""
     return isinstance(error, SlurmRefusedError) and _UNREACHABLE.search(error.reason) is not None
 
 
 @retry(
-    retry=retry_if_exception(_is_unreachable),
+    retry=retry_if_exception(is_unreachable),
     wait=wait_random_exponential(multiplier=1.0, max=20.0),
     stop=stop_after_delay(BACK_OFF_S),
     reraise=True,
@@ -69,27 +72,42 @@ def ask_slurm(command: Sequence[str]) -> str:
     return run_slurm(command)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a command that ended well has printed."""
+
+    printed: str
+    """On standard output."""
+    remarks: str
+    """On standard error."""
+
+
 def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
-    """Run one of Slurm's commands, once, and return what it printed. The user's own Slurm variables are removed:
-    ``SQUEUE_STATES`` would hide jobs, and ``SBATCH_NO_REQUEUE`` overrides an option. A command that takes long is
-    reported on standard error.
+    """Run one of Slurm's commands, once, and return what it printed on standard output.
+
+    Raises:
+        UserError: as :func:`answer_of`.
+    """
+    return answer_of(command, timeout_s).printed
+
+
+def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Answer:
+    """Run one of Slurm's commands, once. The user's own Slurm variables are removed: ``SQUEUE_STATES`` would hide jobs,
+    and ``SBATCH_NO_REQUEUE`` overrides an option. A command that takes long is reported on standard error.
+
+    Args:
+        command: its words.
+        timeout_s: seconds after which it counts as not answered.
+        script: what it reads from standard input.
 
     Raises:
         SlurmRefusedError: it ended with an error.
         UserError: it is not installed here, or did not answer in time; with the words that it has printed so far.
     """
-    pipe = subprocess.PIPE
-    try:
-        process = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=_environment()
-        )
-    except FileNotFoundError:
-        raise UserError(
-            f"{command[0]} was not found",
-            where=shlex.join(command),
-            expected="a machine with Slurm's commands",
-            advice="log in to the cluster and try again; `mrt-hpc plan` works anywhere",
-        ) from None
+    with TemporaryFile("w+") as given:
+        given.write(script)
+        given.seek(0)
+        process = _started(command, given)
     with process:
         try:
             printed, complaint = _answer(process, command, timeout_s)
@@ -99,7 +117,20 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     if process.returncode:
         reason = complaint.strip() or printed.strip() or f"exit code {process.returncode}"
         raise SlurmRefusedError(command, reason)
-    return printed
+    return Answer(printed, complaint)
+
+
+def _started(command: Sequence[str], given: IO[str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.Popen(list(command), stdin=given, stdout=pipe, stderr=pipe, text=True, env=_environment())
+    except FileNotFoundError:
+        raise UserError(
+            f"{command[0]} was not found",
+            where=shlex.join(command),
+            expected="a machine with Slurm's commands",
+            advice="log in to the cluster and try again; `mrt-hpc plan` works anywhere",
+        ) from None
 
 
 def _answer(process: subprocess.Popen[str], command: Sequence[str], timeout_s: float) -> tuple[str, str]:
