@@ -217,7 +217,9 @@ def test_the_sentences_of_estimates(plan: Plan) -> None:
         f"  prepare could start at {here} (in 12 minutes)",
     ]
     inference = lines(now + 7380, "segment-000.inference", "segment-001.inference", "segment-002.inference")[1]
-    assert inference.startswith("  the first task of segment-000.inference, and 2 other job(s) of its size, could start")
+    assert inference.startswith(
+        "  the first task of segment-000.inference, and 2 other job(s) of its size, could start"
+    )
     assert inference.endswith("(in 2 h 3 min)")
     assert "(at once)" in lines(now - 5, "prepare")[1]
     assert "(in 119 minutes)" in lines(now + 119 * 60, "prepare")[1]
