@@ -8,16 +8,17 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _HABITS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SBATCH_NO_REQUEUE")
 """The prefixes of a user's own variables that change the output and behaviour of Slurm's commands."""
@@ -104,9 +105,7 @@ def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Ans
         SlurmRefusedError: it ended with an error.
         UserError: it is not installed here, or did not answer in time; with the words that it has printed so far.
     """
-    with TemporaryFile("w+") as given:
-        given.write(script)
-        given.seek(0)
+    with _input(script) as given:
         process = _started(command, given)
     with process:
         try:
@@ -120,7 +119,19 @@ def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Ans
     return Answer(printed, complaint)
 
 
-def _started(command: Sequence[str], given: IO[str]) -> subprocess.Popen[str]:
+@contextmanager
+def _input(script: str) -> Iterator[int]:
+    """The descriptor of a file with this text. Without a text no file is made: the disk may be full."""
+    if not script:
+        yield subprocess.DEVNULL
+        return
+    with TemporaryFile("w+") as file:
+        file.write(script)
+        file.seek(0)
+        yield file.fileno()
+
+
+def _started(command: Sequence[str], given: int) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     try:
         return subprocess.Popen(list(command), stdin=given, stdout=pipe, stderr=pipe, text=True, env=_environment())
