@@ -41,8 +41,13 @@ class Algorithm(AlgorithmSettings):
 
     def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
         """Return the expected tokens of one problem: its rollouts and their branches."""
+        traces = recipe.sampling.rollouts_per_problem * trace_tokens(recipe, iteration)
+        return traces + self.sampled_branch_tokens(recipe, iteration)
+
+    def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:  # noqa: ARG002 - some differ
+        """Return the expected tokens of the branches of one problem: those of all boundaries of its rollouts."""
         values = boundaries_per_trace(recipe) * tokens_per_value(recipe.prover, recipe)
-        return recipe.sampling.rollouts_per_problem * (trace_tokens(recipe, iteration) + values)
+        return recipe.sampling.rollouts_per_problem * values
 
 
 class RolloutAlgorithm(Algorithm):

@@ -91,8 +91,16 @@ class Mrt(RolloutAlgorithm, Refreshed):
         if is_collection(iteration) or recipe.prover is None:
             return trace
         # A prefix is half of a trace on average, and so is the text that a rollout adds to it.
-        going_on = trace / 2 + (tokens_per_value(recipe.prover, recipe) if self.bonus == "next_episode" else 0.0)
-        return recipe.sampling.rollouts_per_problem / 2 * (going_on + branch_tokens(recipe.prover, recipe))
+        rollouts = recipe.sampling.rollouts_per_problem / 2 * (trace / 2 + branch_tokens(recipe.prover, recipe))
+        return rollouts + self.sampled_branch_tokens(recipe, iteration)
+
+    def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:
+        """Return the expected tokens of the branches of one problem: those at the end of the first new episode of each
+        rollout that goes on, if the bonus needs them. The rollouts that are forced to answer are no branches.
+        """
+        if is_collection(iteration) or self.bonus != "next_episode":
+            return 0.0
+        return recipe.sampling.rollouts_per_problem / 2 * tokens_per_value(recipe.prover, recipe)
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
         """Return the expected tokens that an update computes: those of one half, unless both are trained."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.attempts import attempts
 from mrt_hpc.plan.compile import role_resources
+from mrt_hpc.plan.cost import UseHours
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.uses import Use
 
@@ -79,18 +80,6 @@ class SpentAttempt:
 
 
 @dataclass(frozen=True)
-class SpentRow:
-    """The hours of one use in one role."""
-
-    role: Role
-    use: Use
-    hours: float
-    """Wall time of all tasks together."""
-    gpu_hours: float
-    core_hours: float
-
-
-@dataclass(frozen=True)
 class PointPrice:
     """What the accuracy on a benchmark has cost."""
 
@@ -117,7 +106,7 @@ class Spending:
     """What a reader has to know of the numbers, a sentence each."""
 
     @property
-    def rows(self) -> list[SpentRow]:
+    def rows(self) -> list[UseHours]:
         """The hours by role and use, in the order of their definition; what took no time is left out."""
         found: dict[tuple[Role, Use], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         for attempt in self.attempts:
@@ -125,7 +114,7 @@ class Spending:
                 hours = found[attempt.role, use]
                 for column, number in enumerate((1, attempt.gpus, attempt.cpus)):
                     hours[column] += seconds * number / HOUR_S
-        return [SpentRow(role, use, *found[role, use]) for role in Role for use in Use if (role, use) in found]
+        return [UseHours(role, use, *found[role, use]) for role in Role for use in Use if (role, use) in found]
 
     @property
     def gpu_hours(self) -> float:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 QUEUED = "queued"
 """The word for time in the queue. It is no use, as nothing was allocated."""
-FEW_HOURS = 10.0
-"""Below so many hours the table has four digits after the point."""
 
 
 @click.command(short_help="Show what a run has cost, by role and use.")
@@ -95,10 +93,10 @@ def _found(run: Path) -> Found:
 
 def as_csv(spent: Spending) -> str:
     """The hours by role and use. The time in the queue has rows of its own, without GPU-hours."""
-    from mrt_hpc.analysis.spending import SpentRow
+    from mrt_hpc.plan.cost import UseHours
 
     stream = StringIO()
-    writer = csv.DictWriter(stream, [field.name for field in fields(SpentRow)], lineterminator="\n")
+    writer = csv.DictWriter(stream, [field.name for field in fields(UseHours)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(row) for row in spent.rows)
     writer.writerows({"role": role, "use": QUEUED, "hours": hours} for role, hours in spent.queue_hours.items())
@@ -124,12 +122,14 @@ def as_data(found: Found) -> dict[str, Any]:
 def _print(found: Found, run: Path) -> None:
     from mrt_hpc.analysis.render import duration
     from mrt_hpc.cli.console import console_of, print_notes
+    from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
 
     spent = found.spent
     if not spent.attempts:
         click.echo(f"no task of this run has started, so it has cost nothing yet: mrt-hpc status {run}")
         return
-    console_of(sys.stdout).print(_table(found))
+    digits = 2 if (spent.gpu_hours if found.of_gpus else spent.core_hours) >= FEW_HOURS else 4
+    console_of(sys.stdout).print(hours_table(spent.rows, of_gpus=found.of_gpus, digits=digits))
     source = "by the cluster's accounting" if spent.accounted else "by the run's own events"
     click.echo(
         f"{spent.gpu_hours:,.2f} GPU-hours and {spent.core_hours:,.2f} core-hours {source}, in {len(spent.attempts)} "
@@ -142,30 +142,6 @@ def _print(found: Found, run: Path) -> None:
         click.echo(price_text(price, of_gpus=found.of_gpus))
     print_notes(found.notes)
     click.echo(f"mrt-hpc report {run} writes the report, which has these hours by its events")
-
-
-def _table(found: Found) -> Any:
-    """Uses as rows, roles as columns, and both sums."""
-    from rich.table import Table
-
-    hours = {(row.role, row.use): row.gpu_hours if found.of_gpus else row.core_hours for row in found.spent.rows}
-    roles = [role for role in dict.fromkeys(role for role, _ in hours) if any(hours[k] for k in hours if k[0] == role)]
-    uses = sorted({use for role, use in hours if role in roles}, key=list(type(next(iter(hours))[1])).index)
-    whole = sum(hours.values())
-    digits = 2 if whole >= FEW_HOURS else 4
-    table = Table(title="GPU-hours" if found.of_gpus else "core-hours", title_justify="left", show_footer=True)
-    table.add_column("use", "all", overflow="fold")
-    for role in roles:
-        column = sum(hours.get((role, use), 0.0) for use in uses)
-        table.add_column(str(role), f"{column:,.{digits}f}", justify="right")
-    table.add_column("all", f"{whole:,.{digits}f}", justify="right")
-    table.add_column("share", "100.0 %" if whole else "", justify="right")
-    for use in uses:
-        cells = [hours.get((role, use)) for role in roles]
-        row = sum(cell for cell in cells if cell is not None)
-        share = f"{row / whole:.1%}".replace("%", " %") if whole else ""
-        table.add_row(str(use), *("" if c is None else f"{c:,.{digits}f}" for c in cells), f"{row:,.{digits}f}", share)
-    return table
 
 
 def price_text(price: PointPrice, *, of_gpus: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from math import ceil
 from pathlib import Path
 from textwrap import wrap
@@ -13,15 +14,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
+from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.datasets.named import fetch_command
+from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.submission import foreseen, kept_recipe
+from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
-from mrt_hpc.plan.expected import expected_hours, late_checkpoint
-from mrt_hpc.plan.throughput import throughput
+from mrt_hpc.plan.expected import expected_hours, expected_uses, late_checkpoint
+from mrt_hpc.plan.throughput import RATES, throughput
+from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.load import load_recipe
@@ -30,11 +34,11 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
-    from mrt_hpc.launch.backend import Backend
+    from mrt_hpc.launch.backend import Backend, StartEstimate
     from mrt_hpc.plan.expected import ExpectedHours
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.plan.throughput import Throughput
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 
 TABLE_WIDTH = 140
 """The columns that the table of jobs needs to print every name in one piece."""
+FEW_NAMES = 3
+"""Names of jobs in one sentence, at most."""
 
 
 def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
@@ -59,7 +65,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
         f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.",
         highlight=False,
     )
-    print_cost(console, plan, expected, rates)
+    print_cost(console, plan, recipe, expected, rates)
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
     if layout.recipe_lock.is_file():
         for refused, sentence in foreseen(layout, recipe, plan):
@@ -69,7 +75,9 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
         print_missing(console, recipe, "submit")
     if rates is not None and (late := late_checkpoint(recipe, site, rates)):
         console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
-    print_objections(console, plan, site.backend(), "submit")
+    backend = site.backend()
+    print_objections(console, plan, backend, "submit")
+    print_starts(console, plan, recipe, backend, layout)
 
 
 def is_wide(console: Console) -> bool:
@@ -92,9 +100,17 @@ def print_jobs(console: Console, plan: Plan, expected: dict[str, ExpectedHours])
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_cost(console: Console, plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput | None) -> None:
-    """Print the expected hours and those of the time limits."""
-    for line in cost_lines(plan, expected, rates):
+def print_cost(
+    console: Console, plan: Plan, recipe: Experiment, expected: dict[str, ExpectedHours], rates: Throughput | None
+) -> None:
+    """Print the expected hours, what they are used for, and those of the time limits."""
+    uses = expected_uses(plan, expected)
+    if uses:
+        of_gpus = any(row.gpu_hours for row in uses)
+        whole = sum(row.gpu_hours if of_gpus else row.core_hours for row in uses)
+        digits = 1 if whole >= FEW_HOURS else 3
+        console.print(hours_table(uses, of_gpus=of_gpus, digits=digits, expected=True))
+    for line in cost_lines(plan, recipe, expected, rates):
         console.print(line, highlight=False, soft_wrap=is_wide(console))
 
 
@@ -115,6 +131,58 @@ def print_objections(console: Console, plan: Plan, backend: Backend, command: st
         console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
 
 
+def print_starts(console: Console, plan: Plan, recipe: Experiment, backend: Backend, layout: RunLayout) -> None:
+    """Print when the queue would start the jobs that are not done, by its present estimates; nothing where it makes
+    none.
+    """
+    try:
+        jobs = jobs_left(plan, layout) if layout.recipe_lock.is_file() else plan.jobs
+        estimates = backend.starts(jobs, recipe, layout)
+    except UserError as error:
+        told = f"[yellow]the queue was not asked when the jobs could start:[/] {escape(error.what)}"
+        console.print(told, highlight=False, soft_wrap=is_wide(console))
+        return
+    for line in start_lines(plan, estimates, time.time()):
+        console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
+
+
+def start_lines(plan: Plan, estimates: Sequence[StartEstimate], now: float) -> Iterator[str]:
+    """The queue's estimates, in sentences; times are those of the local clock.
+
+    Args:
+        plan: which has the jobs.
+        estimates: the queue's answers.
+        now: seconds since the epoch.
+    """
+    timed = [(one, one.at) for one in estimates if one.at is not None]
+    if timed:
+        commands = " and ".join(dict.fromkeys(one.asked for one, _ in timed))
+        yield f"If it were submitted now and waited for no other job, by the queue's present estimate ({commands}),"
+    for one, at in timed:
+        job, others = plan.job(one.jobs[0]), len(one.jobs) - 1
+        what = f"the first task of {job.name}" if job.tasks > 1 else job.name
+        alike = f", and {others} other job(s) of its size," if others else ""
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+        yield f"  {what}{alike} could start at {when} ({_until(at, now)})"
+    for one in estimates:
+        if one.at is None:
+            yield f"No start time for {_names(one.jobs)}: {one.asked} was asked, and answered: {one.answer}"
+
+
+def _names(jobs: Sequence[str]) -> str:
+    """The first few of them."""
+    more = len(jobs) - FEW_NAMES
+    return ", ".join(jobs[:FEW_NAMES]) + (f" and {more} other job(s)" if more > 0 else "")
+
+
+def _until(at: float, now: float) -> str:
+    """As in ``in 12 minutes``."""
+    minutes = max(0, ceil((at - now) / 60))
+    if minutes <= 1:
+        return "at once"
+    return f"in {minutes} minutes" if minutes < 120 else f"in {minutes // 60} h {minutes % 60} min"
+
+
 def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
     """Print the job scripts, as submit writes them.
 
@@ -130,15 +198,25 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
         print(f"# ---- {name}\n{text}")
 
 
-def cost_lines(plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput | None) -> Iterator[str]:
+def cost_lines(
+    plan: Plan, recipe: Experiment, expected: dict[str, ExpectedHours], rates: Throughput | None
+) -> Iterator[str]:
     """The cost of the plan, in sentences."""
     if rates is None:
-        yield "The expected hours are unknown: state `throughput` in the site profile (mrt-hpc fields site)."
+        needed = RATES if isinstance(recipe, Recipe) else RATES[:1]
+        fields = " and ".join(f"throughput.{name}" for name in needed)
+        yield (
+            f"The expected hours and what they are used for are unknown: state {fields} in the site profile (mrt-hpc "
+            "fields site); the report of a run shows what it measured."
+        )
     else:
         total = sum(e.gpu_hours for e in expected.values())
         unknown = [job.name for job in plan.jobs if job.name not in expected]
         without = f", without {len(unknown)} job(s) whose problems are not there yet" if unknown else ""
         yield f"Expected: {total:,.0f} GPU-hours{without}, by {rates.source}."
+        yield f"Lengths: {'; '.join(lengths_taken(recipe))}."
+        if unknown:
+            yield "The number of problems that are not there can be stated as the `limit` of their source."
     again = {job.name: e.attempts(job) for job in plan.jobs if (e := expected.get(job.name)) and e.attempts(job) > 1}
     for name, attempts in again.items():
         yield f"{name} is expected to reach its time limit and to be queued again {attempts - 1} time(s)."

@@ -138,6 +138,22 @@ class QueuedAttempt:
 
 
 @dataclass(frozen=True)
+class StartEstimate:
+    """The queue's answer to the question when a job could start if it were submitted now and waited for no other job.
+    The jobs that ask for the same have one answer.
+    """
+
+    asked: str
+    """What the queue was asked with, as a user would type it."""
+    at: float | None
+    """Seconds since the epoch; None where the queue named no time."""
+    answer: str = ""
+    """The queue's words where it named no time, on one line."""
+    jobs: tuple[str, ...] = ()
+    """Names of the jobs, the one that was asked about first."""
+
+
+@dataclass(frozen=True)
 class Objections:
     """The objections of a site to a plan."""
 
@@ -191,7 +207,9 @@ class Order:
 
 
 class Backend(Protocol):
-    """Starts the tasks of a plan at one site. A back end without a queue leaves the last four methods as they are."""
+    """Starts the tasks of a plan at one site. A back end without a queue leaves the methods that ask
+    the queue as they are.
+    """
 
     place: ClassVar[str]
     """In words, for messages: ``this machine``, ``the cluster``."""
@@ -213,6 +231,20 @@ class Backend(Protocol):
             UserError: this back end writes no scripts.
         """
         raise UserError(f"jobs on {self.place} have no scripts", advice="add --site SITE, the name of a cluster")
+
+    def starts(
+        self,
+        jobs: Sequence[Job],  # noqa: ARG002
+        recipe: Experiment,  # noqa: ARG002
+        layout: RunLayout,  # noqa: ARG002
+    ) -> list[StartEstimate]:
+        """The queue's present estimates of when jobs could start. Nothing is submitted or written, and a queue that
+        cannot be asked is an answer too. Empty for a back end that makes no estimates.
+
+        Raises:
+            UserError: these jobs cannot be submitted as they are.
+        """
+        return []
 
     @abstractmethod
     def submit(self, order: Order) -> None:

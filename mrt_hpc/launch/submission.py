@@ -226,10 +226,19 @@ class Left:
         )
 
 
+def jobs_left(plan: Plan, layout: RunLayout) -> list[Job]:
+    """The jobs of a run that are not done, in the plan's order.
+
+    Raises:
+        UserError: a file of the run is damaged.
+    """
+    return [job for job in plan.jobs if any(r.state is not TaskState.DONE for r in task_records(job, layout))]
+
+
 def what_is_left(plan: Plan, layout: RunLayout, live: Mapping[str, LiveJob]) -> Left:
     """Find out from the files of the run and its queue what a submission has to do."""
-    done = [job.name for job in plan.jobs if all(r.state is TaskState.DONE for r in task_records(job, layout))]
-    jobs = [job for job in plan.jobs if job.name not in done]
+    jobs = jobs_left(plan, layout)
+    done = [job.name for job in plan.jobs if job not in jobs]
     lost = lost_tasks(jobs, live, layout)
     hopeless = without_hope(jobs, live, done, lost)
     queued = {name: job for name, job in live.items() if name not in hopeless}

@@ -1,6 +1,7 @@
-"""The hours that a plan allots: GPU-hours and core-hours if every job runs once, to its time limit.
+"""Hours of a plan: those that its time limits allot, and the unit in which hours are divided by role and use.
 
-This is no upper bound: a job that is preempted, or reaches its limit before its work is done, is queued again.
+What the time limits allot is no upper bound: a job that is preempted, or reaches its limit before its work is done, is
+queued again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import Job, Plan
+    from mrt_hpc.plan.jobs import Job, Plan, Role
+    from mrt_hpc.run.uses import Use
+
+
+@dataclass(frozen=True)
+class UseHours:
+    """The hours of one use in one role, expected or spent."""
+
+    role: Role
+    use: Use
+    hours: float
+    """Wall time of all tasks together."""
+    gpu_hours: float
+    core_hours: float
 
 
 @dataclass(frozen=True)

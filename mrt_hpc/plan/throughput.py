@@ -20,7 +20,7 @@ from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, Experiment
-    from mrt_hpc.recipe.site import SiteSettings
+    from mrt_hpc.recipe.site import MeasuredThroughput, SiteSettings
 
 SMALL, LARGE = 1.5, 7.0
 """Billions of parameters that the stated rates are of."""
@@ -30,6 +30,8 @@ are written, read for their checksums, and gathered from the ranks before.
 """
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ASSUMED_GPU = "a100"
+RATES = ("sampled_tokens_per_second", "trained_tokens_per_second")
+"""The fields of a site profile that replace the stated rates, below ``throughput``."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,17 @@ def throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
     trained = given.trained_tokens_per_second or (stated.trained_per_s if stated else None)
     if sampled is None or (trains and trained is None):
         return None
-    if given.sampled_tokens_per_second and (given.trained_tokens_per_second or not trains):
-        source = f"throughput of site profile {site.name}"
-    else:
-        source = "" if stated is None else stated.source
+    source = _source(given, site, "" if stated is None else stated.source, trains=trains)
     publish_s, checkpoint_s = (stated.publish_s, stated.checkpoint_s) if stated else (0.0, 0.0)
     return Throughput(sampled, trained or 0.0, publish_s, checkpoint_s, source)
+
+
+def _source(given: MeasuredThroughput, site: SiteSettings, stated: str, *, trains: bool) -> str:
+    """Where the rates come from: the fields of the site profile, the table, or one rate from each."""
+    fields = [name for name in RATES if getattr(given, name)]
+    if len(fields) == len(RATES) or (not trains and given.sampled_tokens_per_second):
+        return f"throughput of site profile {site.name}"
+    return " and ".join([*(f"throughput.{name} of site profile {site.name}" for name in fields if trains), stated])
 
 
 def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:

@@ -43,3 +43,21 @@ def branch_tokens(prover: ProverSettings, recipe: Experiment) -> float:
     """Mean tokens of a branch: as stated, else half of the limit where it continues to think, few where it answers."""
     usual = prover.max_tokens / 2 if prover.thinks_on else ANSWER_TOKENS
     return min(prover.max_tokens, recipe.expected.branch_tokens or usual)
+
+
+def lengths_taken(recipe: Experiment) -> list[str]:
+    """The lengths that the estimate takes for traces and for branches, and where each is from."""
+    trace, branch = recipe.expected.trace_tokens, recipe.expected.branch_tokens
+    told = ["a trace has " + ("half of its limit" if trace is None else f"{trace:,} tokens, or its limit if less")]
+    told[0] += f" ({_source('trace_tokens', trace)})"
+    provers = [getattr(recipe, "prover", None), recipe.evaluation.prover]
+    lengths = [branch_tokens(prover, recipe) for prover in provers if prover and prover.branches_per_boundary]
+    if lengths:
+        tokens = " or ".join(dict.fromkeys(f"{length:,.0f}" for length in lengths))
+        told.append(f"a branch has {tokens} tokens ({_source('branch_tokens', branch)})")
+    return told
+
+
+def _source(field: str, value: int | None) -> str:
+    name = f"expected.{field} of the recipe"
+    return f"assumed, as {name} states nothing" if value is None else f"stated in {name}"

@@ -62,6 +62,10 @@ class AlgorithmSettings(Section):
         """Expected tokens that are sampled for one problem of an iteration, or of a collection."""
         raise NotImplementedError
 
+    def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:
+        """Those of ``sampled_tokens`` that are tokens of the prover's branches."""
+        raise NotImplementedError
+
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
         """Expected tokens that an update computes, prompts and prefixes included."""
         raise NotImplementedError

@@ -27,7 +27,19 @@ LAYERS = [
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-HEAVY = ["torch", "vllm", "deepspeed", "ray", "submitit", "transformers"]
+HEAVY = [
+    "torch", "vllm", "deepspeed", "ray", "submitit", "transformers", "datasets", "matplotlib", "scipy", "pandas",
+    "wandb", "sympy", "math_verify", "huggingface_hub",
+]  # fmt: skip
+HELP_OF_ALL = """
+from click import Group
+from mrt_hpc.cli.main import main
+def show(words, command):
+    main([*words, "--help"], standalone_mode=False)
+    for name, below in command.commands.items() if isinstance(command, Group) else ():
+        show([*words, name], below)
+show([], main)
+"""
 
 
 def imports(path: Path) -> set[str]:
@@ -64,9 +76,22 @@ def test_the_light_half_imports_nothing_heavy(package: str) -> None:
     assert_light("import " + ", ".join(sorted(modules)))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "recipes/quickstart.yaml"], ["status", "--help"]])
-def test_plan_and_help_load_nothing_heavy(arguments: list[str]) -> None:
-    assert_light(f"from mrt_hpc.cli.main import main; main({arguments!r}, standalone_mode=False)")
+def test_the_help_of_every_command_loads_nothing_heavy() -> None:
+    assert_light(HELP_OF_ALL, [*HEAVY, "pyarrow", "numpy", "pydantic"])
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "mrt_online"])
+def test_plan_loads_nothing_heavy(recipe: str) -> None:
+    assert_light(
+        f"from mrt_hpc.cli.main import main; main(['plan', {recipe!r}], standalone_mode=False)", [*HEAVY, "pyarrow"]
+    )
+
+
+def test_plan_on_a_cluster_loads_submitit_at_most() -> None:
+    """It asks sbatch with the scripts of a submission; here no command of Slurm is found."""
+    code = "import os; os.environ['PATH'] = ''; from mrt_hpc.cli.main import main\n"
+    code += "main(['plan', 'quickstart', '--site', 'example'], standalone_mode=False)"
+    assert_light(code, [name for name in [*HEAVY, "pyarrow"] if name != "submitit"])
 
 
 @pytest.mark.parametrize(
@@ -86,8 +111,8 @@ def test_submissions_and_status_load_nothing_heavy(module: str) -> None:
     assert_light(f"import mrt_hpc.{module}")
 
 
-def assert_light(code: str) -> None:
-    check = f"import sys; heavy = [m for m in {HEAVY!r} if m in sys.modules]; sys.exit(str(heavy) if heavy else 0)"
+def assert_light(code: str, names: list[str] = HEAVY) -> None:
+    check = f"import sys; heavy = [m for m in {names!r} if m in sys.modules]; sys.exit(str(heavy) if heavy else 0)"
     root = PACKAGE.parent
     result = subprocess.run(
         [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, cwd=root, check=False

@@ -17,19 +17,24 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.expected import (
+    START_S,
     expected_hours,
+    expected_uses,
     late_checkpoint,
     sampling_seconds,
     training_seconds,
 )
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.throughput import STATED, Throughput, model_billions, power_law, throughput
 from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import MeasuredThroughput
 from mrt_hpc.roles.report import sampled_rate, trained_rate
 from mrt_hpc.run.layout import COLLECTION
+from mrt_hpc.run.uses import Use
 
 if TYPE_CHECKING:
+    from mrt_hpc.plan.cost import UseHours
     from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
     from mrt_hpc.recipe.schema import Recipe
 
@@ -242,3 +247,120 @@ def test_a_long_benchmark_is_told_even_where_the_mean_of_all_tasks_is_short(tmp_
     assert hours.longest == pytest.approx(1180 / 3600)
     assert hours.hours == pytest.approx((1180 + 190) / 2 / 3600)
     assert hours.attempts(next(job for job in plan.jobs if job.name == "segment-000.evaluation")) == 2
+
+
+def uses(one: Recipe) -> dict[tuple[Role, Use], UseHours]:
+    plan = compile_plan(one, LocalSite())
+    return {(row.role, row.use): row for row in expected_uses(plan, expected_hours(plan, one, RATES))}
+
+
+def test_the_uses_of_a_segment_by_hand() -> None:
+    """128 s of sampling beside 70.4 s of update, 5 s and 10 s of saving: the trainer waits for the rest. Without
+    staleness both wait for all that the other does.
+    """
+    changes = (
+        "expected.trace_tokens=2000", "schedule.iterations=10", "schedule.iterations_per_job=10",
+        "evaluation.benchmarks=[]", "evaluation.prover=null",
+    )  # fmt: skip
+    ahead = uses(recipe("grpo", *changes))
+    assert ahead[Role.INFERENCE, Use.GENERATING].hours == pytest.approx(4 * 1280 / 3600)
+    assert ahead[Role.INFERENCE, Use.GENERATING].gpu_hours == pytest.approx(4 * 1280 / 3600)
+    assert ahead[Role.TRAINER, Use.TRAINING].hours == pytest.approx(704 / 3600)
+    assert ahead[Role.TRAINER, Use.TRAINING].gpu_hours == pytest.approx(4 * 704 / 3600)
+    assert ahead[Role.TRAINER, Use.TRAINING].core_hours == pytest.approx(32 * 704 / 3600)
+    assert ahead[Role.TRAINER, Use.SAVING].hours == pytest.approx(150 / 3600)
+    assert ahead[Role.TRAINER, Use.WAITING].hours == pytest.approx((1280 - 854) / 3600)
+    assert ahead[Role.TRAINER, Use.STARTING].hours == pytest.approx(START_S / 3600)
+    assert (Role.INFERENCE, Use.WAITING) not in ahead
+    assert (Role.INFERENCE, Use.BRANCHING) not in ahead
+    assert {(Role.PREPARE, Use.PREPARING), (Role.REPORT, Use.REPORTING)} <= set(ahead)
+    on_policy = uses(recipe("grpo", *changes, "schedule.max_staleness=0"))
+    assert on_policy[Role.INFERENCE, Use.WAITING].hours == pytest.approx(4 * 854 / 3600)
+    assert on_policy[Role.TRAINER, Use.WAITING].hours == pytest.approx(1280 / 3600)
+
+
+@pytest.mark.parametrize("name", ["mrt_online", "mrt", "backtracking", "star", "sft_suffix", "small_world/mrt"])
+def test_the_uses_add_up_to_the_hours_of_the_jobs(name: str) -> None:
+    one = recipe(name)
+    plan = compile_plan(one, LocalSite())
+    expected = expected_hours(plan, one, RATES)
+    rows = expected_uses(plan, expected)
+    assert sum(row.gpu_hours for row in rows) == pytest.approx(sum(hours.gpu_hours for hours in expected.values()))
+    for job in plan.jobs:
+        if job.name in expected:
+            assert sum(expected[job.name].by_use.values()) == pytest.approx(expected[job.name].hours)
+
+
+def test_branches_take_the_share_of_their_tokens() -> None:
+    """Traces of 1,000 tokens with 7 boundaries of 4 branches of 50; in evaluations 11 boundaries of these."""
+    found = uses(recipe("mrt_online", "expected.trace_tokens=1000", "expected.branch_tokens=50"))
+    for role, boundaries in ((Role.INFERENCE, 7), (Role.EVALUATION, 11)):
+        branches = boundaries * 4 * 50
+        both = found[role, Use.GENERATING].hours + found[role, Use.BRANCHING].hours
+        assert found[role, Use.BRANCHING].hours / both == pytest.approx(branches / (1000 + branches))
+
+
+def test_forced_rollouts_are_no_branches_and_a_bonus_of_the_next_episode_asks_for_some() -> None:
+    """Half of the rollouts go on, and the prover values the end of the first new episode of each."""
+    changes = ("expected.trace_tokens=1000", "expected.branch_tokens=50", "prover.branches=4")
+    whole, episode = recipe("mrt", *changes), recipe("mrt", *changes, "algorithm.bonus=next_episode")
+    half = whole.sampling.rollouts_per_problem / 2
+    assert whole.algorithm.sampled_branch_tokens(whole, 0) == 0
+    assert episode.algorithm.sampled_branch_tokens(episode, 0) == half * 4 * 50
+    assert episode.algorithm.sampled_tokens(episode, 0) == half * (500 + 50 + 4 * 50)
+    assert episode.algorithm.sampled_branch_tokens(episode, COLLECTION) == 0
+
+
+def test_jobs_of_unknown_hours_have_no_uses() -> None:
+    one = recipe("grpo", "evaluation.benchmarks=[{name: b, samples: 1, problems: {type: jsonl, path: none.jsonl}}]")
+    plan = compile_plan(one, LocalSite())
+    rows = expected_uses(plan, expected_hours(plan, one, RATES))
+    assert Role.EVALUATION not in {row.role for row in rows}
+    assert expected_uses(plan, {}) == []
+
+
+def planned(*words: str) -> str:
+    result = CliRunner().invoke(main, ["plan", *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_plan_shows_the_share_of_each_use_and_where_the_lengths_are_from() -> None:
+    online = str(RECIPES / "mrt_online.yaml")
+    printed = planned(online, "--set", "expected.trace_tokens=1000")
+    assert "expected GPU-hours" in printed
+    rows = {line.split("│")[1].strip(): line.split("│") for line in printed.splitlines() if line.count("│") == 7}
+    assert {"starting", "generating", "branching", "training", "saving", "waiting for a peer", "all"} <= set(rows)
+    shares = [float(cells[6].strip(" %")) for use, cells in rows.items() if use != "all"]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    assert "a trace has 1,000 tokens, or its limit if less (stated in expected.trace_tokens of the recipe)" in printed
+    assert "a branch has 64 tokens (assumed, as expected.branch_tokens of the recipe states nothing)" in printed
+    assert "a trace has half of its limit (assumed" in planned(online)
+
+
+def test_plan_says_what_to_state_where_nothing_is_known() -> None:
+    printed = planned(str(RECIPES / "quickstart.yaml"))
+    assert "what they are used for are unknown" in printed
+    assert "state throughput.sampled_tokens_per_second and throughput.trained_tokens_per_second" in printed
+    assert "share" not in printed
+
+
+def test_a_run_without_gpus_has_core_hours(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        "type: local\nname: here\nthroughput: {sampled_tokens_per_second: 900, trained_tokens_per_second: 900}\n"
+    )
+    printed = planned(str(RECIPES / "quickstart.yaml"), "--site", str(site))
+    assert "expected core-hours" in printed
+    assert "by throughput of site profile here" in printed
+
+
+def test_the_source_of_the_rates_names_the_measured_one() -> None:
+    measured = MeasuredThroughput(sampled_tokens_per_second=4000.0)
+    rates = throughput(recipe("mrt_online"), H100.model_copy(update={"throughput": measured}))
+    assert rates is not None
+    assert (rates.sampled_per_s, rates.trained_per_s) == (4000, 12500)
+    assert rates.source == (
+        "throughput.sampled_tokens_per_second of site profile cluster and "
+        "stated rates of h100 for 1.5 billion parameters"
+    )

@@ -12,13 +12,13 @@ from mrt_hpc.launch.slurm.containers import with_models_bound
 from mrt_hpc.launch.slurm.site import unknown_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from mrt_hpc.launch.backend import Order, QueuedAttempt, QueuedTask, WaitReason
+    from mrt_hpc.launch.backend import Order, QueuedAttempt, QueuedTask, StartEstimate, WaitReason
     from mrt_hpc.launch.slurm.cluster_limits import ClusterLimits
     from mrt_hpc.launch.slurm.site import SlurmSite
-    from mrt_hpc.plan.jobs import Plan
+    from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.layout import RunLayout
 
@@ -56,6 +56,16 @@ class SlurmBackend(Backend):
         from mrt_hpc.launch.slurm.arrays import sbatch_texts
 
         return sbatch_texts(plan, with_models_bound(self.site, recipe), layout)
+
+    def starts(self, jobs: Sequence[Job], recipe: Experiment, layout: RunLayout) -> list[StartEstimate]:
+        """By one ``sbatch --test-only`` for each kind of job.
+
+        Raises:
+            UserError: the run directory has a path that Slurm would misread.
+        """
+        from mrt_hpc.launch.slurm.starts import start_estimates
+
+        return start_estimates(jobs, with_models_bound(self.site, recipe), layout)
 
     def submit(self, order: Order) -> None:
         """Call sbatch once for each job that is not in the queue.

@@ -8,6 +8,9 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
@@ -15,7 +18,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_ex
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _HABITS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SBATCH_NO_REQUEUE")
 """The prefixes of a user's own variables that change the output and behaviour of Slurm's commands."""
@@ -50,12 +53,13 @@ class SlurmRefusedError(UserError):
         self.reason = reason
 
 
-def _is_unreachable(error: BaseException) -> bool:
+def is_unreachable(error: BaseException) -> bool:
+    """Whether an error says that the controller cannot be reached."""
     return isinstance(error, SlurmRefusedError) and _UNREACHABLE.search(error.reason) is not None
 
 
 @retry(
-    retry=retry_if_exception(_is_unreachable),
+    retry=retry_if_exception(is_unreachable),
     wait=wait_random_exponential(multiplier=1.0, max=20.0),
     stop=stop_after_delay(BACK_OFF_S),
     reraise=True,
@@ -69,27 +73,40 @@ def ask_slurm(command: Sequence[str]) -> str:
     return run_slurm(command)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a command that ended well has printed."""
+
+    printed: str
+    """On standard output."""
+    remarks: str
+    """On standard error."""
+
+
 def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
-    """Run one of Slurm's commands, once, and return what it printed. The user's own Slurm variables are removed:
-    ``SQUEUE_STATES`` would hide jobs, and ``SBATCH_NO_REQUEUE`` overrides an option. A command that takes long is
-    reported on standard error.
+    """Run one of Slurm's commands, once, and return what it printed on standard output.
+
+    Raises:
+        UserError: as :func:`answer_of`.
+    """
+    return answer_of(command, timeout_s).printed
+
+
+def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Answer:
+    """Run one of Slurm's commands, once. The user's own Slurm variables are removed: ``SQUEUE_STATES`` would hide jobs,
+    and ``SBATCH_NO_REQUEUE`` overrides an option. A command that takes long is reported on standard error.
+
+    Args:
+        command: its words.
+        timeout_s: seconds after which it counts as not answered.
+        script: what it reads from standard input.
 
     Raises:
         SlurmRefusedError: it ended with an error.
         UserError: it is not installed here, or did not answer in time; with the words that it has printed so far.
     """
-    pipe = subprocess.PIPE
-    try:
-        process = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=_environment()
-        )
-    except FileNotFoundError:
-        raise UserError(
-            f"{command[0]} was not found",
-            where=shlex.join(command),
-            expected="a machine with Slurm's commands",
-            advice="log in to the cluster and try again; `mrt-hpc plan` works anywhere",
-        ) from None
+    with _input(script) as given:
+        process = _started(command, given)
     with process:
         try:
             printed, complaint = _answer(process, command, timeout_s)
@@ -99,7 +116,32 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     if process.returncode:
         reason = complaint.strip() or printed.strip() or f"exit code {process.returncode}"
         raise SlurmRefusedError(command, reason)
-    return printed
+    return Answer(printed, complaint)
+
+
+@contextmanager
+def _input(script: str) -> Iterator[int]:
+    """The descriptor of a file with this text. Without a text no file is made: the disk may be full."""
+    if not script:
+        yield subprocess.DEVNULL
+        return
+    with TemporaryFile("w+") as file:
+        file.write(script)
+        file.seek(0)
+        yield file.fileno()
+
+
+def _started(command: Sequence[str], given: int) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.Popen(list(command), stdin=given, stdout=pipe, stderr=pipe, text=True, env=_environment())
+    except FileNotFoundError:
+        raise UserError(
+            f"{command[0]} was not found",
+            where=shlex.join(command),
+            expected="a machine with Slurm's commands",
+            advice="log in to the cluster and try again; `mrt-hpc plan` works anywhere",
+        ) from None
 
 
 def _answer(process: subprocess.Popen[str], command: Sequence[str], timeout_s: float) -> tuple[str, str]:
