@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.attempt_end import STOPPED
@@ -236,9 +236,28 @@ def role_function(role: Role) -> RoleFunction:
 
     def run(task: Task) -> None:
         require_gpus(task.job.resources)
-        importlib.import_module(f"mrt_hpc.roles.{role.value}").run(task)
+        _module(role).run(task)
 
     return run
+
+
+def _module(role: Role) -> Any:
+    """The module of a role.
+
+    Raises:
+        UserError: a package that it imports is not installed, which another attempt would not change.
+    """
+    try:
+        return importlib.import_module(f"mrt_hpc.roles.{role.value}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the Python of this task has no package {error.name}",
+            value=sys.executable,
+            where=f"{socket.gethostname()}, imported by role {role.value}",
+            expected="the Python of an environment that env/setup made, or an image",
+            advice="name such a Python as python in the site profile, or an image of `mrt-hpc container build` as "
+            "container.image; mrt-hpc doctor --site SITE --on-node checks it. Then type the same submit again",
+        ) from error
 
 
 def _set_up_logging(task: Task) -> None:

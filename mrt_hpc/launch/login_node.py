@@ -4,7 +4,6 @@ the filesystems on which runs may lie.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -12,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrt_hpc.launch.filesystems import Filesystem, filesystem
+from mrt_hpc.launch.python_look import missing_here
 
-STACK = ("torch", "vllm", "deepspeed")
-"""The packages that tasks need besides the base dependencies."""
 CONTAINER_COMMANDS = ("apptainer", "singularity")
 PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
 """The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
@@ -52,11 +50,10 @@ class LoginNode:
 
 def look_at_login_node() -> LoginNode:
     """Look at this machine."""
-    missing = tuple(name for name in STACK if importlib.util.find_spec(name) is None)
     loaded = tuple(filter(None, os.environ.get("LOADEDMODULES", "").split(":")))
     return LoginNode(
         python=sys.executable,
-        missing_packages=missing,
+        missing_packages=missing_here(),
         modules=_modules(),
         python_module=module_of(sys.base_prefix, loaded),
         container_command=next(filter(None, map(shutil.which, CONTAINER_COMMANDS)), None),

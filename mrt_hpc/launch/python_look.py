@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
 
 STACK = ("torch", "transformers", "vllm", "deepspeed", "math_verify", "submitit")
 """The packages that tasks need."""
+ALWAYS = frozenset(STACK) - {"vllm"}
+"""Those that tasks need even where a server that runs already samples for them."""
 PROGRAM = """
 import importlib, importlib.metadata, importlib.util, json, re, sys
 def look(name, importing):
@@ -107,6 +113,25 @@ def look_at_python(
     if done.returncode or not done.stdout.strip():
         raise PythonLookError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
     return PythonLook(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def missing_here() -> tuple[str, ...]:
+    """The packages of ``STACK`` that the Python of this process does not have; nothing is imported."""
+    return tuple(name for name in STACK if importlib.util.find_spec(name) is None)
+
+
+def no_tasks_here() -> UserError | None:
+    """The refusal of tasks that would run with the Python of this process, where it lacks what they need."""
+    missing = missing_here()
+    if not ALWAYS & set(missing):
+        return None
+    return UserError(
+        f"tasks would run with the Python of this command, which has no {', '.join(missing)}",
+        value=sys.executable,
+        expected="a Python with the packages that tasks import",
+        advice="env/setup of a checkout makes one: type this command with its .venv/bin/mrt-hpc. For a cluster, name "
+        "that Python as python in the site profile, or an image of `mrt-hpc container build` as container.image",
+    )
 
 
 def words_in_image(container: Container) -> list[str]:

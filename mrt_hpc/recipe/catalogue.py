@@ -46,8 +46,8 @@ class Copy:
 
 
 def entries(kind: Kind) -> list[Entry]:
-    """All files of a kind by their names, sorted, and those of subfolders last. Of several with one name only the first is there,
-    as it is the one that commands take.
+    """All files of a kind by their names, sorted, and those of subfolders last. Of several with one name only the first
+    is there, as it is the one that commands take.
     """
     found: dict[str, Entry] = {}
     for folder in folders(kind):

@@ -53,7 +53,7 @@ SLURM_PROGRAMS = {
     "scancel": "",
 }
 """A cluster that accepts every job, of which none can be seen any more."""
-SITE = "type: slurm\nname: lab\npartitions: {cpu: short, gpu: gpu}\n"
+SITE = "type: slurm\nname: lab\npartitions: {cpu: short, gpu: gpu}\npython: /shared/env/bin/python\n"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Backend, Objections
 from mrt_hpc.launch.local.processes import run_plan
 from mrt_hpc.launch.local.slots import beyond_machine, machine_slots
+from mrt_hpc.launch.python_look import no_tasks_here
 from mrt_hpc.launch.run_progress import failed
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class LocalBackend(Backend):
     def objections(self, plan: Plan) -> Objections:
         """Refuse tasks that can never start here; doubt plans that ask for more cores or memory than there are."""
         doubts = beyond_machine(plan, self.site)
+        if (no_python := no_tasks_here()) is not None:
+            return Objections(doubts, (no_python.what,), no_python)
         try:
             machine_slots(plan, self.site)
         except UserError as error:

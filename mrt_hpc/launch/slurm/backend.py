@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Backend, Objections
+from mrt_hpc.launch.python_look import no_tasks_here
 from mrt_hpc.launch.slurm import accounting, cluster_limits, queue, reasons
 from mrt_hpc.launch.slurm.containers import with_models_bound
 from mrt_hpc.launch.slurm.site import unknown_options
@@ -38,9 +39,14 @@ class SlurmBackend(Backend):
         return "Slurm"
 
     def objections(self, plan: Plan) -> Objections:
-        """Check the plan against the profile, and against the cluster's limits if the cluster can be asked."""
+        """Check the Python of the tasks where it is this one, and the plan against the profile, and against the
+        cluster's limits if the cluster can be asked.
+        """
         limits, unknown = _known_limits()
         doubts = [*unknown, *unknown_options(self.site)]
+        own_python = self.site.python is None and self.site.container is None
+        if own_python and (no_python := no_tasks_here()) is not None:
+            return Objections(doubts, (no_python.what,), no_python)
         if limits is None:
             return Objections(doubts)
         refused = cluster_limits.beyond(plan, self.site, limits)

@@ -1,0 +1,88 @@
+"""Where the Python of the tasks lacks what they import: a submission refuses it beforehand, and a task says it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.launch import entry, python_look
+from mrt_hpc.launch.entry import role_function
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.python_look import PythonLookError, look_at_python, no_tasks_here
+from mrt_hpc.launch.slurm import backend as slurm_backend
+from mrt_hpc.launch.slurm.site import Container, SlurmSite
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.recipe.load import load_recipe
+
+if TYPE_CHECKING:
+    from mrt_hpc.launch.backend import Site
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+IMAGE = Container(image="/images/cuda.sif")
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python with the base dependencies alone, on a cluster that cannot be asked."""
+    monkeypatch.setattr(python_look, "missing_here", lambda: ("torch", "vllm"))
+    monkeypatch.setattr(slurm_backend, "_known_limits", lambda: (None, []))
+
+
+@pytest.mark.usefixtures("light")
+@pytest.mark.parametrize(
+    ("site", "refused"),
+    [
+        (LocalSite(), True),
+        (SlurmSite(name="c"), True),
+        (SlurmSite(name="c", python="/shared/env/bin/python"), False),
+        (SlurmSite(name="c", container=IMAGE), False),
+    ],
+)
+def test_tasks_are_refused_where_they_would_run_with_a_light_python(site: Site, refused: bool) -> None:
+    objections = site.backend().objections(compile_plan(load_recipe(QUICKSTART), site))
+    assert (objections.error is not None) is refused
+    if objections.error is not None:
+        assert "has no torch, vllm" in objections.error.what
+        assert "container build" in str(objections.error.advice)
+
+
+def test_a_server_that_runs_already_needs_no_vllm_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_look, "missing_here", lambda: ("vllm",))
+    assert no_tasks_here() is None
+
+
+def test_a_task_without_a_package_says_so_and_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name}", name="tokenizers")
+
+    monkeypatch.setattr(entry, "require_gpus", lambda _: None)
+    monkeypatch.setattr(importlib, "import_module", fails)
+    task = type("Task", (), {"job": type("Job", (), {"resources": None})})()
+    with pytest.raises(UserError, match="has no package tokenizers") as told:
+        role_function(Role.PREPARE)(task)
+    assert told.value.exit_code is ExitCode.FATAL
+    assert "doctor" in str(told.value.advice)
+
+
+def test_a_look_tells_what_is_there_what_is_not_and_why(tmp_path: Path) -> None:
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('no such symbol')\n")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    found = look_at_python([sys.executable, "-S"], environment=environment, importing=True)
+    assert found.errors["vllm"] == "RuntimeError('no such symbol')"
+    assert found.mrt_hpc is None, "-S leaves out what is installed"
+    assert "torch" in found.errors
+    assert look_at_python([sys.executable, "-S"], environment=environment).packages == {"vllm": "installed"}
+
+
+def test_a_look_runs_behind_the_setup_lines_and_has_a_deadline() -> None:
+    with pytest.raises(PythonLookError, match="no module system"):
+        look_at_python([sys.executable], setup=["echo no module system >&2; exit 3"])
+    with pytest.raises(PythonLookError, match="no answer within") as told:
+        look_at_python([sys.executable], setup=["exec sleep 30"], deadline_s=0.2)
+    assert told.value.timed_out
