@@ -407,7 +407,9 @@ def _setup(node: LoginNode, wishes: Wishes) -> Entry:
 def _python(node: LoginNode, wishes: Wishes) -> Entry:
     if wishes.python:
         return Entry("python", wishes.python, "the Python of the compute nodes")
-    if node.missing_packages and wishes.image is None:
+    if wishes.image is not None:
+        return Entry("python", None, "not used: tasks run with the Python of the image")
+    if node.missing_packages:
         without = ", ".join(node.missing_packages)
         return Entry("python", None, f"name the Python of the compute nodes: {node.python} has no {without}")
     return Entry("python", None, f"the Python that runs mrt-hpc: {node.python}")
