@@ -216,6 +216,11 @@ class RunLayout:
         return self.root / "evals" / "passed_over.json"
 
     # -- life
+    @property
+    def told(self) -> Path:
+        """What the user was told of a run that is stuck, a file for each cause; and a file for each job that tells."""
+        return self.root / "told"
+
     def heart(self, job: str, index: int) -> Path:
         """The heartbeat of one array task."""
         return self.root / "hearts" / job / f"{index:05d}.json"

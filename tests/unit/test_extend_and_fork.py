@@ -84,8 +84,10 @@ def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_pat
     record_site(layout, SITE)
     record_submission(layout, "prepare", "7", "mycluster")
     published(layout, 2)
+    (layout.told / "failed.segment-000.trainer").touch()
     result = CliRunner().invoke(main, ["extend", str(layout.root), "--iterations", "30"])
     assert result.exit_code == 0, result.output
+    assert list(layout.told.iterdir()) == [], "who submits has looked, and wants to be told of the next cause"
     assert f"{before.schedule.iterations} iterations become 30; the learning rate stays at" in result.output
     assert "the jobs go to site mycluster" in result.output
     assert read_recipe_lock(layout.recipe_lock).schedule.iterations == 30
