@@ -255,6 +255,21 @@ class RunLayout:
         """The offline W&B directories, one for each attempt; W&B adds the second part of the name."""
         return self.wandb / "wandb"
 
+    @property
+    def tensorboard(self) -> Path:
+        """The TensorBoard event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def training_events(self) -> Path:
+        """Those of the training, by iteration."""
+        return self.tensorboard / "training"
+
+    @property
+    def evaluation_events(self) -> Path:
+        """Those of the evaluations, by weights version."""
+        return self.tensorboard / "evaluation"
+
     # -- result
     @property
     def report(self) -> Path:
