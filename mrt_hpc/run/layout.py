@@ -80,7 +80,9 @@ class RunLayout:
 
     @property
     def image_lock(self) -> Path:
-        """The checksum of the container image of the run; absent where its tasks run in none."""
+        """The checksum of the container image of the run, with the metadata of its file; absent where its tasks run in
+        none.
+        """
         return self.root / "image.lock.json"
 
     # -- data
