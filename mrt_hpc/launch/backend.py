@@ -305,6 +305,10 @@ class Site(SiteSettings):
         """SHA-256 of the container image that tasks run in; None where they run in none."""
         return None
 
+    def image_file(self) -> Path | None:
+        """The file of that image, if it is one: a run asks for the digest again only when the file has changed."""
+        return None
+
     @abstractmethod
     def backend(self) -> Backend:
         """The back end of this site. What is slow to load is imported here, so that ``plan`` answers at once."""

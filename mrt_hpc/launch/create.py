@@ -310,6 +310,6 @@ def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> N
     key = layout.secrets / "server_key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_urlsafe(32))
-    for directory in (layout.logs, layout.events, layout.jobs):
+    for directory in (layout.logs, layout.events, layout.jobs, layout.told):
         directory.mkdir()
     write_text(layout.recipe_lock, lock_text(recipe))

@@ -22,17 +22,17 @@ from mrt_hpc.launch.gpus import require_gpus
 from mrt_hpc.launch.notify import tell_end
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
+from mrt_hpc.launch.stuck import fruitless_waits, patience_of, sign_for, tell_after
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, never_gone
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.access import follow_access
-from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
+from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.heartbeats import Heart, Observer, last_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.parent_death import signal_at_parent_end
 from mrt_hpc.run.prompt_files import read_experiment
-from mrt_hpc.run.retries import RetryPolicy
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
@@ -75,11 +75,13 @@ def run_task(
     task = replace(load_task(layout, job_name, index, placement), gone=gone)
     _set_up_logging(task)
     heed_signals(task)
+    sign_for(task)
     earlier = last_beat(layout.heart(job_name, index))
     try:
         with _heart(task):
             attempt(task, role or role_function(task.job.role), placement.began, earlier)
     finally:
+        tell_after(task)
         if task.job.role is Role.REPORT:
             tell_end(layout, job_name, index)
 
@@ -123,7 +125,7 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
     plan = read_plan(layout.plan)
     job = plan.job(job_name)
     recipe = read_experiment(layout)
-    patience = RetryPolicy(full_limit_s=recipe.resilience.full_disk_minutes * 60)
+    patience = patience_of(layout, job_name, recipe.resilience.full_disk_minutes)
     return Task(
         layout=layout,
         experiment=recipe,
@@ -142,26 +144,24 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
 
 def record_after(task: Task, error: BaseException | None, running: TaskRecord) -> TaskRecord:
     """Return the record of a task whose attempt has ended."""
-    progressed = _progressed(task)
+    progressed = task.has_progressed
     unfailed = replace(running, failures=0 if progressed else running.failures)
     if error is None:
         return replace(unfailed, state=TaskState.DONE, message="")
     if isinstance(error, RequeueRequested) and not _fruitless(task, progressed):
         return replace(unfailed, state=TaskState.GAVE_BACK, message=error.why)
+    if isinstance(error, PeersAwayError):
+        waits, finished = fruitless_waits(task, running)
+        left = replace(unfailed, state=TaskState.GAVE_BACK, message=error.message(), awaited=error.awaited)
+        return replace(left, waits=waits, finished=finished)
     if isinstance(error, UserError) and error.exit_code is ExitCode.GIVE_BACK:
-        awaited = error.awaited if isinstance(error, PeersAwayError) else ()
-        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.message(), awaited=awaited)
+        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.message(), awaited=())
     if isinstance(error, Interrupted | KeyboardInterrupt) and not isinstance(error, RequeueRequested):
         return replace(unfailed, state=TaskState.STOPPED, message=STOPPED)
     message, exit_code = _explained(task, error)
     awaited = error.awaited if isinstance(error, PeersFailedError) else ()
     failed = running.failed(message, exit_code, task.experiment.resilience.retries, progressed=progressed)
     return replace(failed, awaited=awaited)
-
-
-def _progressed(task: Task) -> bool:
-    """Whether the attempt has produced a result that stays; the first rank records it."""
-    return has_progressed(event_file(task.layout.events, task.job.name, task.index, 0, task.attempt))
 
 
 def _fruitless(task: Task, progressed: bool) -> bool:
@@ -193,8 +193,8 @@ def _unexpected(task: Task, error: BaseException) -> UserError:
 
 def _say_started(task: Task, began: float | None, earlier: tuple[str, float] | None) -> None:
     if task.rank == 0:
-        failures = read_task(task.layout, task.job.name, task.index).failures
-        running = TaskRecord(TaskState.RUNNING, task.attempt, failures=failures)
+        before = read_task(task.layout, task.job.name, task.index)
+        running = replace(before, state=TaskState.RUNNING, attempt=task.attempt, message="", awaited=())
         task.retrying(lambda: write_task(task.layout, task.job.name, task.index, running), "the state of the task")
     where = {"job": task.job.name, "task": task.index, "rank": task.rank}
     lost = None if earlier is None else {"attempt": earlier[0], "until": earlier[1]}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.ranks import start_ranks, stop, task_code
+from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.layout import RunLayout
@@ -50,6 +51,7 @@ def run_one_task(layout: RunLayout, job: Job, index: int, retries: int) -> TaskR
         attempt, code = _run_attempt(layout, job, index)
         record = settled(layout, job.name, index, attempt, code, retries)
         if record.state not in RUNS_AGAIN:
+            tell_failure(layout, job.name, index, record)
             return record
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.fork_data import forked_data
 from mrt_hpc.recipe.begun import differences
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.from_lock import changed_recipe
@@ -99,7 +100,7 @@ def fork_of(layout: RunLayout, at: str, overrides: Sequence[str], root: Callable
         root: gives the directory of the new run by the name of its recipe.
 
     Raises:
-        UserError: there is no such version, it is damaged, or the changed recipe is wrong.
+        UserError: there is no such version, it is damaged, or the changed recipe or its data are wrong.
     """
     refuse_another_model(overrides)
     base = _recipe(layout)
@@ -112,7 +113,9 @@ def fork_of(layout: RunLayout, at: str, overrides: Sequence[str], root: Callable
     model = HuggingFaceModel(type="hugging_face", path=str(RunLayout(place).first_model))
     changes = differences(base.model_dump(mode="json"), wanted.model_dump(mode="json"))
     told = [{"field": f, "old": old, "new": new} for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
-    record = ForkRecord(str(layout.root), base.name, version, digest, tuple(told))
+    there = read_fork(RunLayout(place))  # a fork that has begun has read its data
+    data = forked_data(layout, base, wanted) if there is None else there.data
+    record = ForkRecord(str(layout.root), base.name, version, digest, tuple(told), data)
     return Fork(wanted.model_copy(update={"model": model}), place, Origin(weights, record))
 
 

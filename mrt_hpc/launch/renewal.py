@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
+    from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout
@@ -205,16 +206,13 @@ def changed_data(layout: RunLayout, locked: Experiment, recipe: Experiment) -> s
 
 def prompt_limits(layout: RunLayout, recipe: Experiment) -> dict[Path, PromptLimits]:
     """The limits of the prompts of each of the run's files of problems."""
-    training = PromptLimits(
-        max_prompt_tokens=recipe.sampling.max_prompt_tokens, long_prompts=recipe.sampling.long_prompts
-    )
-    found = {layout.train_data: training}
+    sampling: dict[Path, PromptLimits | BenchmarkSampling] = {layout.train_data: recipe.sampling}
     for benchmark in recipe.evaluation.benchmarks:
-        how = benchmark_sampling(recipe, benchmark)
-        found[layout.benchmark_data(benchmark.name)] = PromptLimits(
-            max_prompt_tokens=how.max_prompt_tokens, long_prompts=how.long_prompts
-        )
-    return found
+        sampling[layout.benchmark_data(benchmark.name)] = benchmark_sampling(recipe, benchmark)
+    return {
+        path: PromptLimits(max_prompt_tokens=how.max_prompt_tokens, long_prompts=how.long_prompts)
+        for path, how in sampling.items()
+    }
 
 
 def is_of_resources(change: Change) -> bool:

@@ -1,18 +1,24 @@
 """The software that a run is executed with: versions in its lock, and the container image. A later submission with
 other software is told what that means; nothing is refused, since an upgrade may be what mends a run.
+
+An image may have tens of gigabytes, so a run remembers its digest with path, size, time of modification and inode of
+the file. Where these are the same, the content is trusted to be the same, and is not read.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import mrt_hpc
+from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import recorded_versions, versions
 from mrt_hpc.run.atomic import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from mrt_hpc.launch.backend import Site
     from mrt_hpc.run.layout import RunLayout
@@ -43,12 +49,52 @@ def _versions(layout: RunLayout) -> Iterator[str]:
             yield f"the run began with {name} {before[name]}, and this is {now[name]}: {HOLDS}"
 
 
+@dataclass(frozen=True)
+class FileState:
+    """The metadata of a file; where they are the same at two times, its content is trusted to be the same."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @staticmethod
+    def of(path: Path) -> FileState:
+        """The metadata of a file that is there."""
+        status = path.stat()
+        return FileState(str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino)
+
+
 def _image(layout: RunLayout, site: Site) -> Iterator[str]:
+    before, file = _recorded_image(layout), site.image_file()
+    state = None if file is None else asdict(FileState.of(file))  # before the digest, so that a later change is noticed
+    if state is not None and before.get("file") == state:
+        return
     image = site.image_digest()
     if image is None:
         return
-    before = json.loads(layout.image_lock.read_text()) if layout.image_lock.is_file() else None
-    if before is not None and before["sha256"] != image:
+    if before and before["sha256"] != image:
         yield f"the image has changed (sha256 {before['sha256'][:12]} before, {image[:12]} now): {HOLDS}"
-    if before is None or before["sha256"] != image:
-        write_json(layout.image_lock, {"sha256": image})
+    if (now := {"sha256": image, "file": state}) != before:
+        write_json(layout.image_lock, now)
+
+
+def _recorded_image(layout: RunLayout) -> dict[str, Any]:
+    """``sha256`` of the image of the last submission, and the state of its ``file``, which records of earlier versions
+    lack; empty before the first submission with an image.
+
+    Raises:
+        UserError: the record is damaged.
+    """
+    try:
+        content: dict[str, Any] = json.loads(layout.image_lock.read_text())
+        return {"sha256": str(content["sha256"]), "file": content.get("file")}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"the record of the image cannot be read: {error}",
+            where=layout.image_lock,
+            expected="the file that `mrt-hpc submit` wrote",
+            advice=f"rm {layout.image_lock}, and the same command again: it is written anew",
+        ) from error

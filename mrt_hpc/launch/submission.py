@@ -28,6 +28,7 @@ from mrt_hpc.recipe.user_code import changed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of
 from mrt_hpc.run.task_state import TaskState, forget_failures
+from mrt_hpc.run.told import forget_told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -156,6 +157,7 @@ def start(
         left = what_is_left(plan, layout, live)
         backend.cancel(job_ids_of(live[name] for name in left.hopeless))
         left.forget_failures(layout)
+        forget_told(layout)
         sent = Sent(layout, site, left, listener.tell)
         order = queued_behind(left.order(recipe, plan, layout, sent.record, listener), behind)
         if backend.queue is not None:

@@ -71,7 +71,7 @@ class EvaluationRecipe(Section):
     resilience: Resilience = Resilience()
     """What the evaluation does about losses, waits and failures."""
     tracking: Tracking = Tracking()
-    """Not used: an evaluation on its own writes no W&B run."""
+    """Not used: an evaluation on its own writes neither a W&B run nor TensorBoard event files."""
     expected: Expected = Expected()
     """What `mrt-hpc eval --plan` assumes."""
 

@@ -528,6 +528,8 @@ class Tracking(Section):
     """Whether an offline W&B run is written, under one run id over all attempts."""
     project: Name = "mrt-hpc"
     """The name of the W&B project."""
+    tensorboard: bool = False
+    """Whether the same metrics are written as TensorBoard event files, into the folder tensorboard of the run."""
 
 
 class Recipe(Section):

@@ -23,7 +23,7 @@ from mrt_hpc.recipe.source import read_source
 from mrt_hpc.roles.happenings import happenings
 from mrt_hpc.roles.prefix_curves import prefix_curves
 from mrt_hpc.roles.sample_traces import trace_samples
-from mrt_hpc.roles.tracking import log_evaluations
+from mrt_hpc.roles.tracking import log_evaluations, write_event_files
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.fork_record import read_fork
@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 
 
 def run(task: Task) -> None:
-    """Log the evaluations for W&B, where the recipe asks for it, and write the report; the report is written also where
-    logging fails.
+    """Log the evaluations for W&B and TensorBoard, where the recipe asks for it, and write the report; the report is
+    written also where logging fails.
 
     Raises:
         UserError: something is missing; the report is written all the same, and says what.
@@ -55,7 +55,9 @@ def run(task: Task) -> None:
     task.spend(Use.REPORTING)
     try:
         if isinstance(task.experiment, Recipe):
-            log_evaluations(task, measurements(task.layout, task.experiment).evaluations)
+            evaluations = measurements(task.layout, task.experiment).evaluations
+            log_evaluations(task, evaluations)
+            write_event_files(task, evaluations)
     finally:
         missing = task.retrying(lambda: write_report(task.layout), "the report")
     if missing:

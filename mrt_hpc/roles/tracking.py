@@ -1,7 +1,8 @@
-"""W&B, offline: all attempts of a run share one run id, which the first of them makes.
+"""Metrics for W&B and TensorBoard. W&B is offline: all attempts of a run share one run id, which the first of them
+makes.
 
 The trainer logs its iterations, and the report, which runs when no trainer does, logs the evaluations. Nothing that
-fails here stops a run: all that W&B gets stands in the files of the run as well.
+fails here stops a run: all that W&B and TensorBoard get stands in the files of the run as well.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrt_hpc.roles.event_files import IterationEvents, Points, warn, write_events, write_iterations
 from mrt_hpc.run.atomic import creating, remove_leftovers, sync_directory, sync_tree, temporary_sibling, write_json
 from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
@@ -39,23 +41,21 @@ VERSION = f"{EVALUATION}/version"
 class Tracker:
     """Logs metrics where the recipe asks for it, and does nothing elsewhere. Use as a context manager."""
 
-    def __init__(self, run: Any = None) -> None:
-        self._run = run
+    def __init__(self, run: Any = None, events: IterationEvents | None = None) -> None:
+        self._run, self._events = run, events or IterationEvents()
 
     @staticmethod
     def of(task: Task) -> Tracker:
         """The tracker of a task: rank 0 logs, the other ranks do not."""
-        if not task.recipe.tracking.wandb or task.rank != 0:
-            return Tracker()
-        try:
-            task.layout.wandb.mkdir(exist_ok=True)
-            return Tracker(_offline_run(task.recipe, run_id(task), task.layout.wandb))
-        except Exception as error:
-            _warn(error)
-            return Tracker()
+        return Tracker(_run_of(task), IterationEvents.of(task))
+
+    def resume(self, iteration: int) -> None:
+        """Called once, before the first iteration of this attempt, when the metrics of later ones are set aside."""
+        self._events.resume(iteration)
 
     def log(self, metrics: IterationMetrics) -> None:
         """Log one iteration, under its number."""
+        self._events.log(metrics)
         if self._run is not None:
             content = metrics.model_dump(mode="json", exclude={"iteration"})
             content["progress_by_episode"] = dict(enumerate(metrics.progress_by_episode))
@@ -65,6 +65,7 @@ class Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._events.close()
         if self._run is not None:
             self._without_failing(lambda run: run.finish(exit_code=0 if error is None else 1))
 
@@ -75,6 +76,18 @@ class Tracker:
         except Exception as error:
             _warn(error)
             self._run = None
+
+
+def _run_of(task: Task) -> Any:
+    """The W&B run of an attempt; None where the recipe asks for none, on other ranks, and where W&B fails."""
+    if not task.recipe.tracking.wandb or task.rank != 0:
+        return None
+    try:
+        task.layout.wandb.mkdir(exist_ok=True)
+        return _offline_run(task.recipe, run_id(task), task.layout.wandb)
+    except Exception as error:
+        _warn(error)
+        return None
 
 
 def _warn(error: Exception) -> None:
@@ -127,6 +140,20 @@ def log_evaluations(task: Task, evaluations: Sequence[EvaluationSummary]) -> Non
         task.retrying(lambda: _Evaluations(task).log(evaluations), "the evaluations for W&B")
     except Exception as error:
         _warn(error)
+
+
+def write_event_files(task: Task, evaluations: Sequence[EvaluationSummary]) -> None:
+    """Write all TensorBoard event files anew, if the recipe asks for them."""
+    if not task.recipe.tracking.tensorboard:
+        return
+    rows = [evaluation_row(summary) for summary in evaluations]
+    points = [Points(int(row.pop(VERSION)), row) for row in rows]
+    try:
+        write_iterations(task.layout, task.plan.iterations)
+        if points or task.layout.evaluation_events.exists():
+            write_events(task.layout, task.layout.evaluation_events, points)
+    except Exception as error:
+        warn(error)
 
 
 def evaluation_row(summary: EvaluationSummary) -> dict[str, float]:

@@ -147,6 +147,7 @@ class Trainer:
             task.events.emit(EventKind.RESUMED, iteration=iteration, checkpoint=newest.name, rank=task.rank)
         keeper = Keeper(task, engine, saved=iteration)
         keeper.mend(iteration)
+        tracker.resume(iteration)
         return Trainer(task, engine, tracker, keeper, lessons, lessons(iteration), {p.id: p.problem for p in problems})
 
     def go_on(self) -> None:

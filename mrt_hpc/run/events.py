@@ -18,7 +18,7 @@ from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 from mrt_hpc.run.uses import Use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -127,6 +127,12 @@ def outcomes(directory: Path, job: str, index: int, attempt: str) -> set[str]:
 def has_progressed(path: Path) -> bool:
     """Whether the process that wrote these events has produced a result that stays."""
     return any(event["kind"] in PROGRESS for event in _events(path))
+
+
+def finished_parts(directory: Path, jobs: Sequence[str]) -> int:
+    """The number of results that stay which the tasks of these jobs have produced; it never becomes smaller."""
+    paths = [path for job in jobs for path in list_directory(directory, f"{job}.*.jsonl")]
+    return sum(event["kind"] in PROGRESS for path in paths for event in _events(path))
 
 
 def events_by_process(directory: Path) -> Iterator[list[dict[str, Any]]]:

@@ -1,9 +1,11 @@
-"""The record of a forked run: the run and the weights version that it began with, and the changes of its recipe."""
+"""The record of a forked run: the run and the weights version that it began with, the changes of its recipe, and
+whether the data files are as they were.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
@@ -11,6 +13,25 @@ from mrt_hpc.run.atomic import write_json
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
+
+
+@dataclass(frozen=True)
+class ForkedData:
+    """A data file that the recipes of both runs name."""
+
+    field: str
+    """``data`` for the training data, or the name of a benchmark, as in ``benchmark math500``."""
+    path: str
+    """The file."""
+    old: str
+    """SHA-256 of the items of the file when the first run began, by its own copy."""
+    new: str
+    """SHA-256 of the items of the file when the forked run began."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file has other contents than before."""
+        return self.old != self.new
 
 
 @dataclass(frozen=True)
@@ -27,18 +48,25 @@ class ForkRecord:
     """Of the weights version."""
     changes: tuple[dict[str, Any], ...] = ()
     """Each changed field of the recipe: ``field``, ``old`` and ``new``."""
+    data: tuple[ForkedData, ...] = ()
+    """The data files that both recipes name; none in records of earlier versions."""
 
     def write(self, layout: RunLayout) -> None:
         """Write the record into the new run."""
-        write_json(layout.forked_from, asdict(self))
+        data = [{**asdict(one), "state": "changed" if one.is_changed else "kept"} for one in self.data]
+        write_json(layout.forked_from, {**asdict(self), "data": data})
 
     def told(self) -> dict[str, str]:
         """What the report says."""
         changes = (f"{c['field']} was {json.dumps(c['old'])} and is {json.dumps(c['new'])}" for c in self.changes)
+        files = (f"{one.path} has other contents ({one.field})" for one in self.data if one.is_changed)
         return {
             "forked from": f"{self.run}, weights version {self.version} (digest {self.digest[:12]})",
-            "changed in the fork": "; ".join(changes) or "nothing",
+            "changed in the fork": "; ".join([*changes, *files]) or "nothing",
         }
+
+
+_OF_DATA = tuple(field.name for field in fields(ForkedData))
 
 
 def read_fork(layout: RunLayout) -> ForkRecord | None:
@@ -49,7 +77,8 @@ def read_fork(layout: RunLayout) -> ForkRecord | None:
     """
     try:
         content = json.loads(layout.forked_from.read_text())
-        return ForkRecord(**{**content, "changes": tuple(content["changes"])})
+        data = tuple(ForkedData(*(one[name] for name in _OF_DATA)) for one in content.get("data", ()))
+        return ForkRecord(**{**content, "changes": tuple(content["changes"]), "data": data})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:

@@ -80,7 +80,9 @@ class RunLayout:
 
     @property
     def image_lock(self) -> Path:
-        """The checksum of the container image of the run; absent where its tasks run in none."""
+        """The checksum of the container image of the run, with the metadata of its file; absent where its tasks run in
+        none.
+        """
         return self.root / "image.lock.json"
 
     # -- data
@@ -216,6 +218,11 @@ class RunLayout:
         return self.root / "evals" / "passed_over.json"
 
     # -- life
+    @property
+    def told(self) -> Path:
+        """What the user was told of a run that is stuck, a file for each cause; and a file for each job that tells."""
+        return self.root / "told"
+
     def heart(self, job: str, index: int) -> Path:
         """The heartbeat of one array task."""
         return self.root / "hearts" / job / f"{index:05d}.json"
@@ -249,6 +256,21 @@ class RunLayout:
     def offline_runs(self) -> Path:
         """The offline W&B directories, one for each attempt; W&B adds the second part of the name."""
         return self.wandb / "wandb"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The TensorBoard event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def training_events(self) -> Path:
+        """Those of the training, by iteration."""
+        return self.tensorboard / "training"
+
+    @property
+    def evaluation_events(self) -> Path:
+        """Those of the evaluations, by weights version."""
+        return self.tensorboard / "evaluation"
 
     # -- result
     @property

@@ -8,9 +8,9 @@ import errno
 import logging
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from mrt_hpc.errors import ExitCode, UserError
 
@@ -28,6 +28,19 @@ FLEETING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, er
 _NUMBER_IN_TEXT = re.compile(r"(?:os error |errno )(\d+)", re.IGNORECASE)
 
 
+class RoomWatch(Protocol):
+    """Is told of a disk that stays full."""
+
+    waits: bool
+    """Whether something has waited for room for long, and is not written yet."""
+
+    def full(self, what: str) -> None:
+        """Called once in a wait for room that takes long, with what cannot be written. It raises no error."""
+
+    def room(self) -> None:
+        """Called when what had waited so long is written. It raises no error."""
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """How long to wait for the filesystem, and how often to try."""
@@ -36,6 +49,10 @@ class RetryPolicy:
     """Seconds to wait for room on a full disk; afterwards the task returns its nodes."""
     full_pause_s: float = 5.0
     """Seconds between two tries on a full disk."""
+    long_wait_s: float = 120.0
+    """Seconds after which ``watch`` is told that the disk is full; at the end of a shorter ``full_limit_s``, too."""
+    watch: RoomWatch | None = None
+    """Is told of a disk that stays full."""
     fleeting_tries: int = 6
     fleeting_pause_s: float = 0.2
     """Seconds before the second try; each further pause is twice as long."""
@@ -53,35 +70,69 @@ def retrying(action: Callable[[], T], what: str, patience: RetryPolicy = RetryPo
         UserError: the disk stayed full; running the task again later may help.
         OSError: any other error, or a fleeting one that stayed.
     """
-    full_until = time.monotonic() + patience.full_limit_s
-    fleeting = 0
+    wait, fleeting = _WaitForRoom(what, patience), 0
     while True:
         try:
-            return action()
+            result = action()
         except Exception as error:
             number = error_number(error)
             if number in FULL:
-                _wait_for_room(what, error, full_until, patience)
+                wait.go_on(error)
             elif number in FLEETING and fleeting < patience.fleeting_tries - 1:
                 time.sleep(patience.fleeting_pause_s * 2**fleeting)
                 fleeting += 1
                 log.warning("%s failed and is tried again: %s", what, error)
             else:
                 raise
+        else:
+            wait.end()
+            return result
 
 
-def _wait_for_room(what: str, error: Exception, until: float, patience: RetryPolicy) -> None:
-    if time.monotonic() >= until:
-        raise UserError(
-            f"the disk stayed full for {patience.full_limit_s / 60:.0f} minutes: {what} could not be written",
-            value=str(error),
-            advice="make room, or ask for more quota; the run continues by itself, or with the same submit command",
-            exit_code=ExitCode.GIVE_BACK,
-        ) from error
-    log.warning(
-        "PAUSED: the disk is full (%s). The task waits until there is room, and then continues with: %s", error, what
-    )
-    time.sleep(patience.full_pause_s)
+@dataclass
+class _WaitForRoom:
+    """The wait of one action for room on a full disk."""
+
+    what: str
+    patience: RetryPolicy
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _full_since: float | None = field(default=None, init=False)
+    _told: bool = field(default=False, init=False)
+
+    def go_on(self, error: Exception) -> None:
+        """Wait a moment.
+
+        Raises:
+            UserError: the disk has stayed full for the whole limit.
+        """
+        now, limit_s = time.monotonic(), self.patience.full_limit_s
+        self._full_since = now if self._full_since is None else self._full_since
+        is_over = now - self._began >= limit_s
+        if is_over or now - self._full_since >= self.patience.long_wait_s:
+            self._tell()
+        if is_over:
+            raise UserError(
+                f"the disk stayed full for {limit_s / 60:.0f} minutes: {self.what} could not be written",
+                value=str(error),
+                advice="make room, or ask for more quota; the run continues by itself, or with the same submit command",
+                exit_code=ExitCode.GIVE_BACK,
+            ) from error
+        log.warning(
+            "PAUSED: the disk is full (%s). The task waits until there is room, and then continues with: %s",
+            error,
+            self.what,
+        )
+        time.sleep(self.patience.full_pause_s)
+
+    def _tell(self) -> None:
+        if self.patience.watch is not None and not self._told:
+            self._told = True
+            self.patience.watch.full(self.what)
+
+    def end(self) -> None:
+        """The action has succeeded."""
+        if self._told and self.patience.watch is not None:
+            self.patience.watch.room()
 
 
 def list_directory(directory: Path, pattern: str = "*") -> list[Path]:

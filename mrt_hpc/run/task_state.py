@@ -60,6 +60,12 @@ class TaskRecord:
     """Where the task has returned its nodes: the jobs of which one has to run before it can continue. Where it failed:
     the jobs whose failure was the cause.
     """
+    waits: int = 0
+    """The number of attempts in a row that returned the nodes because the awaited jobs did not run, while no task of
+    the segment has finished anything.
+    """
+    finished: int = 0
+    """The number of results of the segment at the last of these attempts."""
 
     def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
         """The record after one more failure: to be run again if that may help and has not been tried too often.

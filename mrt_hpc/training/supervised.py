@@ -41,7 +41,12 @@ def read_suffixes(path: Path, limit: int | None = None) -> list[Suffix]:
 
 def write_samples(path: Path, samples: Sequence[Conversation | Suffix]) -> None:
     """Write samples as JSON lines; the file appears complete or not at all."""
-    write_text(path, "".join(json.dumps(_row(s), ensure_ascii=False) + "\n" for s in samples))
+    write_text(path, sample_lines(samples))
+
+
+def sample_lines(samples: Sequence[Conversation | Suffix]) -> str:
+    """Samples as JSON lines: the content of a data file."""
+    return "".join(json.dumps(_row(s), ensure_ascii=False) + "\n" for s in samples)
 
 
 def _conversation(row: dict[str, Any], where: str) -> Conversation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +20,13 @@ from mrt_hpc.launch.image_check import check_image, image_contents
 from mrt_hpc.launch.image_tree import BuildFiles
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.python_look import PythonLook
+from mrt_hpc.launch.slurm import site as site_module
 from mrt_hpc.launch.slurm.image_on_node import srun_command
 from mrt_hpc.launch.slurm.site import Container, SlurmSite
 from mrt_hpc.launch.software import noticed_changes
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.atomic import checksum
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -174,6 +177,45 @@ def test_another_image_is_noticed_once(begun: RunLayout, tmp_path: Path) -> None
     assert sentence.startswith("the image has changed (sha256 ")
     assert list(noticed_changes(begun, site)) == []
     assert list(noticed_changes(begun, LocalSite())) == []
+
+
+def test_an_image_is_read_again_only_when_its_file_has_changed(
+    begun: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return checksum(path)
+
+    monkeypatch.setattr(site_module, "checksum", counted)
+    image = tmp_path / "a.sif"
+    image.write_text("one")
+    site = SlurmSite(name="s", container=Container(image=str(image)))
+    for _ in range(3):
+        assert list(noticed_changes(begun, site)) == []
+    assert len(read) == 1
+    (tmp_path / "other").write_text("two")
+    os.utime(tmp_path / "other", ns=(image.stat().st_atime_ns, image.stat().st_mtime_ns))
+    (tmp_path / "other").rename(image)
+    assert len(list(noticed_changes(begun, site))) == 1, "another file of the same size and time"
+    image.touch()
+    assert list(noticed_changes(begun, site)) == []
+    assert len(read) == 3, "a later time asks for the content, which is the same"
+    assert list(noticed_changes(begun, site)) == []
+    assert len(read) == 3
+
+
+def test_the_record_of_an_earlier_version_is_completed(begun: RunLayout, tmp_path: Path) -> None:
+    image = tmp_path / "a.sif"
+    image.write_text("one")
+    site = SlurmSite(name="s", container=Container(image=str(image)))
+    begun.image_lock.write_text(json.dumps({"sha256": site.image_digest()}))
+    assert list(noticed_changes(begun, site)) == []
+    assert json.loads(begun.image_lock.read_text())["file"]["size"] == 3
+    begun.image_lock.write_text("{}")
+    with pytest.raises(UserError, match="record of the image cannot be read"):
+        list(noticed_changes(begun, site))
 
 
 def test_another_version_is_noticed_and_what_holds_is_said(begun: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:

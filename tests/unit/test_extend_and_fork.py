@@ -17,6 +17,7 @@ from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.extension import extended_recipe
+from mrt_hpc.launch.fork_data import forked_data
 from mrt_hpc.launch.ledger import record_site, record_submission, submissions
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.origin import fork_of
@@ -26,12 +27,15 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.recipe.schema import HuggingFaceModel, Suffixes
 from mrt_hpc.roles.report import write_report
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.data import left_out_file, read_problems, write_problems
 from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest, verify
 from mrt_hpc.run.weights import prune, publish
+from mrt_hpc.training.supervised import read_suffixes, write_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,8 +88,10 @@ def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_pat
     record_site(layout, SITE)
     record_submission(layout, "prepare", "7", "mycluster")
     published(layout, 2)
+    (layout.told / "failed.segment-000.trainer").touch()
     result = CliRunner().invoke(main, ["extend", str(layout.root), "--iterations", "30"])
     assert result.exit_code == 0, result.output
+    assert list(layout.told.iterdir()) == [], "who submits has looked, and wants to be told of the next cause"
     assert f"{before.schedule.iterations} iterations become 30; the learning rate stays at" in result.output
     assert "the jobs go to site mycluster" in result.output
     assert read_recipe_lock(layout.recipe_lock).schedule.iterations == 30
@@ -237,3 +243,105 @@ def test_weights_that_are_removed_meanwhile_leave_no_run(tmp_path: Path) -> None
     with pytest.raises(UserError, match="was removed, or is damaged"):
         create_or_open(new.root, new.recipe, plan, origin=new.origin)
     assert not new.root.exists()
+
+
+# -- data of a fork
+
+
+def lines(*answers: str) -> str:
+    rows = [{"id": f"p{n}", "problem": f"What is {n}?", "answer": answer} for n, answer in enumerate(answers)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def with_files(tmp_path: Path, slurm: Path) -> RunLayout:
+    """A run whose training data and benchmark are files; one problem of the benchmark was left out by its first job."""
+    assert slurm.parent == tmp_path
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "held_out.jsonl"
+    train.write_text(lines(*"0123456789"))
+    held_out.write_text(lines(*"012"))
+    changes = (
+        f"data={{type: jsonl, path: {train}, limit: 8}}",
+        "sampling.problems_per_iteration=4",
+        f"evaluation.benchmarks=[{{name: mine, problems: {{type: jsonl, path: {held_out}, limit: null}}}}]",
+    )
+    layout = make(tmp_path / "run", changes)
+    copy = layout.benchmark_data("mine")
+    write_problems(copy, read_problems(copy)[:2])
+    write_json(left_out_file(copy), {"tokens": {"p2": 10_000}})
+    record_site(layout, SITE)
+    record_submission(layout, "prepare", "7", "mycluster")
+    published(layout, 2)
+    return layout
+
+
+def fork(layout: RunLayout, *options: str) -> str:
+    new = layout.root.parent / "new"
+    result = CliRunner().invoke(main, ["fork", str(layout.root), "--at", "2", "--run", str(new), *options])
+    for claim in (new / "jobs").glob("local-*.json"):
+        claim.unlink()  # this process lives on, and a command would have ended
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def recorded(layout: RunLayout) -> dict[str, str]:
+    found = json.loads((layout.root.parent / "new" / "forked_from.json").read_text())
+    assert all((one["old"] == one["new"]) == (one["state"] == "kept") for one in found["data"])
+    return {one["field"]: one["state"] for one in found["data"]}
+
+
+def test_a_fork_records_that_its_data_are_as_they_were(with_files: RunLayout) -> None:
+    path = with_files.root.parent / "train.jsonl"
+    path.write_text(lines(*"01234567xy"))  # beyond the limit of the recipe
+    assert "other contents" not in fork(with_files)
+    assert recorded(with_files) == {"data": "kept", "benchmark mine": "kept"}
+
+
+def test_a_fork_tells_which_files_have_changed_since_the_old_run_began(with_files: RunLayout) -> None:
+    folder = with_files.root.parent
+    (folder / "train.jsonl").write_text(lines(*"0123456x89"))
+    told = fork(with_files)
+    assert f"data: {folder / 'train.jsonl'} has other contents than in the old run" in told
+    assert f"to train on the old ones: --set data.path={with_files.train_data}" in told
+    assert "benchmark mine" not in told
+    assert recorded(with_files) == {"data": "changed", "benchmark mine": "kept"}
+    new = RunLayout(folder / "new")
+    write_report(new)
+    assert f"{folder / 'train.jsonl'} has other contents (data)" in new.report.read_text()
+
+
+def test_a_fork_that_is_continued_tells_what_it_read(with_files: RunLayout) -> None:
+    path = with_files.root.parent / "train.jsonl"
+    fork(with_files)
+    path.write_text(lines(*"0123456x89"))
+    assert "other contents" not in fork(with_files)
+    path.unlink()
+    fork(with_files)
+    assert recorded(with_files) == {"data": "kept", "benchmark mine": "kept"}
+
+
+def test_other_data_of_a_fork_are_a_change_of_its_recipe(with_files: RunLayout) -> None:
+    told = fork(with_files, "--set", f"data.path={with_files.train_data}")
+    assert "data.path: " in told
+    assert recorded(with_files) == {"benchmark mine": "kept"}
+
+
+def test_samples_of_a_fork_are_compared_too(tmp_path: Path) -> None:
+    path, layout = tmp_path / "samples.jsonl", RunLayout(tmp_path / "run")
+    source = Suffixes(type="suffixes", path=str(path), limit=None)
+    recipe = load_recipe(QUICKSTART.with_name("small_world") / "sft_suffix.yaml").model_copy(update={"data": source})
+    row = {"id": "s", "problem": "What is 1?", "prefix": "", "suffix": "1"}
+    path.write_text(json.dumps(row))
+    write_samples(layout.train_data, read_suffixes(path))
+    (kept,) = forked_data(layout, recipe, recipe)
+    path.write_text(json.dumps({**row, "suffix": "one"}))
+    (changed,) = forked_data(layout, recipe, recipe)
+    assert (kept.is_changed, changed.is_changed, changed.old) == (False, True, kept.old)
+
+
+def test_the_record_of_an_earlier_fork_names_no_data(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    write_json(layout.forked_from, {"run": "/r", "recipe": "r", "version": 1, "digest": "d", "changes": []})
+    record = read_fork(layout)
+    assert record is not None
+    assert record.data == ()

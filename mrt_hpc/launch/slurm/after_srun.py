@@ -18,6 +18,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.ledger import current_submissions, task_ids
 from mrt_hpc.launch.slurm.environment import slurm_task
+from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.events import event_file, has_progressed
@@ -96,6 +97,7 @@ def main(arguments: list[str]) -> int:
         return AttemptOutcome.OVER
     print(f"task {index} of {name}: {record.state}, {record.failures} failure(s)", file=sys.stderr)
     _tell_awaited(layout, name, index, attempt, record)
+    tell_failure(layout, name, index, record)
     if record.state is TaskState.DONE:
         return AttemptOutcome.DONE
     return AttemptOutcome.AGAIN if record.state in RUNS_AGAIN else AttemptOutcome.OVER

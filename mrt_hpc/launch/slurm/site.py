@@ -122,12 +122,17 @@ class SlurmSite(Site):
 
     def image_digest(self) -> str | None:
         """The checksum of the image, from the file beside it that `mrt-hpc container build` writes, or of the image
-        itself, which takes a second a gigabyte.
+        itself, which takes a second a gigabyte. A run remembers it (see :mod:`mrt_hpc.launch.software`).
         """
-        if self.container is None or not (image := Path(self.container.image)).is_file():
+        if (image := self.image_file()) is None:
             return None
         told = checksum_file(image)
         return told.read_text().split()[0] if told.is_file() else checksum(image)
+
+    def image_file(self) -> Path | None:
+        """The image, where it is there; None without a container."""
+        image = None if self.container is None else Path(self.container.image)
+        return image if image is not None and image.is_file() else None
 
     def backend(self) -> Backend:
         """Submits jobs with sbatch."""

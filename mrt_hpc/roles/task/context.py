@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.peers import Gone, Peers, PeerWait, never_gone
 from mrt_hpc.roles.task.shutdown import ShutdownRequest
-from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.events import EventKind, event_file, has_progressed
 from mrt_hpc.run.leases import Holder
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import retrying
@@ -86,6 +86,11 @@ class Task:
     def seconds_left(self) -> float:
         """Seconds to the time limit; infinite where there is none."""
         return inf if self.time_left_s is None else self._began + self.time_left_s - time.monotonic()
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether this attempt has produced a result that stays; its first rank records that."""
+        return has_progressed(event_file(self.layout.events, self.job.name, self.index, 0, self.attempt))
 
     @property
     def holder(self) -> Holder:

@@ -1,0 +1,78 @@
+"""What the user was told of a run that is stuck: a file for each cause, so that one of many tasks and attempts tells.
+
+The file is a link to a small file that bears the name of the job. Of several tasks one succeeds in making it, and it
+takes neither a block nor an inode, of which a full disk has none.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.retries import list_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.run.layout import RunLayout
+
+FULL_DISK = "full_disk"
+"""The cause that ends without a submission: the disk is full."""
+
+
+def sign(layout: RunLayout, job: str) -> None:
+    """Make the file that bears the name of a job, while there is room for it.
+
+    Raises:
+        OSError: there is none.
+    """
+    if not (path := _signature(layout, job)).is_file():
+        write_text(path, f"{job}\n")
+
+
+def is_first_to_tell(layout: RunLayout, job: str, cause: str) -> bool:
+    """Record that a cause is told, and return whether it was not told before.
+
+    Args:
+        layout: the run directory.
+        job: the name of the job of which a task tells.
+        cause: the name of the file that is made.
+
+    Raises:
+        OSError: nothing could be recorded.
+    """
+    signature = _signature(layout, job)
+    source = signature if signature.is_file() else layout.plan  # there was no room for the signature
+    try:
+        os.link(source, layout.told / cause)
+    except FileExistsError:
+        return False
+    return True
+
+
+def take_back(layout: RunLayout, job: str, cause: str) -> None:
+    """Forget that a cause was told, if a task of this job has told it: a later one is told again.
+
+    Raises:
+        OSError: the directory cannot be read or changed.
+    """
+    path = layout.told / cause
+    try:
+        if path.read_text() == f"{job}\n":
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return
+
+
+def forget_told(layout: RunLayout) -> None:
+    """Forget all that was told: a person has looked at the run, and submits it again. The signatures of jobs stay, as
+    their tasks may run.
+    """
+    for path in list_directory(layout.told):
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+def _signature(layout: RunLayout, job: str) -> Path:
+    return layout.told / "by" / job
