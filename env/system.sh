@@ -1,8 +1,10 @@
-# What the system must have before an environment can be made: a Python with its headers, a C++ compiler, a recent C library.
+# What the system must have before an environment can be made: a Python with its headers, a C++ compiler, a recent C library,
+# and for the CPU environment libnuma, without which vLLM's kernels for CPUs do not load.
 # What is needed is looked for itself, not its package: packages have other names on each system, and modules and Pythons
 # of one's own have none. To be sourced by common.sh.
 OS_RELEASE=/etc/os-release
 SYSTEM_PYTHON=/usr/bin/python3
+LIBNUMA=libnuma.so.1
 OLDEST_GLIBC=2.31 # llguidance, which vLLM needs, has wheels from there on; on older ones it wants a Rust compiler
 CONTAINER_INSTEAD="use an Apptainer image instead: containers/cuda.def, or containers/cpu.def for nodes without a GPU"
 WITHOUT_ROOT="without root: \`python3 -m pip install --user uv && uv python install 3.12\`, then \
@@ -24,6 +26,7 @@ is_locked_for() { # PYTHON
 python_version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; } # PYTHON
 
 has_headers() { "$1" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; }
+has_libnuma() { "$1" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$LIBNUMA" 2>/dev/null; } # PYTHON
 has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
 # A compiler without its C++ half, or without the library's headers, is of no use.
@@ -35,14 +38,16 @@ has_compiler() {
   return 1
 }
 
-# What is missing, a word a line: python, venv, headers, compiler.
-missing_parts() {
+# What is missing for an environment (cpu, cuda), a word a line: python, venv, headers, libnuma, compiler.
+missing_parts() { # KIND
   local python
   if python=$(find_python); then
     has_venv "$python" || echo venv
     has_headers "$python" || echo headers
+    [ "$1" != cpu ] || has_libnuma "$python" || echo libnuma
   else
     printf '%s\n' python venv headers
+    [ "$1" != cpu ] || echo libnuma
   fi
   has_compiler || echo compiler
 }
@@ -73,6 +78,8 @@ package_names() { # MANAGER VERSION SYSTEM_VERSION PARTS...
       apt-venv) echo "$name-venv" ;;
       apt-headers) echo "$name-dev" ;;
       apt-compiler) echo g++ ;;
+      apt-libnuma | zypper-libnuma) echo libnuma1 ;;
+      dnf-libnuma) echo numactl-libs ;;
       dnf-venv) echo "$name-libs" ;;
       zypper-venv) echo "$name-base" ;;
       *-headers) echo "$name-devel" ;;
@@ -107,6 +114,7 @@ describe() { # PARTS...
       venv) words+=("Python's modules venv and ensurepip") ;;
       headers) words+=("Python's headers (Python.h)") ;;
       compiler) words+=("a C++ compiler") ;;
+      libnuma) words+=("the library libnuma") ;;
     esac
   done
   printf -v text '; %s' "${words[@]}"
@@ -114,16 +122,16 @@ describe() { # PARTS...
 }
 
 # Looks for all that is needed; as root, installs what is missing, and otherwise names it.
-need_system() {
+need_system() { # KIND
   local parts manager packages
-  mapfile -t parts < <(missing_parts)
+  mapfile -t parts < <(missing_parts "$1")
   [ ${#parts[@]} -gt 0 ] || return 0
   manager=$(package_manager)
   [ -n "$manager" ] || fail "the system lacks $(describe "${parts[@]}"); ask its administrators for them; $WITHOUT_ROOT"
   packages=$(missing_packages "$manager" "${parts[@]}")
   [ "$(id -u)" = 0 ] || fail "the system lacks $(describe "${parts[@]}"); ask for: $(install_command "$manager") $packages; $WITHOUT_ROOT"
   install_packages "$manager" "$packages"
-  mapfile -t parts < <(missing_parts)
+  mapfile -t parts < <(missing_parts "$1")
   [ ${#parts[@]} = 0 ] || fail "the system lacks $(describe "${parts[@]}") even with $packages; $WITHOUT_ROOT"
 }
 

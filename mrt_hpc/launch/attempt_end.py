@@ -24,6 +24,11 @@ TOLD_TO_LEAVE = frozenset({128 + signal.SIGTERM, 128 + signal.SIGALRM})
 """Exit codes that are no failures even though the attempt recorded no outcome: SIGTERM arrived before the process had
 its handlers, another rank ended first, or leaving took too long (see ``launch.signals``).
 """
+MEANINGS = (
+    "137: killed, often because memory ran out; 135: a bus error, because /dev/shm is full, or because a signal has "
+    "ended the mount of the image: container.unpack of the site profile"
+)
+"""What exit codes of attempts that were killed often mean."""
 _ATTEMPT = re.compile(r"(\d+)(?:_\d+)?\.(\d+)")
 STOPPED = (
     "stopped from outside: preempted, cancelled, or interrupted by its user\n"
@@ -52,7 +57,7 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
         return replace(record, state=TaskState.GAVE_BACK)  # also where a full disk has kept it from saying so
     silent = record.attempt != attempt or record.state in (TaskState.RUNNING, TaskState.WAITING)
     if silent and record.state is not TaskState.DONE:
-        message = f"ended with exit code {exit_code} and wrote no reason (137: killed, often because memory ran out)"
+        message = f"ended with exit code {exit_code} and wrote no reason ({MEANINGS})"
         progressed = has_progressed(event_file(layout.events, job, index, 0, attempt))
         record = replace(record, attempt=attempt)
         if exit_code in TOLD_TO_LEAVE and not _any_failed(layout, job, index, attempt):

