@@ -64,7 +64,8 @@ def print_checked(report: CheckReport, *, as_json: bool) -> None:
     console = console_of(sys.stdout)
     console.print(_file_table(report))
     if report.compared:
-        console.print(_pair_table(report))
+        pairs = _pair_table(report)
+        console.print(pairs if pairs.rows else pairs.title, highlight=False)
     for kind in TITLES:
         _print_kind(console, report, kind)
     console.print("nothing was found" if report.clean else f"{len(report.findings)} findings", highlight=False)

@@ -39,6 +39,8 @@ class QueueWatch:
     """The jobs of the last call."""
     _lacking: int = field(default=0, init=False)
     """The number of consecutive listings that lacked the jobs."""
+    _told: set[str] = field(default_factory=set, init=False)
+    """The reasons for which squeue gave no answer that stand in the log already: in a container it is never there."""
 
     def __call__(self, jobs: tuple[str, ...]) -> bool:
         """Whether none of these jobs, with all its submissions, has been in the queue for some time."""
@@ -60,7 +62,13 @@ class QueueWatch:
             OSError,
             ValueError,
         ) as error:  # no squeue on this node, or a filesystem fails for a moment
-            log.info("Slurm did not say whether the jobs that this task waits for are queued: %s", error)
+            self._tell(error.what if isinstance(error, UserError) else str(error))
             return False
         queue, ids = set(listing.split()), {job: {one.job_id for one in sent if one.job == job} for job in jobs}
         return self.own_id in queue and all(mine and mine.isdisjoint(queue) for mine in ids.values())
+
+    def _tell(self, reason: str) -> None:
+        """Write into the log, once for each reason, why squeue gave no answer."""
+        if reason not in self._told:
+            self._told.add(reason)
+            log.info("whether the jobs that this task waits for are queued is not known: %s", reason)

@@ -90,10 +90,11 @@ def inputs_are_shared(situation: Situation) -> Iterator[Result]:
     """Compute nodes see the folders of models and prompts."""
     if situation.recipe is None or situation.slurm is None or any(answer.facts for answer in situation.answers):
         return  # a node that has answered has looked itself
-    for folder in folders_read(situation.recipe):
-        if not Path(folder).exists():
-            continue
-        found = filesystem(Path(folder))
+    folders = [Path(folder) for folder in folders_read(situation.recipe) if Path(folder).exists()]
+    for folder in folders:
+        if any(folder.is_relative_to(other) for other in folders if other != folder):
+            continue  # said of the folder that it is in
+        found = filesystem(folder)
         said = f"{folder} is on {found.type} at {found.mount_point}"
         if found.is_shared:
             yield ok(said)
