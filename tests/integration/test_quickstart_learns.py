@@ -1,4 +1,5 @@
-"""The quickstart as README's first command runs it, with one seed: it reaches its report and has learned.
+"""The quickstart as README's first command runs it, with one seed: it reaches its report and has learned, and README's
+tour can be typed on it.
 
 How long it takes and how it does over several seeds is for `tests/benchmarks/bench_quickstart_learning.py`.
 """
@@ -8,14 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
+from documents import README, Command, commands
 
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.cli.main import main
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
+
+LOOKS = {"status", "explain", "logs", "report", "cost", "compare"}
+"""Commands that only look at a run."""
+TOUR = [
+    command
+    for command in commands(README, of_text=False)
+    if command.words[0] in LOOKS and "runs/quickstart" in command.words and "runs/alpha" not in command.words
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +64,14 @@ def test_the_report_shows_it(quickstart: RunLayout) -> None:
     for plot in ("accuracy", "reward", "progress", "tokens", "time", "quality"):
         assert f"plots/{plot}.png" in text
         assert (quickstart.plots / f"{plot}.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("command", TOUR, ids=str)
+def test_the_tour_of_readme_can_be_typed(quickstart: RunLayout, command: Command) -> None:
+    words = [str(quickstart.root) if word == "runs/quickstart" else word for word in command.words]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+
+
+def test_the_tour_has_all_looks() -> None:
+    assert {command.words[0] for command in TOUR} == LOOKS

@@ -13,8 +13,10 @@ from mrt_hpc.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").glob("*.md"))
-PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "recipes/README.md"))]
+README = ROOT / "README.md"
+PAGES = [*DOCS, README, *(ROOT / name for name in ("CONTRIBUTING.md", "recipes/README.md"))]
 _BLOCK = re.compile(r"^[ ]*```(\w+)\n(.*?)^[ ]*```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
 _SPAN = re.compile(r"`([^`\n]+)`")
 
 
@@ -38,6 +40,17 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def spans(page: Path) -> list[str]:
     """The code spans of a page, blocks left out."""
     return _SPAN.findall(_BLOCK.sub("", page.read_text()))
+
+
+def links(page: Path) -> list[str]:
+    """What a page links to, without what lies on other hosts."""
+    return [link for link in _LINK.findall(_BLOCK.sub("", page.read_text())) if "://" not in link]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as mkdocs and GitHub make them."""
+    headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def commands(page: Path, *, of_text: bool = True) -> list[Command]:

@@ -307,8 +307,8 @@ def test_options_that_a_file_does_not_have_are_refused(folder: Path) -> None:
     assert "no such source" in invoke("none.jsonl", "mine.jsonl").stderr
 
 
-def test_the_commands_of_readme_work(folder: Path) -> None:
-    section = (ROOT / "README.md").read_text().split("## Prepare and check data\n")[1].split("\n## ")[0]
+def test_the_commands_of_the_page_work(folder: Path) -> None:
+    section = (ROOT / "docs" / "data.md").read_text().split("## Prepare data of your own\n")[1]
     commands = [line.split("#")[0].split()[1:] for line in section.splitlines() if line.startswith("mrt-hpc")]
     (folder / "rows.parquet").write_bytes(parquet([{"question": "1+1?", "solution": r"It is $\boxed{2}$."}]))
     (folder / "rows.json").write_text(json.dumps([{"text": "1+2?", "label": 3}, {"text": "1+3?", "label": None}]))

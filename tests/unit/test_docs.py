@@ -13,9 +13,11 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from documents import DOCS, PAGES, ROOT, Command, blocks, commands, options_of, resolved, spans
+from documents import DOCS, PAGES, README, ROOT, Command, anchors, blocks, commands, links, options_of, resolved, spans
 from ruamel.yaml import YAML
 
 import mrt_hpc
@@ -28,9 +30,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EVERY_COMMAND = [command for page in PAGES for command in commands(page)]
-REHEARSED = {"plan": "plan", "submit": "plan", "fields": "fields", "data": "data"}
+REHEARSED = {
+    "plan": "plan",
+    "submit": "plan",
+    "validate": "validate",
+    "fields": "fields",
+    "recipes": "recipes",
+    "data": "data",
+}
 """The commands that are run, each as this one: ``plan`` checks all that ``submit`` would submit."""
-RUN_PAGES = [*DOCS, ROOT / "recipes" / "README.md"]
+GUIDES = [*DOCS, README]
+RUN_PAGES = [*GUIDES, ROOT / "recipes" / "README.md"]
 NAMED = re.compile(r"^# (\w+\.yaml)\n")
 """The first line of a block that is a file of this name."""
 
@@ -59,6 +69,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work = tmp_path / "work"
     (work / "data").mkdir(parents=True)
     (work / "rows.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
+    pq.write_table(pa.Table.from_pylist([{"question": "What is 1 + 2?", "answer": "3"}]), work / "rows.parquet")
+    (work / "rows.json").write_text('[{"text": "What is 1 + 3?", "label": "4"}]')
+    (work / "data" / "math500.jsonl").write_text('{"id": "m-0", "problem": "What is 1 + 4?", "answer": "5"}\n')
     for example in (ROOT / "tests" / "examples").glob("*.py"):
         shutil.copy(example, work)
     monkeypatch.chdir(work)
@@ -74,10 +87,17 @@ def test_commands_of_the_pages_run(page: Path, workplace: Path) -> None:
         if language == "yaml" and (name := NAMED.match(text)):
             (workplace / name[1]).write_text(text)
     for command in commands(page, of_text=False):
-        if (instead := REHEARSED.get(command.words[0])) is None or "--markdown" in command.words:
+        instead = REHEARSED.get(command.words[0])
+        if instead is None or "--markdown" in command.words or asks_the_hub(command.words):
             continue
         done = CliRunner().invoke(main, [instead, *command.words[1:]])
         assert done.exit_code == 0, f"{command}\n{done.output}"
+
+
+def asks_the_hub(words: tuple[str, ...]) -> bool:
+    """Whether a command needs a network."""
+    fetches = words[:2] == ("data", "fetch") and "--list" not in words
+    return fetches or (words[0] == "data" and any(word.startswith("hub:") for word in words))
 
 
 def test_enough_commands_are_run() -> None:
@@ -85,7 +105,31 @@ def test_enough_commands_are_run() -> None:
     assert len(run) >= 20
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_readme_is_a_tour_and_leads_to_every_page() -> None:
+    assert len(README.read_text().splitlines()) <= 200, "README is a tour of ten minutes; docs/ has the rest"
+    named = {(ROOT / link.partition("#")[0]).resolve() for link in links(README)}
+    assert [page.name for page in DOCS if page.name != "index.md" and page not in named] == []
+    named = {(ROOT / "docs" / link).resolve() for link in links(ROOT / "docs" / "index.md")}
+    assert [page.name for page in DOCS if page.name != "index.md" and page not in named] == []
+
+
+def test_the_algorithm_of_readme_is_the_example() -> None:
+    example = (ROOT / "tests" / "examples" / "my_method.py").read_text().splitlines()
+    shown = [text.splitlines() for language, text in blocks(README) if language == "python"]
+    assert len(shown) == 1
+    assert [line for line in shown[0] if line not in example] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_every_recipe_block_is_a_file_that_a_command_names(page: Path) -> None:
     named = [NAMED.match(text) for language, text in blocks(page) if language == "yaml"]
     for name in named:
@@ -104,13 +148,13 @@ def test_every_suite_is_there(name: str) -> None:
 FILE = re.compile(r"^(?:mrt_hpc|tests|slurm|env|containers|recipes|docs)(?:/[\w.-]+)+/?$")
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     files = [span for span in spans(page) if FILE.match(span)]
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_every_field_that_a_page_names_is_there(page: Path) -> None:
     fields = [*recipe_fields(), *site_fields()]
     sections = {re.split(r"[.\[]", field.name)[0] for field in fields}
@@ -202,4 +246,4 @@ def test_the_citation_names_this_version_and_the_paper() -> None:
     paper = citation["preferred-citation"]
     assert paper["title"] == "Optimizing Test-Time Compute via Meta Reinforcement Fine-Tuning"
     assert paper["identifiers"][0]["value"] == "arXiv:2503.07572"
-    assert "CITATION.cff" in (ROOT / "README.md").read_text()
+    assert "CITATION.cff" in README.read_text()
