@@ -45,6 +45,12 @@ class CommandGroup(click.Group):
             return super().invoke(ctx)
         except UserError as error:
             self._tell(ctx, error)
+        except ModuleNotFoundError as error:
+            from mrt_hpc.launch.python_look import light_installation
+
+            if (light := light_installation(error)) is None:
+                raise
+            self._tell(ctx, light)
         except OSError as error:
             if error_number(error) in FULL:
                 self._tell(ctx, full_disk(error))

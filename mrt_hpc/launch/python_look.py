@@ -134,6 +134,20 @@ def no_tasks_here() -> UserError | None:
     )
 
 
+def light_installation(error: ModuleNotFoundError) -> UserError | None:
+    """The error of a command that needs a package which the Python of this process lacks, where that is a light
+    installation; None where it has all that tasks need, and the error has another cause.
+    """
+    if not missing_here():
+        return None
+    return UserError(
+        f"this command needs the package {error.name}, which this installation does not have",
+        value=sys.executable,
+        expected="the packages that env/setup installs",
+        advice="type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
+    )
+
+
 def words_in_image(container: Container) -> list[str]:
     """The command that starts the Python of an image, with the folders of the profile bound."""
     binds = [word for bind in container.binds for word in ("--bind", bind)]

@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from mrt_hpc.cli.main import CommandGroup
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch import entry, python_look
 from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.python_look import PythonLookError, look_at_python, no_tasks_here
+from mrt_hpc.launch.python_look import PythonLookError, light_installation, look_at_python, no_tasks_here
 from mrt_hpc.launch.slurm import backend as slurm_backend
 from mrt_hpc.launch.slurm.site import Container, SlurmSite
 from mrt_hpc.plan.compile import compile_plan
@@ -68,6 +71,21 @@ def test_a_task_without_a_package_says_so_and_is_not_tried_again(monkeypatch: py
         role_function(Role.PREPARE)(task)
     assert told.value.exit_code is ExitCode.FATAL
     assert "doctor" in str(told.value.advice)
+
+
+def test_a_command_that_a_light_installation_lacks_packages_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ModuleNotFoundError("No module named 'pebble'", name="pebble")
+    assert light_installation(error) is None, "this one has all: the error is a defect"
+    monkeypatch.setattr(python_look, "missing_here", lambda: ("torch",))
+
+    def needs_pebble() -> None:
+        raise error
+
+    commands = CommandGroup(commands={"grade": click.Command("grade", callback=needs_pebble)})
+    done = CliRunner().invoke(commands, ["grade"])
+    assert done.exit_code == 2
+    assert "needs the package pebble" in done.output
+    assert "container shell" in done.output
 
 
 def test_a_look_tells_what_is_there_what_is_not_and_why(tmp_path: Path) -> None:
