@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.launch.image_build import checksum_file, require_apptainer
-from mrt_hpc.launch.python_look import PythonLookError, look_at_python, words_in_image
+from mrt_hpc.launch.python_look import PythonLookError, look_at_python
 from mrt_hpc.run.atomic import checksum
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _checksum(image: Path) -> ImageCheck:
 
 
 def _inside(container: Container, setup: Sequence[str], environment: Mapping[str, str] | None) -> Iterator[ImageCheck]:
-    image, words = Path(container.image), words_in_image(container)
+    image, words = Path(container.image), container.python_words
     try:
         seen = look_at_python(words, setup=setup, environment=environment, importing=True, deadline_s=LOOK_S)
     except PythonLookError as error:

@@ -15,8 +15,6 @@ from mrt_hpc.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mrt_hpc.launch.slurm.site import Container
-
 STACK = ("torch", "transformers", "vllm", "deepspeed", "math_verify", "submitit")
 """The packages that tasks need."""
 ALWAYS = frozenset(STACK) - {"vllm"}
@@ -146,9 +144,3 @@ def light_installation(error: ModuleNotFoundError) -> UserError | None:
         expected="the packages that env/setup installs",
         advice="type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
     )
-
-
-def words_in_image(container: Container) -> list[str]:
-    """The command that starts the Python of an image, with the folders of the profile bound."""
-    binds = [word for bind in container.binds for word in ("--bind", bind)]
-    return [container.executable, "exec", *binds, container.image, container.python]

@@ -63,6 +63,12 @@ class Container(Section):
     ends that process too.
     """
 
+    @property
+    def python_words(self) -> list[str]:
+        """The command that starts the Python of the image, with the folders of this profile bound."""
+        binds = [word for bind in self.binds for word in ("--bind", bind)]
+        return [self.executable, "exec", *binds, self.image, self.python]
+
 
 class Partitions(Section):
     """Slurm partitions by kind of job; null leaves the choice to the cluster's default."""

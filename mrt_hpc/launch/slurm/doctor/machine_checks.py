@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import mrt_hpc
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.launch.gpus import OLDEST_DRIVER
-from mrt_hpc.launch.python_look import PythonLookError, look_at_python, words_in_image
+from mrt_hpc.launch.python_look import PythonLookError, look_at_python
 from mrt_hpc.launch.slurm.doctor.findings import doubtful, fails, not_checked, ok
 from mrt_hpc.launch.slurm.doctor.node_half import LIMITS
 
@@ -72,7 +72,7 @@ def image(situation: Situation) -> Iterator[Result]:
         )
         return
     remedy = f"mrt-hpc container build {_kind(situation)} {container.image} --force, with this version of mrt-hpc"
-    yield from _asked(situation, container.image, words_in_image(container), remedy)
+    yield from _asked(situation, container.image, container.python_words, remedy)
 
 
 def _kind(situation: Situation) -> str:
