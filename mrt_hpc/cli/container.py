@@ -86,7 +86,7 @@ def build(
       mrt-hpc container build debian debian.sif
       mrt-hpc container build cpu cpu.sif --base debian.sif
     """
-    from mrt_hpc.launch.image_build import ImageAsked, build_image
+    from mrt_hpc.launch.images.build import ImageAsked, build_image
 
     if image.exists() and not force:
         raise UserError("the image is there already", value=str(image), advice="--force replaces it")
@@ -144,7 +144,7 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
     from rich.table import Table
 
     from mrt_hpc.cli.console import console_of
-    from mrt_hpc.launch.image_check import check_image
+    from mrt_hpc.launch.images.check import check_image
     from mrt_hpc.launch.sites import find_site
     from mrt_hpc.launch.slurm.site import required
 
@@ -174,7 +174,7 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
     """
     import os
 
-    from mrt_hpc.launch.image_build import require_apptainer
+    from mrt_hpc.launch.images.build import require_apptainer
     from mrt_hpc.launch.sites import find_site
     from mrt_hpc.launch.slurm.site import required
 

@@ -11,7 +11,7 @@ from mrt_hpc.cli.completion import RUN, complete_task
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.launch.explain import Finding
+    from mrt_hpc.launch.view.explain import Finding
 
 
 @click.command(short_help="Say why a run or a task waits or has failed.")
@@ -29,10 +29,10 @@ def explain(run: Path, task: str | None) -> None:
       mrt-hpc explain runs/quickstart 'segment-000.inference[3]'
     """
     from mrt_hpc.cli.status import QUEUE_WITHIN_S, open_run
-    from mrt_hpc.launch.explain import explain_job, explain_run
     from mrt_hpc.launch.queued_jobs import look_at_queues
-    from mrt_hpc.launch.run_history import RunHistory
-    from mrt_hpc.launch.run_look import RunLook
+    from mrt_hpc.launch.view.explain import explain_job, explain_run
+    from mrt_hpc.launch.view.run_history import RunHistory
+    from mrt_hpc.launch.view.run_look import RunLook
 
     layout, plan = open_run(run)
     look, history = RunLook.at(layout, plan, look_at_queues(layout, QUEUE_WITHIN_S)), RunHistory.of(layout)

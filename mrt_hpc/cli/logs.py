@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from mrt_hpc.launch.log_follower import LogFollower, LogLine
-    from mrt_hpc.launch.queue_looks import QueueLooks
-    from mrt_hpc.launch.run_look import RunLook
+    from mrt_hpc.launch.view.log_follower import LogFollower, LogLine
+    from mrt_hpc.launch.view.queue_looks import QueueLooks
+    from mrt_hpc.launch.view.run_look import RunLook
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.run.layout import RunLayout
 
@@ -57,9 +57,9 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, follow: bool
 def _follow(run: Path, role: str | None, lines: int) -> None:
     """Print what is written to the logs until the run has ended, or the user stops reading."""
     from mrt_hpc.cli.status import open_run
-    from mrt_hpc.launch.log_follower import LogFollower
-    from mrt_hpc.launch.queue_looks import QueueLooks
-    from mrt_hpc.launch.run_look import end_in_words
+    from mrt_hpc.launch.view.log_follower import LogFollower
+    from mrt_hpc.launch.view.queue_looks import QueueLooks
+    from mrt_hpc.launch.view.run_look import end_in_words
     from mrt_hpc.run.waiting import wait_until
 
     layout, plan = open_run(run)
@@ -83,13 +83,13 @@ class _Reading:
         self._next_look = time.monotonic() + LOOK_EVERY_S
 
     def _look(self) -> RunLook:
-        from mrt_hpc.launch.run_look import RunLook
+        from mrt_hpc.launch.view.run_look import RunLook
 
         return RunLook.at(self.layout, self.plan, self.queues.latest())
 
     def print_failure(self, role: str | None) -> None:
         """Print why the first task has failed, and the last traceback in its logs."""
-        from mrt_hpc.launch.explain import failure_text
+        from mrt_hpc.launch.view.explain import failure_text
 
         if (text := failure_text(self.look, role)) is not None:
             click.secho(text, fg="red")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mrt_hpc.cli.sparkline import sparkline
-from mrt_hpc.launch.run_look import RunState
+from mrt_hpc.launch.view.run_look import RunState
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from mrt_hpc.launch.snapshot import Evaluated, JobView, Measured, Snapshot, TaskView
+    from mrt_hpc.launch.view.snapshot import Evaluated, JobView, Measured, Snapshot, TaskView
 
 COLOURS = {
     RunState.RUNNING: "green",

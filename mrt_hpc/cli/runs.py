@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mrt_hpc.launch.run_list import ListedRun
+    from mrt_hpc.launch.view.run_list import ListedRun
 
 DEFAULT = Path("runs")
 LEFT_OUT = frozenset({"kind", "evaluations", "what"})
@@ -33,7 +33,7 @@ def runs(places: tuple[Path, ...], size: bool, as_json: bool) -> None:
       mrt-hpc runs /shared/me/runs --size
     """
     from mrt_hpc.cli.status import QUEUE_WITHIN_S
-    from mrt_hpc.launch.run_list import list_runs
+    from mrt_hpc.launch.view.run_list import list_runs
 
     wanted = places or (DEFAULT,)
     found = list_runs(wanted, QUEUE_WITHIN_S, size=size)

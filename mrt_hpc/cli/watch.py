@@ -15,16 +15,16 @@ from rich.live import Live
 from mrt_hpc.cli.run_view import view
 from mrt_hpc.cli.status import QUEUE_WITHIN_S, open_run
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.queue_looks import QueueLooks
 from mrt_hpc.launch.queued_jobs import look_at_queues
-from mrt_hpc.launch.run_look import ENDED, RunState, end_in_words
-from mrt_hpc.launch.snapshot_reader import SnapshotReader
+from mrt_hpc.launch.view.queue_looks import QueueLooks
+from mrt_hpc.launch.view.run_look import ENDED, RunState, end_in_words
+from mrt_hpc.launch.view.snapshot_reader import SnapshotReader
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.launch.snapshot import Snapshot
+    from mrt_hpc.launch.view.snapshot import Snapshot
 
 LOOK_EVERY_S = 2.0
 """The seconds between two looks at the run directory."""

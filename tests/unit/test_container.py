@@ -15,9 +15,9 @@ import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.image_build import KINDS, ImageAsked, build_command, build_image, checksum_file
-from mrt_hpc.launch.image_check import check_image, image_contents
-from mrt_hpc.launch.image_tree import BuildFiles
+from mrt_hpc.launch.images.build import KINDS, ImageAsked, build_command, build_image, checksum_file
+from mrt_hpc.launch.images.check import check_image, image_contents
+from mrt_hpc.launch.images.tree import BuildFiles
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.python_look import PythonLook
 from mrt_hpc.launch.slurm import site as site_module

@@ -16,8 +16,8 @@ from canned_queue import EVALUATION, INFERENCE, TRAINER, CannedRun, canned_run
 from click.testing import CliRunner
 
 from mrt_hpc.cli.main import main
-from mrt_hpc.launch.log_files import last_traceback, log_files, traceback_in
-from mrt_hpc.launch.log_follower import AT_ONCE, LogFollower
+from mrt_hpc.launch.view.log_files import last_traceback, log_files, traceback_in
+from mrt_hpc.launch.view.log_follower import AT_ONCE, LogFollower
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.cli.run_view import duration, moment, view
 from mrt_hpc.cli.sparkline import sparkline
 from mrt_hpc.launch.queued_jobs import look_at_queues
-from mrt_hpc.launch.snapshot_reader import SnapshotReader
+from mrt_hpc.launch.view.snapshot_reader import SnapshotReader
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.task_state import TaskState
 

@@ -16,8 +16,8 @@ from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch.queued_jobs import look_at_queues
-from mrt_hpc.launch.snapshot import Snapshot
-from mrt_hpc.launch.snapshot_reader import SnapshotReader
+from mrt_hpc.launch.view.snapshot import Snapshot
+from mrt_hpc.launch.view.snapshot_reader import SnapshotReader
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import commit_group

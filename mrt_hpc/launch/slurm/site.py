@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.launch.backend import Site
-from mrt_hpc.launch.image_build import checksum_file
+from mrt_hpc.launch.images.build import checksum_file
 from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
 from mrt_hpc.recipe.base import OPTION, Line, NotNegative, Positive, Section
 from mrt_hpc.recipe.site import SiteLimits

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.log_files import LogFile, log_files, written
+from mrt_hpc.launch.view.log_files import LogFile, log_files, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

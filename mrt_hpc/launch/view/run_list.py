@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.queued_jobs import look_at_runs
-from mrt_hpc.launch.run_facts import read_facts
-from mrt_hpc.launch.run_look import NO_QUEUES, RunLook, RunState
 from mrt_hpc.launch.run_progress import progress
+from mrt_hpc.launch.view.run_facts import read_facts
+from mrt_hpc.launch.view.run_look import NO_QUEUES, RunLook, RunState
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.event_stream import last_event
 from mrt_hpc.run.layout import RunLayout

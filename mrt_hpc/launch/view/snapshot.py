@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from mrt_hpc.launch.run_look import RunState
+from mrt_hpc.launch.view.run_look import RunState
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.task_state import TaskState
 

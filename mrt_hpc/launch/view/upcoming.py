@@ -7,8 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import QueueState
-from mrt_hpc.launch.run_look import RunState
-from mrt_hpc.launch.snapshot import Upcoming
+from mrt_hpc.launch.view.run_look import RunState
+from mrt_hpc.launch.view.snapshot import Upcoming
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.task_state import TaskState
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mrt_hpc.launch.backend import QueuedTask
-    from mrt_hpc.launch.run_history import ShardCommitted
-    from mrt_hpc.launch.run_look import RunLook
-    from mrt_hpc.launch.snapshot import Iterations
+    from mrt_hpc.launch.view.run_history import ShardCommitted
+    from mrt_hpc.launch.view.run_look import RunLook
+    from mrt_hpc.launch.view.snapshot import Iterations
     from mrt_hpc.plan.jobs import Job
 
 AGAIN = "nothing, until the same submit command is typed again"

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.launch.log_files import last_traceback
-from mrt_hpc.launch.run_look import IN_WORDS, RunState
 from mrt_hpc.launch.run_progress import reason
-from mrt_hpc.launch.task_cause import Cause, Explanation, clock, explained
+from mrt_hpc.launch.view.log_files import last_traceback
+from mrt_hpc.launch.view.run_look import IN_WORDS, RunState
+from mrt_hpc.launch.view.task_cause import Cause, Explanation, clock, explained
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mrt_hpc.launch.run_history import RunHistory
-    from mrt_hpc.launch.run_look import RunLook
+    from mrt_hpc.launch.view.run_history import RunHistory
+    from mrt_hpc.launch.view.run_look import RunLook
     from mrt_hpc.plan.jobs import Job, Plan
 
 _TASK = re.compile(r"(?P<job>[^\[\]]+)(?:\[(?P<index>\d+)\])?")

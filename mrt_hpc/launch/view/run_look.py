@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import Hold, QueueState
 from mrt_hpc.launch.ledger import last_process
-from mrt_hpc.launch.log_files import log_files
 from mrt_hpc.launch.queued_jobs import QueueLook
 from mrt_hpc.launch.run_progress import read_records
+from mrt_hpc.launch.view.log_files import log_files
 from mrt_hpc.run.heartbeats import read_beat
 from mrt_hpc.run.task_state import TaskState
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.launch.backend import QueuedTask
     from mrt_hpc.launch.ledger import LocalProcess
-    from mrt_hpc.launch.log_files import LogFile
     from mrt_hpc.launch.run_progress import Records
+    from mrt_hpc.launch.view.log_files import LogFile
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.task_state import TaskRecord

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.snapshot import Measured, Throughput
+from mrt_hpc.launch.view.snapshot import Measured, Throughput
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.retries import list_directory
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from mrt_hpc.launch.run_history import RunHistory, ShardCommitted
+    from mrt_hpc.launch.view.run_history import RunHistory, ShardCommitted
     from mrt_hpc.run.layout import RunLayout
 
 LATEST = 5

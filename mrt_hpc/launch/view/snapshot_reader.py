@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch import rates
-from mrt_hpc.launch.run_facts import RunFacts, read_facts
-from mrt_hpc.launch.run_history import RunHistory
-from mrt_hpc.launch.run_look import NO_QUEUES, RunLook
 from mrt_hpc.launch.run_progress import progress
-from mrt_hpc.launch.snapshot import (
+from mrt_hpc.launch.view import rates
+from mrt_hpc.launch.view.run_facts import RunFacts, read_facts
+from mrt_hpc.launch.view.run_history import RunHistory
+from mrt_hpc.launch.view.run_look import NO_QUEUES, RunLook
+from mrt_hpc.launch.view.snapshot import (
     Evaluated,
     Evaluations,
     Fault,
@@ -24,7 +24,7 @@ from mrt_hpc.launch.snapshot import (
     Snapshot,
     TaskView,
 )
-from mrt_hpc.launch.upcoming import Clock, expected_end, upcoming
+from mrt_hpc.launch.view.upcoming import Clock, expected_end, upcoming
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.weights import published_versions

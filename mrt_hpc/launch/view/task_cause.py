@@ -9,14 +9,14 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import Hold, QueueState
-from mrt_hpc.launch.log_files import tail, written
 from mrt_hpc.launch.run_progress import reason
+from mrt_hpc.launch.view.log_files import tail, written
 from mrt_hpc.plan.jobs import DependencyKind, Role
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
     from mrt_hpc.launch.backend import QueuedTask
-    from mrt_hpc.launch.run_look import RunLook
+    from mrt_hpc.launch.view.run_look import RunLook
     from mrt_hpc.plan.jobs import Job
     from mrt_hpc.run.task_state import TaskRecord
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.image_tree import BuildFiles
+from mrt_hpc.launch.images.tree import BuildFiles
 from mrt_hpc.run.atomic import checksum, write_text
 
 if TYPE_CHECKING:
