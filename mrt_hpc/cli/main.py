@@ -221,7 +221,7 @@ def evaluate(
     """Evaluate models on a suite: model directories, models of the hub (hub:OWNER/NAME), and weights versions of runs.
 
     RUN means its last weights version, RUN@first,20,last the ones named. Versions that a queued training will publish
-    are waited for. Samples that the results folder has are used, whoever asked for them.
+    are waited for. Samples that the results folder has are used, also those of other runs and users.
 
     \b
     Examples:

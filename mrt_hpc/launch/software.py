@@ -96,5 +96,5 @@ def _recorded_image(layout: RunLayout) -> dict[str, Any]:
             f"the record of the image cannot be read: {error}",
             where=layout.image_lock,
             expected="the file that `mrt-hpc submit` wrote",
-            advice=f"rm {layout.image_lock}, and the same command again: it is written anew",
+            advice=f"rm {layout.image_lock}, and the same command again, which writes it",
         ) from error

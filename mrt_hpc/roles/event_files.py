@@ -1,8 +1,8 @@
 """TensorBoard event files: the metrics of a run in ``tensorboard/``, where the recipe asks for them.
 
-They are made of the run's own files: an attempt of the trainer writes them anew from the metrics that are there when it
-begins, and then adds its iterations; the report writes all of them anew. So they hold each iteration once, also where
-training went back to a checkpoint. Nothing that fails here stops a run.
+They are made of the run's own files: an attempt of the trainer writes them again from the metrics that are there when
+it begins, and then adds its iterations; the report writes all of them again. So they hold each iteration once, also
+where training went back to a checkpoint. Nothing that fails here stops a run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class IterationEvents:
                 self._stop(error)
 
     def log(self, metrics: IterationMetrics) -> None:
-        """Add one iteration, unless a later attempt has written the files anew."""
+        """Add one iteration, unless a later attempt has written the files again."""
         if self._writer is not None and self._file is not None and self._file.exists():
             try:
                 _add(self._writer, Points(metrics.iteration, iteration_values(metrics)))
@@ -87,13 +87,13 @@ def warn(error: Exception) -> None:
     """Log an error of TensorBoard."""
     log.warning(
         "TensorBoard failed, and this attempt adds nothing more to its event files; the run's own files have all "
-        "metrics, and the report writes the event files anew: %s",
+        "metrics, and the report writes the event files again: %s",
         error,
     )
 
 
 def write_iterations(layout: RunLayout, iterations: int) -> None:
-    """Write the event files of the training anew, from the metrics of so many iterations.
+    """Write the event files of the training again, from the metrics of so many iterations.
 
     Raises:
         Exception: TensorBoard failed, or metrics cannot be read.
@@ -127,7 +127,7 @@ def _numbers(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def write_events(layout: RunLayout, directory: Path, points: Iterable[Points]) -> None:
-    """Write a directory of event files anew, and put it in the place of the old one.
+    """Write a directory of event files again, and put it in the place of the old one.
 
     Raises:
         Exception: TensorBoard failed.

@@ -143,7 +143,7 @@ def log_evaluations(task: Task, evaluations: Sequence[EvaluationSummary]) -> Non
 
 
 def write_event_files(task: Task, evaluations: Sequence[EvaluationSummary]) -> None:
-    """Write all TensorBoard event files anew, if the recipe asks for them."""
+    """Write all TensorBoard event files again, if the recipe asks for them."""
     if not task.recipe.tracking.tensorboard:
         return
     rows = [evaluation_row(summary) for summary in evaluations]

@@ -101,7 +101,7 @@ def _work(task: Task) -> None:
             peers = tuple(job for job in task.plan.jobs if job.name == AWAITED[what])
             raise PeersAwayError("does not run", Peers(task.layout, peers, task.observer))
         if what == "until-told":
-            wait_until((task.layout.root / "told").exists, reason="the word to end", deadline_s=600)
+            wait_until((task.layout.root / "word-to-end").exists, reason="the word to end", deadline_s=600)
             return
         if what == "gives-back":
             raise UserError("no task is running", exit_code=ExitCode.GIVE_BACK)

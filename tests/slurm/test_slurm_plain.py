@@ -92,7 +92,7 @@ def test_the_lost_half_of_an_array_is_sent_again_while_the_other_half_runs(plain
         deadline_s=60,
     )
     assert "0 job(s) submitted" in plain_cluster.submit_again(layout.root, "lives").stdout
-    (layout.root / "told").touch()
+    (layout.root / "word-to-end").touch()
     wait_until(lambda: not live_jobs(layout), reason="the end of the run", deadline_s=120)
     assert starts(layout) == {"until-told": 4, "after-until-told": 1}
     assert {read_task(layout, "until-told", index).state for index in range(3)} == {TaskState.DONE}

@@ -1,0 +1,255 @@
+"""The share of their time in which inference GPUs are idle, simulated for ways of overlapping generation and training.
+
+Lengths of traces are drawn from a log-normal law with a given median and 95th percentile, or taken from a run:
+
+    python tests/benchmarks/bench_idle_share.py
+    python tests/benchmarks/bench_idle_share.py --run runs/mrt-online
+
+A server writes one token of each of its n running sequences in ``fixed + each * n`` seconds. The ways:
+
+- ``drain``: a task samples its groups of one iteration, waits for the longest trace, and loads the newest weights. With
+  ``max_staleness: 0`` it then waits for the trainer, with 1 it samples the next iteration meanwhile.
+- ``in flight``: a task claims the next group of any iteration that ``max_staleness`` allows as soon as it has room, and
+  new weights replace the old ones while traces are being written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+import random
+import statistics
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.run.groups import read_group
+from mrt_hpc.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NORMAL_95 = 1.6448536269514722
+"""The 95th percentile of the standard normal law."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A run: its size and the rates of its GPUs. The defaults are the 1.5-billion recipe on eight A100."""
+
+    servers: int = 4
+    slots: int = 128
+    """Sequences that a server runs at once."""
+    groups: int = 64
+    """Groups of one iteration."""
+    rollouts: int = 4
+    """Traces of one group."""
+    iterations: int = 60
+    fixed_s: float = 0.010
+    """Seconds of a step of a server that do not depend on its sequences: reading the weights."""
+    each_s: float = 0.00019
+    """Seconds that each sequence adds to a step: reading its cache."""
+    trained_per_s: float = 4 * 5900.0
+    """Tokens a second that all ranks of the trainer compute together."""
+    publish_s: float = 9.0
+    load_s: float = 5.0
+
+    def step_s(self, running: int) -> float:
+        """Seconds of one step of a server."""
+        return self.fixed_s + self.each_s * running
+
+
+@dataclass(frozen=True)
+class Way:
+    """How generation and training overlap."""
+
+    name: str
+    staleness: int
+    in_flight: bool = False
+
+
+WAYS = (
+    Way("drain, max_staleness 0", 0),
+    Way("drain, max_staleness 1", 1),
+    Way("in flight, max_staleness 1", 1, in_flight=True),
+    Way("in flight, max_staleness 2", 2, in_flight=True),
+)
+
+
+@dataclass(order=True)
+class Trace:
+    """A trace that is being sampled; traces are ordered by the progress of their server at which they end."""
+
+    ends: float
+    iteration: int = field(compare=False)
+    tokens: int = field(compare=False)
+
+
+@dataclass
+class Server:
+    """One inference task. ``progress`` counts the tokens that a sequence that was always running would have."""
+
+    running: list[Trace] = field(default_factory=list)
+    """The running traces, as a heap."""
+    version: int = 0
+    iteration: int = -1
+    """The iteration of the current round; only while draining."""
+    quota: int = 0
+    """Groups that are left of the round; only while draining."""
+    progress: float = 0.0
+    paused_until: float = 0.0
+    idle_s: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a simulation found, over all but the first iterations."""
+
+    idle: float
+    """The share of the servers' time in which no sequence ran."""
+    tokens_per_s: float
+    seconds: float
+    """The mean seconds of an iteration."""
+
+
+class Simulation:
+    """All servers and the trainer, from event to event."""
+
+    def __init__(self, scale: Scale, way: Way, lengths: Callable[[], int]) -> None:
+        self.scale, self.way, self.lengths = scale, way, lengths
+        self.servers = [Server() for _ in range(scale.servers)]
+        self.now, self.newest, self.training_ends = 0.0, 0, math.inf
+        self.unclaimed = {i: scale.groups for i in range(scale.iterations)}
+        self.unfinished = {i: scale.groups * scale.rollouts for i in range(scale.iterations)}
+        self.tokens = dict.fromkeys(range(scale.iterations), 0)
+        self.published: list[float] = []
+
+    def run(self) -> Shares:
+        """Simulate until the last iteration is trained on."""
+        warm_up = self.scale.iterations // 6
+        began, idle, tokens = 0.0, 0.0, 0
+        while self.newest < self.scale.iterations - self.way.staleness - 1:
+            for server in self.servers:
+                self._fill(server)
+            self._train()
+            self._advance(min([self.training_ends, *map(self._next_event, self.servers)]))
+            if self.newest == warm_up and not began:
+                began, idle = self.now, sum(server.idle_s for server in self.servers)
+                tokens = sum(server.tokens for server in self.servers)
+        elapsed = self.now - began
+        idle = sum(server.idle_s for server in self.servers) - idle
+        tokens = sum(server.tokens for server in self.servers) - tokens
+        steps = [b - a for a, b in zip(self.published[warm_up:], self.published[warm_up + 1 :], strict=False)]
+        return Shares(idle / elapsed / self.scale.servers, tokens / elapsed, statistics.mean(steps))
+
+    def _fill(self, server: Server) -> None:
+        """Load weights and claim groups, as far as the way lets the server."""
+        if self.now < server.paused_until:
+            return
+        if server.version < self.newest and (self.way.in_flight or not (server.running or server.quota)):
+            server.version, server.paused_until = self.newest, self.now + self.scale.load_s
+            if self.scale.load_s:
+                return
+        while len(server.running) + self.scale.rollouts <= self.scale.slots:
+            iteration = self._claim(server)
+            if iteration is None:
+                return
+            self.unclaimed[iteration] -= 1
+            for _ in range(self.scale.rollouts):
+                length = self.lengths()
+                heapq.heappush(server.running, Trace(server.progress + length, iteration, length))
+
+    def _claim(self, server: Server) -> int | None:
+        """The iteration whose next group the server takes, or None."""
+        allowed = [i for i, left in self.unclaimed.items() if left and i <= server.version + self.way.staleness]
+        if self.way.in_flight:
+            return allowed[0] if allowed else None
+        if not server.quota and not server.running and allowed:
+            server.iteration = allowed[0]
+            at_work = sum(1 for other in self.servers if not other.quota and not other.running)
+            server.quota = math.ceil(self.unclaimed[server.iteration] / max(1, at_work))
+        if not server.quota or not self.unclaimed[server.iteration]:
+            server.quota = 0
+            return None
+        server.quota -= 1
+        return server.iteration
+
+    def _train(self) -> None:
+        """Start to train on the next iteration once all its traces are there."""
+        if math.isinf(self.training_ends) and not self.unfinished[self.newest]:
+            self.training_ends = self.now + self.tokens[self.newest] / self.scale.trained_per_s + self.scale.publish_s
+
+    def _next_event(self, server: Server) -> float:
+        if self.now < server.paused_until:
+            return server.paused_until
+        if not server.running:
+            return math.inf
+        left = server.running[0].ends - server.progress
+        return self.now + left * self.scale.step_s(len(server.running))
+
+    def _advance(self, until: float) -> None:
+        """Let time pass up to an event, and take the traces that end with it."""
+        assert math.isfinite(until), "nothing can happen any more"
+        for server in self.servers:
+            if not server.running or self.now < server.paused_until:
+                server.idle_s += until - self.now
+                continue
+            server.progress += (until - self.now) / self.scale.step_s(len(server.running))
+            while server.running and server.running[0].ends <= server.progress + 1e-6:
+                self._finished(server, heapq.heappop(server.running))
+        self.now = until
+        if until >= self.training_ends:
+            self.newest, self.training_ends = self.newest + 1, math.inf
+            self.published.append(until)
+
+    def _finished(self, server: Server, trace: Trace) -> None:
+        server.tokens += trace.tokens
+        self.tokens[trace.iteration] += trace.tokens
+        self.unfinished[trace.iteration] -= 1
+
+
+def log_normal(median: float, high: float, longest: int, seed: int) -> Callable[[], int]:
+    """Lengths with this median and 95th percentile, cut at the longest."""
+    draws, sigma = random.Random(seed), math.log(high / median) / NORMAL_95
+    return lambda: min(longest, max(1, round(median * math.exp(sigma * draws.gauss(0, 1)))))
+
+
+def recorded(run: Path, seed: int) -> Callable[[], int]:
+    """Lengths drawn from the traces that a run has kept."""
+    draws, known = random.Random(seed), list(_recorded_lengths(RunLayout(run)))
+    return lambda: draws.choice(known)
+
+
+def _recorded_lengths(layout: RunLayout) -> Iterator[int]:
+    for folder in sorted(layout.root.glob("iterations/*/groups/[0-9]*")):
+        yield from (len(rollout.token_ids) for rollout in read_group(folder).rollouts)
+
+
+def main() -> None:
+    """Print a table, a line a way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="take lengths from this run")
+    parser.add_argument("--median", type=float, default=6000)
+    parser.add_argument("--high", type=float, default=16000, help="the 95th percentile")
+    parser.add_argument("--longest", type=int, default=16384)
+    parser.add_argument("--seeds", type=int, default=5)
+    for name, value in vars(Scale()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    arguments = parser.parse_args()
+    scale = replace(Scale(), **{name: getattr(arguments, name) for name in vars(Scale())})
+    print("| way | idle | tokens/s of all servers | seconds an iteration |\n|---|--:|--:|--:|")
+    for way in WAYS:
+        found = []
+        for seed in range(arguments.seeds):
+            own = arguments.median, arguments.high, arguments.longest
+            lengths = recorded(arguments.run, seed) if arguments.run else log_normal(*own, seed)
+            found.append(Simulation(scale, way, lengths).run())
+        columns = zip(*(vars(one).values() for one in found), strict=True)
+        idle, rate, seconds = (statistics.mean(values) for values in columns)
+        print(f"| {way.name} | {idle:.1%} | {rate:,.0f} | {seconds:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
