@@ -21,8 +21,8 @@ pip_setting() { # NAME
   "$VENV/bin/python" -m pip config list | "$VENV/bin/python" -c '
 import ast, sys
 found = dict(line.rstrip("\n").split("=", 1) for line in sys.stdin if "=" in line)
-values = (found.get(f"{place}.{sys.argv[1]}") for place in (":env:", "install", "global"))
-print(*ast.literal_eval(next(filter(None, values), "\"\"")).split())' "$1"
+values = (ast.literal_eval(found.get(f"{place}.{sys.argv[1]}", "\"\"")) for place in (":env:", "install", "global"))
+print(*next(filter(None, values), "").split())' "$1"
 }
 
 # uv does not read pip's configuration: the index of packages and the certificates that pip is told are told to uv.

@@ -106,6 +106,12 @@ install_command() { # MANAGER
   esac
 }
 
+# Where a library can come from without the system's packages.
+without_package() { # PARTS...
+  [[ " $* " != *" libnuma "* ]] ||
+    echo "; a libnuma.so.1 of your own (conda has the package libnuma) also serves, with its folder in LD_LIBRARY_PATH here and in the site profile's environment"
+}
+
 describe() { # PARTS...
   local part words=() text
   for part in "$@"; do
@@ -127,12 +133,12 @@ need_system() { # KIND
   mapfile -t parts < <(missing_parts "$1")
   [ ${#parts[@]} -gt 0 ] || return 0
   manager=$(package_manager)
-  [ -n "$manager" ] || fail "the system lacks $(describe "${parts[@]}"); ask its administrators for them; $WITHOUT_ROOT"
+  [ -n "$manager" ] || fail "the system lacks $(describe "${parts[@]}"); ask its administrators for them; $WITHOUT_ROOT$(without_package "${parts[@]}")"
   packages=$(missing_packages "$manager" "${parts[@]}")
-  [ "$(id -u)" = 0 ] || fail "the system lacks $(describe "${parts[@]}"); ask for: $(install_command "$manager") $packages; $WITHOUT_ROOT"
+  [ "$(id -u)" = 0 ] || fail "the system lacks $(describe "${parts[@]}"); ask for: $(install_command "$manager") $packages; $WITHOUT_ROOT$(without_package "${parts[@]}")"
   install_packages "$manager" "$packages"
   mapfile -t parts < <(missing_parts "$1")
-  [ ${#parts[@]} = 0 ] || fail "the system lacks $(describe "${parts[@]}") even with $packages; $WITHOUT_ROOT"
+  [ ${#parts[@]} = 0 ] || fail "the system lacks $(describe "${parts[@]}") even with $packages; $WITHOUT_ROOT$(without_package "${parts[@]}")"
 }
 
 install_packages() { # MANAGER PACKAGES

@@ -53,7 +53,7 @@ executable = click.option("--executable", default="apptainer", show_default=True
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An environment variable of the build, as UV_DEFAULT_INDEX=URL. Repeatable.",
+    help="An environment variable of the build, as UV_DEFAULT_INDEX=URL. The image keeps its value. Repeatable.",
 )
 @click.option("--fakeroot/--no-fakeroot", default=True, show_default=True, help="Build without being root.")
 @click.option("--force", is_flag=True, help="Replace IMAGE if it is there.")

@@ -69,7 +69,7 @@ def init(
     path = profile_path(name) if output is None else output.absolute()
     if not force:
         refuse_existing(path)
-    wishes = Wishes(name, account, partition, gpu_partition, qos, gpu_type, python, image, scratch, setup)
+    wishes = Wishes(name, account, partition, gpu_partition, qos, gpu_type, python, _whole(image), scratch, setup)
     answered = _answered(found, node, wishes, yes=yes)
     write_profile(path, found, node, answered, force=force)
     _print_seen(found, node)
@@ -101,6 +101,11 @@ def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> W
             )
         wishes = wishes.with_answer(question, _answer(question))
     return wishes
+
+
+def _whole(image: str | None) -> str | None:
+    """The path of an image as the profile needs it, which is read from every folder."""
+    return None if image is None else str(Path(image).expanduser().absolute())
 
 
 def _is_terminal() -> bool:

@@ -245,7 +245,7 @@ def _module(role: Role) -> Any:
     """The module of a role.
 
     Raises:
-        UserError: a package that it imports is not installed, which another attempt would not change.
+        UserError: a package that it imports is not installed, or this node cannot see it.
     """
     try:
         return importlib.import_module(f"mrt_hpc.roles.{role.value}")
@@ -257,6 +257,7 @@ def _module(role: Role) -> Any:
             expected="the Python of an environment that env/setup made, or an image",
             advice="name such a Python as python in the site profile, or an image of `mrt-hpc container build` as "
             "container.image; mrt-hpc doctor --site SITE --on-node checks it. Then type the same submit again",
+            exit_code=ExitCode.RETRYABLE,  # another node may see it
         ) from error
 
 

@@ -38,8 +38,8 @@ class LoginNode:
     """The loaded module that this Python belongs to."""
     container_command: str | None = None
     """The path of Apptainer, or of Singularity."""
-    container_is_setuid: bool | None = None
-    """Whether that is installed setuid, so that the kernel mounts images; None where it does not say."""
+    kernel_mounts_images: bool | None = None
+    """Whether the kernel mounts its images, and not a process of the task; None where it does not say."""
     filesystems: tuple[Filesystem, ...] = ()
     """Those that the user's folders lie on, each once."""
 
@@ -64,23 +64,42 @@ def look_at_login_node() -> LoginNode:
         modules=_modules(),
         python_module=module_of(sys.base_prefix, loaded),
         container_command=container,
-        container_is_setuid=None if container is None else is_setuid(container),
+        kernel_mounts_images=None if container is None else mounts_by_kernel(container),
         filesystems=tuple(_filesystems()),
     )
 
 
-def is_setuid(container: str) -> bool | None:
-    """Whether Apptainer, or Singularity, is installed setuid, as its configuration tells.
+def mounts_by_kernel(container: str) -> bool | None:
+    """Whether the kernel mounts images, by what Apptainer, or Singularity, tells of its installation: it does with a
+    setuid starter, unless the configuration asks for squashfuse. Since 1.3 Apptainer leaves that open by default.
 
     Args:
-        container: its path.
+        container: the path of the command.
+
+    Returns:
+        None where it cannot be told.
     """
     try:
         told = subprocess.run([container, "buildcfg"], capture_output=True, text=True, check=False, timeout=BUILDCFG_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"_SUID_INSTALL=(\d)", told.stdout)
-    return None if found is None else found[1] == "1"
+    built = dict(line.split("=", 1) for line in told.stdout.splitlines() if "=" in line)
+    kind = "SINGULARITY" if "SINGULARITY_SUID_INSTALL" in built else "APPTAINER"
+    if f"{kind}_SUID_INSTALL" not in built:
+        return None
+    starter = Path(built.get("LIBEXECDIR", "")) / kind.lower() / "bin" / "starter-suid"
+    if built[f"{kind}_SUID_INSTALL"] != "1" or not starter.is_file():
+        return False  # the package with the setuid starter is another one
+    return True if kind == "SINGULARITY" else _squashfs_by_kernel(Path(built.get("APPTAINER_CONF_FILE", "")))
+
+
+def _squashfs_by_kernel(configuration: Path) -> bool | None:
+    """Whether Apptainer with a setuid starter has the kernel mount images."""
+    try:
+        found = re.search(r"^\s*allow setuid-mount squashfs\s*=\s*(\w+)", configuration.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return {"yes": True, "no": False}.get(found[1]) if found else None
 
 
 def _modules() -> str:

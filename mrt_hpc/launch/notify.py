@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import recorded_site, submissions
 from mrt_hpc.run.task_state import TaskState, read_task
-from mrt_hpc.run.told import is_first_to_tell
+from mrt_hpc.run.told import forget, is_first_to_tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,11 @@ def tell_stuck(layout: RunLayout, job: str, cause: str, reason: str, within_s: f
         command = _command(layout)
         if command and is_first_to_tell(layout, job, cause):
             log.warning("the run is stuck: %s", reason)
-            _call(command, layout, STUCK, reason, within_s)
+            try:
+                _call(command, layout, STUCK, reason, within_s)
+            except BaseException:
+                forget(layout, cause)  # a later attempt, or another task, tells it
+                raise
     except EXPECTED_ERRORS as error:
         _warn(error)
 

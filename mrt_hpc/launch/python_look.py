@@ -20,7 +20,7 @@ STACK = ("torch", "transformers", "vllm", "deepspeed", "math_verify", "submitit"
 ALWAYS = frozenset(STACK) - {"vllm"}
 """Those that tasks need even where a server that runs already samples for them."""
 PROGRAM = """
-import importlib, importlib.metadata, importlib.util, json, re, sys
+import importlib, importlib.util, json, re, sys
 def look(name, importing):
     if importing:
         return str(getattr(importlib.import_module(name), "__version__", "installed"))
@@ -95,11 +95,11 @@ def look_at_python(
         PythonLookError: it cannot be started, or does not answer in time.
     """
     script = "\n".join([*setup, 'exec "$0" "$@"'])
-    command = ["bash", "-c", script, *words, "-P", "-c", PROGRAM, "import" if importing else "find", *STACK]
+    command = ["bash", "-c", script, *words, "-c", PROGRAM, "import" if importing else "find", *STACK]
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

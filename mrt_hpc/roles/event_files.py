@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.run.atomic import temporary_sibling
+from mrt_hpc.run.atomic import remove_leftovers, temporary_sibling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -54,6 +54,7 @@ class IterationEvents:
         """Make the files hold the iterations before this one, as their metrics say, and no other."""
         if self._layout is not None:
             try:
+                remove_leftovers(self._layout.event_files_in_work)
                 write_iterations(self._layout, iteration)
                 self._writer = _writer(self._layout.training_events)
                 self._file = max(self._layout.training_events.iterdir())
@@ -62,18 +63,20 @@ class IterationEvents:
 
     def log(self, metrics: IterationMetrics) -> None:
         """Add one iteration, unless a later attempt has written the files again."""
-        if self._writer is not None and self._file is not None and self._file.exists():
+        if self._writer is not None and self._file is not None:
             try:
-                _add(self._writer, Points(metrics.iteration, iteration_values(metrics)))
-                self._writer.flush()
+                if self._file.exists():
+                    _add(self._writer, Points(metrics.iteration, iteration_values(metrics)))
+                    self._writer.flush()
             except Exception as error:
                 self._stop(error)
 
     def close(self) -> None:
         """Write what is not written yet."""
-        if self._writer is not None and self._file is not None and self._file.exists():
+        if self._writer is not None and self._file is not None:
             try:
-                self._writer.close()
+                if self._file.exists():
+                    self._writer.close()
             except Exception as error:
                 self._stop(error)
 
@@ -133,7 +136,8 @@ def write_events(layout: RunLayout, directory: Path, points: Iterable[Points]) -
         Exception: TensorBoard failed.
     """
     # Not beside the directory, where TensorBoard would show it.
-    new, old = temporary_sibling(layout.tensorboard), temporary_sibling(layout.tensorboard)
+    layout.event_files_in_work.mkdir(parents=True, exist_ok=True)
+    new, old = (temporary_sibling(layout.event_files_in_work / directory.name) for _ in range(2))
     try:
         with _writer(new) as writer:
             for one in points:

@@ -263,6 +263,11 @@ class RunLayout:
         return self.root / "tensorboard"
 
     @property
+    def event_files_in_work(self) -> Path:
+        """Event files that are being written, where TensorBoard does not look."""
+        return self.root / ".tensorboard"
+
+    @property
     def training_events(self) -> Path:
         """Those of the training, by iteration."""
         return self.tensorboard / "training"

@@ -51,6 +51,15 @@ def is_first_to_tell(layout: RunLayout, job: str, cause: str) -> bool:
     return True
 
 
+def forget(layout: RunLayout, cause: str) -> None:
+    """Forget that a cause was told, as the user could not be reached.
+
+    Raises:
+        OSError: the directory cannot be changed.
+    """
+    (layout.told / cause).unlink(missing_ok=True)
+
+
 def take_back(layout: RunLayout, job: str, cause: str) -> None:
     """Forget that a cause was told, if a task of this job has told it: a later one is told again.
 

@@ -15,7 +15,7 @@ from slurm_cluster import wait_for_end
 from slurm_recipes import SHRUNK, options, site_file
 from submitted import latest_ids
 
-from mrt_hpc.launch.login_node import is_setuid
+from mrt_hpc.launch.login_node import mounts_by_kernel
 from mrt_hpc.launch.slurm.queue import QueueState, queue_states
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
@@ -32,7 +32,7 @@ CHANGES = {**SHRUNK, "schedule.iterations": 4, "schedule.iterations_per_job": 4}
 @pytest.mark.timeout(1500)
 def test_a_run_inside_the_image_survives_a_preemption(cluster: Cluster, apptainer: str) -> None:
     run = cluster.run_dir("image") / "quickstart"
-    container = {"image": IMAGE, "executable": apptainer, "unpack": not is_setuid(apptainer)}
+    container = {"image": IMAGE, "executable": apptainer, "unpack": not mounts_by_kernel(apptainer)}
     site = site_file(
         cluster,
         run,

@@ -15,7 +15,7 @@ import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.images.build import KINDS, ImageAsked, build_command, build_image, checksum_file
+from mrt_hpc.launch.images.build import ARGUMENTS, KINDS, ImageAsked, build_command, build_image, checksum_file
 from mrt_hpc.launch.images.check import check_image, image_contents
 from mrt_hpc.launch.images.tree import BuildFiles
 from mrt_hpc.launch.local.site import LocalSite
@@ -53,35 +53,63 @@ def test_the_tree_has_every_file_that_a_definition_copies(kind: str, tmp_path: P
     assert not list(tmp_path.rglob("__pycache__"))
 
 
+def arguments_of(asked: ImageAsked, tree: Path) -> list[str]:
+    """The arguments that the definition gets, in order; Apptainer takes the last of a name."""
+    command = build_command(asked, Path("/i/.a"), tree)
+    assert command[command.index("--build-arg-file") + 1] == ARGUMENTS
+    return (tree / ARGUMENTS).read_text().splitlines()
+
+
 def test_the_command_names_arguments_and_binds_and_makes_their_places(tmp_path: Path) -> None:
     (conf := tmp_path / "pip.conf").touch()
     binds = (f"{tmp_path}:/opt/wheels:ro", str(conf))
-    asked = ImageAsked("cpu", Path("/i/a.sif"), "debian:12", ("N=1",), binds, ("A=b c",))
-    assert build_command(asked, Path("/i/.a"), ROOT) == [
-        "apptainer", "build", "--fakeroot", "--build-arg", f"PLACES=/opt/wheels/ {conf}",
-        "--build-arg", "SETTINGS='A=b c'",
-        "--build-arg", "BASE=debian:12", "--build-arg", "N=1", "--bind", binds[0], "--bind", binds[1], "/i/.a",
-        "containers/cpu.def",
+    asked = ImageAsked("cpu", Path("/i/a.sif"), "debian:12", ("N=1,2",), binds, ("A=b c", "B=x,y"))
+    assert arguments_of(asked, tmp_path) == [
+        f"PLACES=/opt/wheels/ {conf}", "SETTINGS='A=b c' B=x,y", "BASE=debian:12", "N=1,2",
     ]  # fmt: skip
+    assert build_command(asked, Path("/i/.a"), tmp_path) == [
+        "apptainer", "build", "--fakeroot", "--build-arg-file", ARGUMENTS, "--bind", binds[0], "--bind", binds[1],
+        "/i/.a", "containers/cpu.def",
+    ]  # fmt: skip
+    plain = build_command(ImageAsked("cpu", Path("/i/a.sif")), Path("/i/.a"), tmp_path)
+    assert plain == ["apptainer", "build", "--fakeroot", "/i/.a", "containers/cpu.def"]
 
 
 def test_a_base_that_is_a_file_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "debian.sif").touch()
-    command = build_command(ImageAsked("cpu", Path("/i/a.sif"), "debian.sif"), Path("/i/.a"), ROOT)
-    assert command[3:7] == ["--build-arg", "FROM=localimage", "--build-arg", f"BASE={tmp_path / 'debian.sif'}"]
+    found = arguments_of(ImageAsked("cpu", Path("/i/a.sif"), "debian.sif"), tmp_path)
+    assert found == ["FROM=localimage", f"BASE={tmp_path / 'debian.sif'}"]
+    for wrong in ("debain.sif", "./debian", "/images/debian"):
+        with pytest.raises(UserError, match="the base image is not there"):
+            arguments_of(ImageAsked("cpu", Path("/i/a.sif"), wrong), tmp_path)
 
 
-def test_debian_is_taken_from_the_mirror_of_the_project_or_of_the_user() -> None:
+def test_debian_is_taken_from_the_mirror_of_the_project_or_of_the_user(tmp_path: Path) -> None:
+    BuildFiles.found().copy_to(tmp_path)
     asked = ImageAsked("debian", Path("/i/a.sif"), build_arguments=("MIRROR=https://m.example.org/debian",))
-    arguments = [word for word in build_command(asked, Path("/i/.a"), ROOT) if word.startswith("MIRROR=")]
-    assert len(arguments) == 2
-    assert arguments[-1] == "MIRROR=https://m.example.org/debian", "Apptainer takes the last"
+    own, users = arguments_of(asked, tmp_path)
+    assert own.startswith("MIRROR=http")
+    assert users == "MIRROR=https://m.example.org/debian"
+
+
+def test_a_bind_is_named_by_its_whole_path_and_needs_a_place_that_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pip.conf").touch()
+    asked = ImageAsked("cpu", Path("/i/a.sif"), binds=("pip.conf",))
+    assert arguments_of(asked, tmp_path) == [f"PLACES={tmp_path}/pip.conf"]
+    command = build_command(asked, Path("/i/.a"), tmp_path)
+    assert command[command.index("--bind") + 1] == f"{tmp_path}/pip.conf"
+    for place in ("etc/pip.conf", "/etc/pip conf"):
+        with pytest.raises(UserError, match="a place for --bind cannot be made"):
+            arguments_of(ImageAsked("cpu", Path("/i/a.sif"), binds=(f"pip.conf:{place}",)), tmp_path)
 
 
 def test_a_file_to_bind_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a file for --bind is not there"):
-        build_command(ImageAsked("cpu", Path("/i/a.sif"), binds=(str(tmp_path / "x"),)), Path("/i/.a"), ROOT)
+        arguments_of(ImageAsked("cpu", Path("/i/a.sif"), binds=(str(tmp_path / "x"),)), tmp_path)
 
 
 def test_an_image_appears_whole_with_its_checksum(tmp_path: Path) -> None:
@@ -194,6 +222,26 @@ def test_an_image_is_unpacked_once_on_a_node_and_all_its_tasks_start_in_the_fold
     (tmp_path / "a.sif").write_text("another image")
     assert starts(command, scratch).wait(30) == 0
     assert (tmp_path / "calls").read_text().count("build") == 2, "another image is unpacked"
+
+
+def test_an_unpacked_image_that_lacks_files_is_unpacked_again(tmp_path: Path) -> None:
+    command, scratch = unpacking(tmp_path, 'mkdir "$3" && touch "$3/python" "$3/torch"')
+    assert starts(command, scratch).wait(30) == 0
+    (lost,) = scratch.rglob("torch")
+    lost.unlink()  # a cluster that empties TMPDIR of files that were not used for long
+    assert starts(command, scratch).wait(30) == 0
+    assert (tmp_path / "calls").read_text().count("build") == 2
+    assert lost.exists()
+    assert [path.name for path in scratch.rglob("image-*.old.*/*")] == ["python"], (
+        "other tasks may run in the old folder"
+    )
+
+
+def test_a_folder_for_temporary_files_may_have_any_name(tmp_path: Path) -> None:
+    command, scratch = unpacking(tmp_path, 'mkdir "$3" && touch "$3/python"')
+    scratch = scratch.rename(tmp_path / "it's a & b")
+    assert starts(command, scratch).wait(30) == 0
+    assert {path.read_text() for path in tmp_path.glob("seen-*")} == {"python\n"}
 
 
 def test_an_image_that_cannot_be_unpacked_ends_the_task_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from slurm_texts import USER, RecordedSlurm
 from mrt_hpc.cli import init as init_command
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch import login_node
-from mrt_hpc.launch.login_node import LoginNode, module_of
+from mrt_hpc.launch.login_node import LoginNode, module_of, mounts_by_kernel
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm import survey
 from mrt_hpc.launch.slurm.proposal import Wishes, open_questions, with_proposals
@@ -81,6 +81,41 @@ def test_without_slurms_commands_the_options_are_taken(monkeypatch: pytest.Monke
     assert isinstance(site, SlurmSite)
     assert (site.account, site.partitions.gpu, site.partitions.cpu, site.gpu_type) == ("me", "big", None, "a100")
     assert "cpu: null # not seen: scontrol was not found" in written(tmp_path, "bare")
+
+
+BUILD = "APPTAINER_SUID_INSTALL={suid}\\nLIBEXECDIR={root}/libexec\\nAPPTAINER_CONF_FILE={root}/apptainer.conf\\n"
+
+
+@pytest.mark.parametrize(
+    ("suid", "starter", "configuration", "kernel"),
+    [
+        ("0", False, "", False),
+        ("1", False, "", False),
+        ("1", True, "allow setuid-mount squashfs = yes\n", True),
+        ("1", True, "# a comment\nallow setuid-mount squashfs = no\n", False),
+        ("1", True, "allow setuid-mount squashfs = iflimited\n", None),
+        ("1", True, "", None),
+    ],
+)
+def test_who_mounts_images_is_told_by_starter_and_configuration(
+    tmp_path: Path, suid: str, starter: bool, configuration: str, kernel: bool | None
+) -> None:
+    (tmp_path / "apptainer.conf").write_text(configuration)
+    if starter:
+        (tmp_path / "libexec" / "apptainer" / "bin").mkdir(parents=True)
+        (tmp_path / "libexec" / "apptainer" / "bin" / "starter-suid").touch()
+    command = tmp_path / "apptainer"
+    command.write_text(f"#!/bin/sh\nprintf '{BUILD.format(suid=suid, root=tmp_path)}'\n")
+    command.chmod(0o755)
+    assert mounts_by_kernel(str(command)) is kernel
+
+
+def test_where_it_is_not_known_who_mounts_images_they_are_unpacked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert mounts_by_kernel(str(tmp_path / "none")) is None
+    assert init(monkeypatch, RecordedSlurm(), "mine", "--yes", "--image", "/i/a.sif").exit_code == 0
+    assert "  unpack: true # not seen: who mounts images" in written(tmp_path, "mine")
 
 
 def test_a_profile_that_is_there_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_server_that_runs_already_needs_no_vllm_here(monkeypatch: pytest.Monke
     assert no_tasks_here() is None
 
 
-def test_a_task_without_a_package_says_so_and_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_a_package_says_so_and_may_be_tried_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name}", name="tokenizers")
 
@@ -69,7 +69,7 @@ def test_a_task_without_a_package_says_so_and_is_not_tried_again(monkeypatch: py
     task = type("Task", (), {"job": type("Job", (), {"resources": None})})()
     with pytest.raises(UserError, match="has no package tokenizers") as told:
         role_function(Role.PREPARE)(task)
-    assert told.value.exit_code is ExitCode.FATAL
+    assert told.value.exit_code is ExitCode.RETRYABLE
     assert "doctor" in str(told.value.advice)
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 KINDS = ("cpu", "cuda", "debian")
 """The definitions of ``containers/``, without their suffix."""
+ARGUMENTS = "build-arguments"
+"""The file with the arguments of the definition, in the tree that an image is built from."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def build_image(asked: ImageAsked, tell: Callable[[str], None]) -> str:
 
 
 def build_command(asked: ImageAsked, target: Path, tree: Path) -> list[str]:
-    """The command of Apptainer.
+    """The command of Apptainer; the arguments of the definition are written into a file of the tree.
 
     Args:
         asked: what is built.
@@ -92,10 +94,12 @@ def build_command(asked: ImageAsked, target: Path, tree: Path) -> list[str]:
         UserError: a file that the build shall see is not there.
     """
     options = ["--fakeroot"] if asked.fakeroot else []
-    for argument in [*_own_arguments(asked, tree), *asked.build_arguments]:
-        options += ["--build-arg", argument]
+    if arguments := [*_own_arguments(asked, tree), *asked.build_arguments]:
+        # Not as options, whose values Apptainer splits at commas.
+        (tree / ARGUMENTS).write_text("".join(f"{argument}\n" for argument in arguments))
+        options += ["--build-arg-file", ARGUMENTS]
     for bind in asked.binds:
-        options += ["--bind", bind]
+        options += ["--bind", _absolute(bind)]
     return [asked.executable, "build", *options, str(target), f"containers/{asked.kind}.def"]
 
 
@@ -109,20 +113,44 @@ def _own_arguments(asked: ImageAsked, tree: Path) -> list[str]:
         arguments.append(f"SETTINGS={shlex.join(asked.settings)}")
     if asked.base is None:
         return arguments
-    base = Path(asked.base)
-    return [*arguments, *(["FROM=localimage", f"BASE={base.absolute()}"] if base.is_file() else [f"BASE={asked.base}"])]
+    return [*arguments, *_base_arguments(asked.base)]
+
+
+def _base_arguments(base: str) -> list[str]:
+    """A file or folder of this machine, or the name of an image in a registry.
+
+    Raises:
+        UserError: it looks like a path, and nothing is there.
+    """
+    path = Path(base)
+    if path.exists():
+        return ["FROM=localimage", f"BASE={path.absolute()}"]
+    if path.suffix == ".sif" or base.startswith(("/", "./", "../")):
+        raise UserError("the base image is not there", value=base, expected="a SIF file, or a name as debian:12",
+                        advice=f"mrt-hpc container build debian {base} makes one")  # fmt: skip
+    return [f"BASE={base}"]
 
 
 def _place(bind: str) -> str:
     """Where the build sees a file, or, with a slash at the end, a folder: the definition makes the place, as Apptainer
     mounts only on what is there.
     """
-    source, _, rest = bind.partition(":")
+    source, _, rest = _absolute(bind).partition(":")
     place = rest.partition(":")[0] or source
     if not Path(source).exists():
         raise UserError("a file for --bind is not there", value=source, expected="a file or folder of this machine",
                         advice="correct the path, or leave out --bind")  # fmt: skip
+    if not place.startswith("/") or len(place.split()) != 1:
+        raise UserError("a place for --bind cannot be made in the image", value=place,
+                        expected="an absolute path without blank space",
+                        advice="name the place: --bind PATH:/PLACE")  # fmt: skip
     return f"{place}/" if Path(source).is_dir() else place
+
+
+def _absolute(bind: str) -> str:
+    """A bind whose source is named by its whole path: Apptainer runs in another folder."""
+    source, colon, rest = bind.partition(":")
+    return f"{Path(source).absolute()}{colon}{rest}"
 
 
 @contextmanager
@@ -151,7 +179,7 @@ def require_apptainer(executable: str) -> None:
     if shutil.which(executable) is None:
         raise UserError(
             f"the command {executable} was not found",
-            expected="Apptainer 1.1 or newer, or Singularity of the same age",
+            expected="Apptainer 1.2 or newer, or SingularityCE 4.0 or newer",
             advice="module avail apptainer, or name it with --executable PATH; where only compute nodes have it, "
             "--on-node --site SITE",
         )

@@ -77,7 +77,8 @@ def _inside(container: Container, setup: Sequence[str], environment: Mapping[str
 def image_contents(seen: PythonLook, image: Path) -> Iterator[ImageCheck]:
     """What the Python of an image must have, compared with what it has."""
     yield ImageCheck("start", True, f"Python {seen.python}")
-    ours, again = mrt_hpc.__version__, f"mrt-hpc container build cuda {image} --force"
+    kind = "cpu" if "torch" in seen.packages and seen.cuda is None else "cuda"
+    ours, again = mrt_hpc.__version__, f"mrt-hpc container build {kind} {image} --force"
     same = seen.mrt_hpc == ours
     remedy = "" if same else f"{again}, or use the mrt-hpc of the image's version"
     yield ImageCheck("mrt-hpc", same, f"{seen.mrt_hpc or 'not installed'} in the image, {ours} here", remedy)

@@ -170,7 +170,8 @@ def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     lines = ['trap "" USR2', *_folder_lines(), *(_bind_lines() if site.container else ())]
     if site.container is None or not site.container.unpack:
         return shlex.join(["bash", "-c", "; ".join([*lines, 'exec "$0" "$@"']), *_python(job, site, layout)])
-    start = f'exec "$0" "${{@//{UNPACKED}/$image}}"'
+    # In newer versions of bash an & in the folder's name would stand for the word that is replaced.
+    start = f'shopt -u patsub_replacement 2> /dev/null; exec "$0" "${{@//{UNPACKED}/$image}}"'
     words = _in_container(site.container, job, layout, UNPACKED)
     return shlex.join(["bash", "-c", "; ".join([*lines, *_unpack_lines(site.container), start]), *words])
 
@@ -194,13 +195,24 @@ def _bind_lines() -> list[str]:
 
 
 def _unpack_lines(container: Container) -> list[str]:
-    """Shell lines that unpack the image once on each node, for all its tasks, and name the folder ``image``."""
+    """Shell lines that unpack the image once on each node, for all its tasks, and name the folder ``image``. The number
+    of its files is kept beside it: clusters that empty TMPDIR file by file leave a folder that looks whole. Such a
+    folder is renamed and not removed, as other tasks may run in it.
+    """
     image, tool = shlex.quote(container.image), shlex.quote(container.executable)
-    unpack = f'{tool} build --sandbox "$image.part" {image} >&2 && mv "$image.part" "$image"'
+    unpack = [
+        '{ [ ! -e "$image" ] || mv -T "$image" "$image.old.$$"; }',
+        'rm -rf "$image.part"',
+        f'{tool} build --sandbox "$image.part" {image} >&2',
+        'files "$image.part" > "$image.count"',
+        'mv -T "$image.part" "$image"',
+    ]
     return [
+        'files() { find "$1" | wc -l; }',
         f'image="$caches/image-$(stat --dereference --format=%i-%s-%Y {image})" || exit 1',
         'exec 8> "$image.lock" && flock 8 || exit 1',
-        f'[ -d "$image" ] || {{ rm -rf "$image.part" && {unpack}; }} || exit 1',
+        'whole() { [ -d "$image" ] && [ "$(files "$image")" = "$(cat "$image.count")" ]; }',
+        f"whole || {{ {' && '.join(unpack)}; }} || exit 1",
         "exec 8>&-",
     ]
 

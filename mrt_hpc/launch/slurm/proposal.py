@@ -429,11 +429,14 @@ def _container(node: LoginNode, wishes: Wishes) -> Iterator[Entry]:
 
 def _unpack(node: LoginNode) -> tuple[bool, str]:
     """Whether images have to be unpacked, with the reason."""
-    if node.container_is_setuid is None:
-        return False, "not seen: whether Apptainer is installed setuid; mrt-hpc doctor --on-node tries it"
-    if node.container_is_setuid:
-        return False, "apptainer buildcfg: installed setuid, so the kernel mounts images"
-    return True, "apptainer buildcfg: not installed setuid, and a signal to a task would end the mount of its image"
+    if node.kernel_mounts_images:
+        return False, "apptainer buildcfg and its configuration: the kernel mounts images"
+    if node.kernel_mounts_images is None:
+        return (
+            True,
+            "not seen: who mounts images; with false, doctor --on-node tries whether a signal ends the mount",
+        )
+    return True, "apptainer buildcfg: the kernel does not mount images, and a signal to a task would end their mount"
 
 
 def _scratch(wishes: Wishes) -> Entry:

@@ -58,9 +58,8 @@ class Container(Section):
     python: Line = "python3"
     """The Python in the container that has mrt-hpc installed."""
     unpack: bool = False
-    """Whether the image is unpacked into TMPDIR of each node before tasks start. This is needed where Apptainer is not
-    installed setuid: a process of the task then mounts the image, and the signal before a time limit or a preemption
-    ends that process too.
+    """Whether the image is unpacked into TMPDIR of each node before tasks start. This is needed where the kernel does
+    not mount images: a process of the task then does, and the signal before a time limit or a preemption ends it.
     """
 
     @property

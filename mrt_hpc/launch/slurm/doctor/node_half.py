@@ -131,6 +131,7 @@ def facts(folder: Path, name: str, order: Order) -> NodeFacts:
     temporary = Path(tempfile.gettempdir())
     cache = hub_cache()
     view, gpu_problem = _gpus() if order.asks_gpus else (None, "")
+    before = unreadable(library := Path(os.__file__).parent)
     (folder / f"{name}.{LISTENING}").touch()
     found = NodeFacts(
         node=os.environ.get("SLURMD_NODENAME") or platform.node(),
@@ -151,7 +152,7 @@ def facts(folder: Path, name: str, order: Order) -> NodeFacts:
         gpu_view=view,
         gpu_problem=gpu_problem,
     )
-    return replace(found, signals=_wait_for_signals(received), lost_files=lost_files(Path(os.__file__).parent))
+    return replace(found, signals=_wait_for_signals(received), lost_files=lost_files(library, before))
 
 
 def listen() -> list[str]:
@@ -173,13 +174,17 @@ def _wait_for_signals(received: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(received))
 
 
-def lost_files(library: Path) -> str:
-    """Why the files of a folder cannot be read; empty text if they can. A mount that a signal has ended goes within
-    ``MOUNT_ENDS_S``.
+def lost_files(library: Path, before: str) -> str:
+    """Why the files of a folder cannot be read any more; empty text if they can. A mount that a signal has ended goes
+    within ``MOUNT_ENDS_S``.
+
+    Args:
+        library: the folder.
+        before: what could not be read before the signals.
     """
     ends = time.monotonic() + MOUNT_ENDS_S
     while time.monotonic() < ends:
-        if problem := unreadable(library):
+        if (problem := unreadable(library)) != before:
             return problem
         time.sleep(LOOK_EVERY_S)
     return ""
