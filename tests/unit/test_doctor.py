@@ -22,6 +22,7 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.launch import filesystems
 from mrt_hpc.launch.filesystems import Quota
 from mrt_hpc.launch.slurm import survey
+from mrt_hpc.launch.slurm.doctor import node_half
 from mrt_hpc.launch.slurm.doctor.diagnosis import CHECKS, can_start, diagnose
 from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict
 from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
@@ -473,3 +474,15 @@ def test_this_machine_alone(tmp_path: Path) -> None:
 def test_every_check_has_a_name_of_its_own() -> None:
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
+
+
+def test_files_that_could_not_be_read_before_the_signals_are_not_laid_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_half, "MOUNT_ENDS_S", 0.2)
+    (tmp_path / "os.py").touch()
+    (tmp_path / "sitecustomize.py").symlink_to("/no/such/file")
+    before = node_half.unreadable(tmp_path)
+    assert "sitecustomize" in before
+    assert node_half.lost_files(tmp_path, before) == ""
+    assert node_half.lost_files(tmp_path / "gone", before) != ""

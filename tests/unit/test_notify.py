@@ -14,7 +14,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch import notify
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task, run_task
-from mrt_hpc.launch.ledger import record_site, record_submission
+from mrt_hpc.launch.ledger import record_site, record_submission, recorded_site
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.notify import tell_end, tell_stuck
 from mrt_hpc.launch.placement import Placement
@@ -154,6 +154,16 @@ def test_a_full_disk_is_told_once_by_all_tasks_and_attempts(run: RunLayout) -> N
             retrying(never_written, "a shard", patience(run, job))
     assert told(run) == [f"me|{run.root}|stuck|stuck"]
     assert f"the disk is full: {INFERENCE} waits for room to write a shard" in why(run)
+
+
+def test_a_cause_that_could_not_be_told_is_told_by_the_next_that_notices(run: RunLayout) -> None:
+    site = recorded_site(run, "site")
+    record_site(run, SlurmSite(name="site", notify=("false",)))
+    tell_stuck(run, "prepare", "full_disk", "the disk is full")
+    record_site(run, site)
+    for _ in range(2):
+        tell_stuck(run, "report", "full_disk", "the disk is full")
+    assert told(run) == [f"me|{run.root}|stuck|stuck"]
 
 
 def test_a_full_disk_is_told_again_when_there_was_room_in_between(run: RunLayout) -> None:
