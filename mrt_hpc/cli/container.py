@@ -12,7 +12,7 @@ from mrt_hpc.cli import options
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from mrt_hpc.launch.slurm.site import Container, SlurmSite
+    from mrt_hpc.launch.slurm.site import Container
 
 IMAGE = click.Path(path_type=Path, dir_okay=False)
 
@@ -149,7 +149,7 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
     from mrt_hpc.launch.slurm.site import required
 
     profile = None if site is None else required(find_site(site))
-    how = _container(image, profile, executable)
+    how = _container(image, None if profile is None else profile.container, executable)
     found = check_image(how) if profile is None else check_image(how, profile.setup, profile.environment)
     table = Table(title=how.image, title_justify="left")
     for column in ("what", "", "seen", "what to type"):
@@ -178,14 +178,14 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
     from mrt_hpc.launch.sites import find_site
     from mrt_hpc.launch.slurm.site import required
 
-    how = _container(image, None if site is None else required(find_site(site)), executable)
+    how = _container(image, None if site is None else required(find_site(site)).container, executable)
     require_apptainer(how.executable)
     options = [word for bind in (str(Path.cwd()), *how.binds) for word in ("--bind", bind)]
     gpu = ["--nv"] if Path("/proc/driver/nvidia").is_dir() else []
     os.execvp(how.executable, [how.executable, "shell", *gpu, *options, how.image])
 
 
-def _container(image: Path | None, site: SlurmSite | None, executable: str) -> Container:
+def _container(image: Path | None, found: Container | None, executable: str) -> Container:
     """The image that is meant, as a site profile has it.
 
     Raises:
@@ -195,11 +195,9 @@ def _container(image: Path | None, site: SlurmSite | None, executable: str) -> C
 
     if image is not None:
         return Container(image=str(image.absolute()), executable=executable)
-    found = None if site is None else site.container
     if found is None:
         raise UserError(
             "no image is named",
-            value=None if site is None else site.name,
             expected="an image, or a site profile with container.image",
             advice="mrt-hpc container check IMAGE",
         )

@@ -216,7 +216,8 @@ def test_fetching_needs_the_client_of_the_hub_and_finding_does_not(node: LoginNo
     assert "numina_math_4000" in node.gives("data", "fetch", "--list")
     model = ("--set", "model={type: hugging_face, path: 'hub:lab/tiny'}")
     assert "mrt-hpc model fetch lab/tiny" in node.gives("plan", "quickstart", *model)
-    assert "mrt-hpc model fetch lab/tiny" in node.gives("submit", "quickstart", *model, code=2, at=node.folder)
+    submit = ("submit", "quickstart", *model, "--site", node.folder / "lab.yaml")
+    assert "mrt-hpc model fetch lab/tiny" in node.gives(*submit, code=2, at=node.folder)
     _put_model(node.folder / ".cache" / "huggingface" / "hub" / "models--lab--tiny")
     assert "not there yet" not in node.gives("plan", "quickstart", *model)
 
@@ -229,9 +230,10 @@ def test_the_module_is_the_command(node: LoginNode) -> None:
 def test_refusals_are_told_in_words(node: LoginNode) -> None:
     assert "there is no such recipe" in node.gives("plan", "recipes/none.yaml", code=2)
     assert "not a run directory" in node.gives("status", node.folder, code=2)
-    model = "model={type: hugging_face, path: nowhere}"
-    refused = node.gives("submit", "recipes/quickstart.yaml", "--set", model, "--run", node.folder / "other", code=2)
-    assert "no model directory" in refused
+    submit = ("submit", "recipes/quickstart.yaml", "--run", node.folder / "other")
+    model = ("--set", "model={type: hugging_face, path: nowhere}", "--site", node.folder / "lab.yaml")
+    assert "no model directory" in node.gives(*submit, *model, code=2)
+    assert "which has no torch" in node.gives(*submit, code=2), "tasks would run with this Python"
 
 
 def _put_model(folder: Path) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.groups import Group
 
+pytestmark = pytest.mark.timeout(2400)  # the warm start alone takes a quarter of an hour on a slow machine
 CHANGES = {
     "model": "{type: small_world, warm_start_steps: 400}",
     "prompt": '{instruction: "", thought_start: "", thought_end: ""}',
