@@ -182,12 +182,9 @@ def lost_files(library: Path, before: str) -> str:
         library: the folder.
         before: what could not be read before the signals.
     """
-    ends = time.monotonic() + MOUNT_ENDS_S
-    while time.monotonic() < ends:
-        if (problem := unreadable(library)) != before:
-            return problem
-        time.sleep(LOOK_EVERY_S)
-    return ""
+    with suppress(UserError):
+        wait_until(lambda: unreadable(library) != before, reason="the end of the mount", deadline_s=MOUNT_ENDS_S)
+    return "" if (problem := unreadable(library)) == before else problem
 
 
 def exchange(folder: Path, name: str) -> tuple[tuple[float, ...], float]:
