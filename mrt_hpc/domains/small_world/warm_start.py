@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mrt_hpc.domains.small_world.equations import VERDICTS, Equation, Habits, Split, example, problems
+from mrt_hpc.domains.small_world.muon import Muon
 from mrt_hpc.domains.small_world.network import ModelSize, fresh_model
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.run.seeds import derive_seed
@@ -122,9 +123,7 @@ def make_optimisers(model: Qwen3ForCausalLM, settings: WarmStartSettings) -> lis
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     taken = set(map(id, matrices))
     rest = [p for p in model.parameters() if id(p) not in taken]
-    muon = torch.optim.Muon(
-        matrices, lr=settings.matrix_learning_rate, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = Muon(matrices, settings.matrix_learning_rate, momentum=0.9)
     adamw = torch.optim.AdamW(
         rest, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
     )
@@ -171,7 +170,7 @@ def packed_loss(model: Qwen3ForCausalLM, batch: PackedBatch, weights: Tensor) ->
     """Weighted mean negative log-likelihood of the labelled tokens, each example attending to itself only.
 
     Args:
-        model: its hidden states are computed in bfloat16, which is faster here.
+        model: computed in 32 bits, as CPUs without instructions for bfloat16 are many times slower with that.
         batch: what to learn.
         weights: [vocabulary] from :func:`token_weights`.
     """
@@ -180,10 +179,8 @@ def packed_loss(model: Qwen3ForCausalLM, batch: PackedBatch, weights: Tensor) ->
     mask = (same & torch.ones(length, length, dtype=torch.bool).tril())[:, None]
     targets = batch.labels[:, 1:]
     counted = targets != IGNORED
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.model(input_ids=batch.inputs, attention_mask=mask, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[:, :-1][counted])
-    return cross_entropy(logits.float(), targets[counted], weight=weights)
+    hidden = model.model(input_ids=batch.inputs, attention_mask=mask, use_cache=False).last_hidden_state
+    return cross_entropy(model.lm_head(hidden[:, :-1][counted]), targets[counted], weight=weights)
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Iterator[PackedBatch]:
