@@ -14,6 +14,7 @@ import httpx
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_control import ServerControl, refuse_no_weights
+from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class AttachedServer:
     """The seconds in which the server has to finish the running samples when new weights are loaded."""
     while_starting: Callable[[], None] | None = field(default=None, repr=False)
     """A function called repeatedly until the server answers; it raises an error to stop the wait."""
+    is_loading: bool = field(default=False, init=False)
+    """Whether this task is loading weights into it."""
 
     @property
     def pid(self) -> None:
@@ -72,16 +75,24 @@ class AttachedServer:
     def close(self) -> None:
         """Do nothing: the server continues to run."""
 
-    def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
+    def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
         """Load weights into the running model; see :meth:`ServerControl.load`.
 
         Raises:
             UserError: the directory holds no weights, or the server refused or stopped during the reload.
         """
         refuse_no_weights(directory)
-        report = self.control.load(
-            directory, version, pause_deadline_s=self.pause_deadline_s, read_deadline_s=self.read_deadline_s
-        )
+        self.is_loading = True
+        try:
+            report = self.control.load(
+                directory,
+                version,
+                swap=swap,
+                pause_deadline_s=self.pause_deadline_s,
+                read_deadline_s=self.read_deadline_s,
+            )
+        finally:
+            self.is_loading = False
         self.model_dir, self.weights_version = directory, version
         return report
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -53,6 +54,7 @@ class Completion:
     """[T] the log-probabilities under the distribution that was sampled from."""
     finish_reason: FinishReason
     weights_version: int
+    """The weights version that sampled the first token, the oldest of all."""
     prompt_tokens: int
     cached_tokens: int | None
     """The number of prompt tokens that the server had in its prefix cache."""
@@ -65,6 +67,8 @@ class Completion:
     tops: list[dict[int, float]] = field(default_factory=list)
     """[T] the likeliest tokens at each position with their log-probabilities; empty where the request asked for none.
     """
+    later_weights: list[list[int]] = field(default_factory=list)
+    """See :class:`mrt_hpc.run.records.Rollout`."""
 
 
 @dataclass
@@ -218,7 +222,7 @@ def _completion(sample: Sample, request: Request, i: int, j: int, started: float
         token_ids=sample.token_ids,
         logprobs=sample.logprobs,
         finish_reason=_FINISH_REASONS[sample.finish_reason],
-        weights_version=sample.weights_versions[0],
+        weights_version=sample.weights_spans[0][0],
         prompt_tokens=len(request.prompt_ids),
         cached_tokens=sample.cached_tokens,
         scores=sample.scores,
@@ -228,6 +232,7 @@ def _completion(sample: Sample, request: Request, i: int, j: int, started: float
         ],
         started=started,
         seconds=time.time() - started,
+        later_weights=[[start, version] for version, start in sample.weights_spans[1:]],
     )
 
 
@@ -241,9 +246,18 @@ def _fault(sample: Sample, request: Request) -> str | None:
         return f"{len(sample.top_ids)} likeliest tokens for {len(sample.token_ids)} positions of {request.top}"
     if not all(value <= SLIGHTLY_ABOVE_ONE for value in (*sample.logprobs, *sample.scores, *sample.top_logprobs)):
         return "a log-probability is above 0 or not a number"
-    if len(sample.scores) != len(request.score_ids) or len(sample.weights_versions) != 1:
-        return f"{len(sample.scores)} scores and weights versions {sample.weights_versions}"
+    if len(sample.scores) != len(request.score_ids):
+        return f"{len(sample.scores)} scores, where {len(request.score_ids)} were requested"
+    if not _are_in_order(sample.weights_spans, len(sample.token_ids)):
+        return f"weights versions {sample.weights_spans} of {len(sample.token_ids)} tokens"
     return None
+
+
+def _are_in_order(spans: Sequence[tuple[int, int]], tokens: int) -> bool:
+    """Return whether spans of weights versions cover all tokens, each version once and newer than the one before."""
+    versions, starts = [v for v, _ in spans], [start for _, start in spans]
+    ascend = all(a < b for values in (versions, [*starts, tokens]) for a, b in pairwise(values))
+    return ascend and starts[:1] == [0]
 
 
 def _refusal(sample: Sample, request: Request) -> Exception:

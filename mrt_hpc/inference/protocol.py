@@ -17,6 +17,8 @@ MOST_LOGPROBS = 64
 """The maximum number of tokens whose log-probabilities a request may ask for at one position."""
 FIRST_VERSION_VARIABLE = "MRT_HPC_WEIGHTS_VERSION"
 """The environment variable of the server with the weights version that it starts with."""
+PAUSE_PATH = "/pause"
+"""vLLM's route that pauses the engine, before new weights are loaded."""
 SERVED_PATH = "/mrt/served"
 SERVED_VARIABLE = "MRT_HPC_SERVED"
 """The environment variable of the server with the JSON that it answers at ``SERVED_PATH``."""
@@ -76,8 +78,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: list[float] = []
     finish_reason: str = ""
     cached_tokens: int | None = None
-    weights_versions: list[int] = []
-    """The weights versions that sampled its tokens, in order."""
+    weights_spans: list[tuple[int, int]] = []
+    """Each weights version that sampled some of its tokens, with the index of the first of them, in order."""
     scores: list[float] = []
     """[len(score_ids)]"""
     top_ids: list[int] = []

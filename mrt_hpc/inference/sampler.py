@@ -139,10 +139,10 @@ class RolloutSampler:
     plan: RolloutPlan
     valuer: Valuer | None = None
     """The valuer; with None the sampler computes no values."""
-    concurrency: int = 256
-    """The number of traces sampled at once: enough to fill the server and no more than it can hold, so that the
-    branches find their prefix in its cache. A group may begin with a part of its traces: its remaining traces follow as
-    other traces end.
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(256))
+    """One place for each trace that is sampled at a time: enough to fill the server and no more than it can hold, so
+    that the branches find their prefix in its cache. A group may begin with a part of its traces: its remaining traces
+    follow as other traces end. Several samplers may share the room.
     """
     tracer: TraceSampler | None = None
     """Samples each trace by requests of its own; None samples it in one request, together with others of its group."""
@@ -168,17 +168,16 @@ class RolloutSampler:
             await asyncio.wait([work])  # waits until all tasks that it has started have ended
 
     async def _sample_all(self, groups: Iterable[PromptedGroup], done: asyncio.Queue[ValuedTrace | None]) -> None:
-        room = asyncio.Semaphore(self.concurrency)
         try:
             async with asyncio.TaskGroup() as tasks:
-                async for part in self._admitted(groups, room):
-                    tasks.create_task(self._sample_part(part, room, tasks, done))
+                async for part in self._admitted(groups):
+                    tasks.create_task(self._sample_part(part, tasks, done))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures  # the first failure cancelled all others
 
-    async def _admitted(self, groups: Iterable[PromptedGroup], room: asyncio.Semaphore) -> AsyncIterator[_Part]:
+    async def _admitted(self, groups: Iterable[PromptedGroup]) -> AsyncIterator[_Part]:
         """Yield the groups in parts, each as large as the room at that time, which it takes."""
-        waiting = iter(groups)
+        waiting, room = iter(groups), self.room
         await room.acquire()  # a request for a group claims it, so there must be room first
         while (group := next(waiting, None)) is not None:
             first, count = 0, group.samples_before(len(group.starts))
@@ -190,20 +189,21 @@ class RolloutSampler:
                 yield _Part(group, range(first, first + taken))
                 first += taken
                 await room.acquire()
+        room.release()
 
     async def _sample_part(
-        self, part: _Part, room: asyncio.Semaphore, tasks: asyncio.TaskGroup, done: asyncio.Queue[ValuedTrace | None]
+        self, part: _Part, tasks: asyncio.TaskGroup, done: asyncio.Queue[ValuedTrace | None]
     ) -> None:
         """Send one request for each start of the part, and process each of its traces independently."""
         if self.tracer is not None:
             for sample in part.samples:
                 traces = self.tracer.traces(part.group, self._number(sample))
-                tasks.create_task(self._trace(traces, room, tasks, done))
+                tasks.create_task(self._trace(traces, tasks, done))
             return
         starts = part.starts
         requests = [self._request(part.group, number, samples) for number, samples in starts]
         async for completion in self.generator.stream(requests):
-            room.release()
+            self.room.release()
             number, samples = starts[completion.request]
             start, sample = part.group.starts[number], self._number(samples[completion.sample])
             trace = self._cutter.cut(part.group, start, sample, completion)
@@ -212,14 +212,13 @@ class RolloutSampler:
     async def _trace(
         self,
         traces: AsyncIterator[SampledTrace],
-        room: asyncio.Semaphore,
         tasks: asyncio.TaskGroup,
         done: asyncio.Queue[ValuedTrace | None],
     ) -> None:
         """Sample the traces of one sample; the prover is asked about each while the next one is sampled."""
         async for trace in traces:
             tasks.create_task(self._value(trace, done))
-        room.release()
+        self.room.release()
 
     @property
     def _cutter(self) -> TraceCutter:

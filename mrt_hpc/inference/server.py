@@ -34,6 +34,7 @@ from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SE
 from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, Address, ServerControl, refuse_no_weights
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
+from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class VllmServer:
     """A function called repeatedly during the first start; it raises an error when the server is no longer needed."""
     starts: int = 0
     """The number of times that it was started."""
+    is_loading: bool = field(default=False, init=False)
+    """Whether new weights are being loaded."""
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _model_dir: Path = field(init=False, repr=False)
     _closed: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
@@ -243,11 +246,9 @@ class VllmServer:
         """Return the tokens read and generated since it started, by its own counters; None when it does not answer."""
         return self.control.tokens_done()
 
-    def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
-        """Load new weights into the running model, and clear the cached prefixes of the old ones.
-
-        Running samples are finished first, with the old weights. Every worker compares its embedding with the
-        directory and its output head with its weights before this returns.
+    def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
+        """Load new weights into the running model; see :meth:`ServerControl.load`. What restarts the server meanwhile
+        waits for the end.
 
         Returns:
             The report of the first worker: the ``seconds`` it took, and the ``directory``.
@@ -257,11 +258,21 @@ class VllmServer:
                 server was ended: `restart_if_dead` starts it with the weights it had.
         """
         refuse_no_weights(directory)
+        with self._restarting:
+            self.is_loading = True
+            try:
+                report = self._load(directory, version, swap)
+            finally:
+                self.is_loading = False
+        return report
+
+    def _load(self, directory: Path, version: int, swap: WeightSwap) -> dict[str, Any]:
         settings = self.settings
         try:
             report = self.control.load(
                 directory,
                 version,
+                swap=swap,
                 pause_deadline_s=settings.pause_deadline_s,
                 read_deadline_s=settings.start_deadline_s,  # it reads a whole model, as at its start
             )

@@ -13,7 +13,8 @@ import httpx
 import msgspec
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.protocol import SERVED_PATH, ServedSettings
+from mrt_hpc.inference.protocol import PAUSE_PATH, SERVED_PATH, ServedSettings
+from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.run.retries import list_directory
 
 CONTROL_TIMEOUT_S = 60.0
@@ -62,8 +63,17 @@ class Server(Protocol):
     def weights_version(self) -> int:
         """The weights version that was loaded last."""
 
-    def load_weights(self, directory: Path, version: int) -> dict[str, Any]:
+    @property
+    def is_loading(self) -> bool:
+        """Whether it is loading weights, and samples nothing meanwhile."""
+
+    def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
         """Load new weights into the running model.
+
+        Args:
+            directory: of the weights.
+            version: their number.
+            swap: what happens to running samples.
 
         Raises:
             UserError: the directory holds no weights, or the reload failed.
@@ -120,9 +130,13 @@ class ServerControl:
         """Return vLLM's counters and gauges, summed over their labels."""
         return metric_totals(self.request("/metrics", method="GET").text)
 
-    def reset_prefix_cache(self) -> None:
-        """Clear the prefix cache."""
-        self.request("/reset_prefix_cache")
+    def reset_prefix_cache(self, *, running: bool = False) -> None:
+        """Clear the prefix cache.
+
+        Args:
+            running: clear the keys and values of running samples as well, which are then computed again.
+        """
+        self.request("/reset_prefix_cache", params={"reset_running_requests": running})
 
     def longest_sequence(self) -> int:
         """Return the number of tokens of the longest sequence that it serves."""
@@ -133,11 +147,29 @@ class ServerControl:
         """Return the settings with which it was started."""
         return msgspec.json.decode(self.request(SERVED_PATH, method="GET").content, type=ServedSettings)
 
-    def load(self, directory: Path, version: int, *, pause_deadline_s: float, read_deadline_s: float) -> dict[str, Any]:
-        """Load new weights into the running model, and clear the cached prefixes of the old ones.
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        *,
+        swap: WeightSwap = WeightSwap.DRAIN,
+        pause_deadline_s: float,
+        read_deadline_s: float,
+    ) -> dict[str, Any]:
+        """Load new weights into the running model; a sample that begins afterwards finds no cached prefix of the old
+        ones.
 
-        Samples that have begun are finished first, with the old weights. Every worker compares its embedding with the
-        directory and its output head with its weights before this returns.
+        Every worker compares its embedding with the directory and its output head with its weights before this
+        returns.
+
+        Args:
+            directory: of the weights.
+            version: their number.
+            swap: what happens to running samples. Unless they are drained, each continues with the new weights, and
+                tells which weights have sampled which of its tokens.
+            pause_deadline_s: the seconds in which the engine has to pause, and to finish running samples that are
+                drained.
+            read_deadline_s: the seconds in which it has to read the model.
 
         Returns:
             The report of the first worker: the ``seconds`` it took, and the ``directory``.
@@ -145,10 +177,13 @@ class ServerControl:
         Raises:
             UserError: the server refused, or stopped during the reload: it may then hold a part of each version.
         """
-        self.request("/pause", timeout=pause_deadline_s, params={"mode": "wait"})
+        mode = "wait" if swap is WeightSwap.DRAIN else "keep"
+        # by default vLLM clears the cache when it pauses, that of running samples as well
+        self.request(PAUSE_PATH, timeout=pause_deadline_s, params={"mode": mode, "clear_cache": False})
         arguments = {"method": "reload_and_verify", "args": [str(directory)]}
         report = self.request("/collective_rpc", timeout=read_deadline_s, json=arguments).json()["results"][0]
-        self.reset_prefix_cache()
+        if swap is not WeightSwap.KEEP:  # the cache of a running sample cannot be cleared without its own
+            self.reset_prefix_cache(running=swap is WeightSwap.RECOMPUTE)
         self.request("/update_weight_version", json={"new_version": str(version)})
         self.request("/resume")
         return dict(report)

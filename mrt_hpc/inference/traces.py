@@ -126,6 +126,8 @@ class SampledBranch:
     """The candidates at each of its tokens, where the prover looks ahead."""
     follow_up: ScoringCost = ScoringCost()
     """The cost of the requests that continued after an inner brace."""
+    later_weights: list[list[int]] = field(default_factory=list)
+    """See :class:`mrt_hpc.run.records.Rollout`."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,7 @@ class SampledTrace:
             inserted=self.inserted,
             stage=self.stage,
             stages=self.stages,
+            later_weights=c.later_weights,
         )
 
     def branch(self, branch: SampledBranch, answer: str | None, reward: float, look_ahead: float = 0.0) -> Branch:
@@ -247,6 +250,7 @@ class SampledTrace:
             look_ahead=look_ahead,
             prompt_tokens=branch.prompt_tokens,
             cached_tokens=branch.cached_tokens,
+            later_weights=branch.later_weights,
         )
 
     def known_answer(self, scored: ScoredAnswer, reward: float) -> AnswerProbability:

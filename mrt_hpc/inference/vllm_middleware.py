@@ -20,6 +20,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from mrt_hpc.inference.protocol import (
     FIRST_VERSION_VARIABLE,
     GENERATE_PATH,
+    PAUSE_PATH,
     SERVED_PATH,
     SERVED_VARIABLE,
     Request,
@@ -47,6 +48,11 @@ class RunRoutes:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.authorization = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
+        self.pauses = 0
+        """The number of pauses so far. New weights are loaded during a pause, and traces may run through it with the
+        keys and values of the old ones: a sample finds in the prefix cache only what was computed after the pause
+        before it.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == "/health":
@@ -56,8 +62,9 @@ class RunRoutes:
         elif scope["path"] == SERVED_PATH:
             await _respond(send, 200, os.environ[SERVED_VARIABLE].encode())
         elif scope["path"] == GENERATE_PATH:
-            await _generate(scope["app"].state.engine_client, receive, send)
+            await _generate(scope["app"].state.engine_client, receive, send, f"pause {self.pauses}")
         else:
+            self.pauses += scope["path"] == PAUSE_PATH
             await self.app(scope, receive, send)
 
     def _authorized(self, scope: Scope) -> bool:
@@ -70,9 +77,9 @@ async def _respond(send: Send, status: int, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _generate(engine: EngineClient, receive: Receive, send: Send) -> None:
+async def _generate(engine: EngineClient, receive: Receive, send: Send, cache_salt: str) -> None:
     """Sample a batch; each sample is sent when it is finished, so that its branches can start while the others go
-    on."""
+    on. Samples of one ``cache_salt`` share their cached prefixes."""
     try:
         batch = _decode_batch(await _read_body(receive))
     except msgspec.MsgspecError as error:
@@ -80,7 +87,7 @@ async def _generate(engine: EngineClient, receive: Receive, send: Send) -> None:
         return
     finished: asyncio.Queue[Sample] = asyncio.Queue()
     work = [
-        _sample(engine, request, i, j, finished)
+        _sample(engine, request, i, j, cache_salt, finished)
         for i, request in enumerate(batch.requests)
         for j in range(len(request.seeds))
     ]
@@ -126,17 +133,19 @@ async def _send_lines(finished: asyncio.Queue[Sample], count: int, send: Send) -
         await send({"type": "http.response.body", "body": body, "more_body": sent < count})
 
 
-async def _sample(engine: EngineClient, request: Request, i: int, j: int, finished: asyncio.Queue[Sample]) -> None:
+async def _sample(
+    engine: EngineClient, request: Request, i: int, j: int, cache_salt: str, finished: asyncio.Queue[Sample]
+) -> None:
     """Sample once and put the result, or the refusal, on the queue."""
     try:
-        result = await _final_output(engine, request, request.seeds[j])
+        result = await _final_output(engine, request, request.seeds[j], cache_salt)
         finished.put_nowait(_as_sample(request, i, j, result))
     except Exception as error:  # the error reaches the client, which raises it
         finished.put_nowait(Sample(i, j, error=f"{type(error).__name__}: {error}"))
 
 
-async def _final_output(engine: EngineClient, request: Request, seed: int) -> Any:
-    prompt = tokens_input(request.prompt_ids)
+async def _final_output(engine: EngineClient, request: Request, seed: int, cache_salt: str) -> Any:
+    prompt = tokens_input(request.prompt_ids, cache_salt=cache_salt)
     name = f"mrt-{next(_request_numbers)}"
     outputs = engine.generate(prompt, sampling_params(request, seed), name)
     return [output async for output in outputs][-1]
@@ -175,7 +184,7 @@ def _as_sample(request: Request, i: int, j: int, result: Any) -> Sample:
         logprobs=list(_sampled_logprobs(flat)),
         finish_reason=output.finish_reason,
         cached_tokens=result.num_cached_tokens,
-        weights_versions=[_version_number(span.version) for span in output.weight_versions or []],
+        weights_spans=[(_version_number(span.version), span.start) for span in output.weight_versions or []],
         scores=flat.logprobs[first_scored : first_scored + len(request.score_ids)],
         top_ids=[token for place in tops for token in flat.token_ids[place]],
         top_logprobs=[value for place in tops for value in flat.logprobs[place]],

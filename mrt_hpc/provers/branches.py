@@ -139,6 +139,7 @@ class Branches:
             cached_tokens=drawn.cached_tokens,
             looks=tuple(self._look(drawn, step) for step in range(len(drawn.tops))) if self.closing else (),
             follow_up=follow_up,
+            later_weights=drawn.later_weights,
         )
 
     def _look(self, drawn: Completion, step: int) -> CandidateLook:
@@ -183,8 +184,12 @@ def _step(look: CandidateLook, rewards: Mapping[str, float], trust: float) -> Br
 
 def _joined(first: Completion, more: Completion) -> Completion:
     """A branch with the tokens that were sampled after it; its prompt is that of its beginning."""
+    drawn = len(first.token_ids)
+    spans = [[drawn, more.weights_version], *([drawn + start, version] for start, version in more.later_weights)]
+    newest = first.later_weights[-1][1] if first.later_weights else first.weights_version
     return replace(
         first,
+        later_weights=first.later_weights + [span for span in spans if span[1] != newest],
         token_ids=first.token_ids + more.token_ids,
         logprobs=first.logprobs + more.logprobs,
         tops=first.tops + more.tops,

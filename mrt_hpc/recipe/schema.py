@@ -381,6 +381,19 @@ class Coupling(StrEnum):
     """The trainer starts when inference has ended: small jobs for queues where only short jobs start."""
 
 
+class WeightSwap(StrEnum):
+    """What happens to traces that are being sampled when an inference task takes over a newer weights version."""
+
+    DRAIN = "drain"
+    """All running traces end first, with the old weights: the longest of them holds up all others."""
+    KEEP = "keep"
+    """Running traces are paused while the weights are loaded, and continue with the new ones. They keep the keys and
+    values of their tokens, which the old weights have computed.
+    """
+    RECOMPUTE = "recompute"
+    """As ``keep``, but the new weights compute the keys and values of all tokens of a running trace again."""
+
+
 class LengthStage(Section):
     """One step of a length curriculum."""
 
@@ -401,6 +414,11 @@ class Schedule(Section):
     """Whether a segment's two jobs run together or one after the other."""
     max_staleness: NotNegative = 0
     """The number of weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy.
+    """
+    weight_swap: WeightSwap = WeightSwap.DRAIN
+    """How inference takes over newer weights. With ``keep`` and ``recompute`` the server is never drained: the groups
+    of the next iteration begin while the last traces of this one are sampled, as far as max_staleness allows, and one
+    trace may be sampled by several weights versions. Staleness counts from the oldest of them.
     """
     length_curriculum: tuple[LengthStage, ...] = ()
     """Shorter limits than sampling.max_tokens for the first iterations, in ascending order; empty keeps one limit
@@ -608,6 +626,10 @@ class Recipe(Section):
                 "schedule.iterations_per_job",
                 f"{ahead} or less: with coupling: sequential, inference ends before the trainer starts "
                 f"and can run {ahead} iteration(s) ahead (max_staleness + 1)",
+            )
+        if self.schedule.weight_swap is not WeightSwap.DRAIN and not self.schedule.max_staleness:
+            raise misfit(
+                "schedule.weight_swap", "drain with max_staleness: 0: no newer weights appear while traces are sampled"
             )
         trainer = self.resources.trainer
         if trainer.ranks_per_node is not None and trainer.ranks % trainer.ranks_per_node:

@@ -302,11 +302,11 @@ class UnitEvaluation:
     ) -> None:
         async with client_of(self.task, server) as client:
             prover = None if maker is None else maker.session(client)
-            concurrency = self.task.experiment.serving.max_concurrent_sequences
+            room = asyncio.Semaphore(self.task.experiment.serving.max_concurrent_sequences)
             cutter = TraceCutter(policy.tokens, plan)
             writer = Writer(client, policy.prompter, cutter, self._settings(policy.prompter))
             tracer = self._mode.sampler(writer)
-            session = SamplingSession(client, policy.tokens, pool, plan, prover, concurrency, tracer)
+            session = SamplingSession(client, policy.tokens, pool, plan, prover, room, tracer)
             await session.sample(groups, finisher.commit)
 
     @property

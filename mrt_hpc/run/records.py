@@ -38,6 +38,7 @@ class Rollout:
     """Index within the group of the problem."""
     seed: int
     weights_version: int
+    """The weights version that sampled the first token: the oldest, where several have sampled it."""
     prompt_ids: list[int]
     """The tokens before the sampled ones: the prompt, then a prefix and forced text if there are any."""
     forced: int
@@ -67,6 +68,10 @@ class Rollout:
     """The number of this rollout among those of its sample: a round of revision, or a budget."""
     stages: int = 1
     """The number of rollouts of its sample; ``sample`` counts the stages of all samples of the problem through."""
+    later_weights: list[list[int]] = field(default_factory=list)
+    """The index of a token and a weights version: that version sampled this token and those after it, in ascending
+    order. Empty where ``weights_version`` has sampled all tokens.
+    """
 
     @property
     def counts(self) -> bool:
@@ -115,6 +120,8 @@ class Branch:
     """Length of problem, prefix and forced tokens together."""
     cached_tokens: int | None
     """The number of these tokens that the server had in its prefix cache; None if it did not report it."""
+    later_weights: list[list[int]] = field(default_factory=list)
+    """See :class:`Rollout`."""
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ class Pipeline:
         ]
         tokens = TokenBytes(build_tokenizer())
         async with connect(self.server.control.address, self.server.key) as client:
-            sampler = RolloutSampler(client, tokens, plan, concurrency=2 * load.max_num_seqs)
+            sampler = RolloutSampler(client, tokens, plan, room=asyncio.Semaphore(2 * load.max_num_seqs))
             start = time.perf_counter()
             generated = sum([len(valued.trace.completion.token_ids) async for valued in sampler.sample(groups)])
             seconds = time.perf_counter() - start

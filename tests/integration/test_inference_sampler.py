@@ -85,7 +85,7 @@ def prover(generator: Scripted, *, common_seeds: bool = False) -> MonteCarlo:
 def sample(generator: Scripted, *, valued: bool = True, concurrency: int = 100, **options: bool) -> list[ValuedTrace]:
     async def collect() -> list[ValuedTrace]:
         valuer = prover(generator, **options) if valued else None
-        sampler = RolloutSampler(generator, TOKENS, plan(), valuer, concurrency)
+        sampler = RolloutSampler(generator, TOKENS, plan(), valuer, asyncio.Semaphore(concurrency))
         return [trace async for trace in sampler.sample(GROUPS)]
 
     return sorted(asyncio.run(collect()), key=lambda v: (v.trace.group.problem.id, v.trace.sample))
@@ -232,7 +232,7 @@ def test_a_part_of_a_group_knows_where_its_traces_start() -> None:
     generator = Scripted()
 
     async def collect() -> list[ValuedTrace]:
-        sampler = RolloutSampler(generator, TOKENS, RolloutPlan(7, 2, 5), concurrency=3)
+        sampler = RolloutSampler(generator, TOKENS, RolloutPlan(7, 2, 5), room=asyncio.Semaphore(3))
         return [v async for v in sampler.sample([group])]
 
     traces = sorted((v.trace for v in asyncio.run(collect())), key=lambda t: t.sample)
@@ -250,7 +250,7 @@ def test_a_group_is_claimed_when_there_is_room_for_a_trace_of_it() -> None:
             yield group
 
     async def collect() -> int:
-        sampler = RolloutSampler(generator, TOKENS, plan(), concurrency=3)
+        sampler = RolloutSampler(generator, TOKENS, plan(), room=asyncio.Semaphore(3))
         return len([v async for v in sampler.sample(claimed())])
 
     assert asyncio.run(collect()) == 10

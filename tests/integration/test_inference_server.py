@@ -39,6 +39,7 @@ from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
+from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.roles.sampling.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.waiting import wait_until
@@ -346,6 +347,49 @@ def test_a_reload_forgets_the_prefixes_of_the_old_weights(tied: Reached, models:
     assert tied.sample(seeds=(1,))[0].cached_tokens
     tied.load_weights(models["tied1"], 1)
     assert tied.sample(seeds=(1,))[0].cached_tokens == 0
+
+
+def continued_logprobs(old: Path, new: Path, ids: list[int], start: int) -> list[float]:
+    """The log-probabilities of the tokens from ``start`` on: the old weights have sampled those before, and have
+    computed the keys and values of all of them but the last, which was an input only after the swap.
+    """
+    with torch.no_grad():
+        before, after = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (old, new))
+        cache = before(torch.tensor([ids[: start - 1]]), use_cache=True).past_key_values
+        logits = after(torch.tensor([ids[start - 1 : -1]]), past_key_values=cache).logits[0]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist()
+
+
+@pytest.mark.parametrize("swap", [WeightSwap.KEEP, WeightSwap.RECOMPUTE])
+def test_weights_that_are_swapped_in_flight_tell_which_tokens_they_have_sampled(
+    swap: WeightSwap, vllm: VllmServer, tied: Reached, models: dict[str, Path]
+) -> None:
+    old, new = models["tied1"], models["tied0"]
+    before = vllm.tokens_done() or 0
+
+    async def swap_while_sampling(client: GenerationClient) -> list[Completion]:
+        settings = SamplingSettings(420, ignore_stop=True)
+        samples = asyncio.create_task(client.complete(PROMPT, list(range(16)), settings))
+        await some_tokens(vllm, before + 20 * len(PROMPT))
+        await asyncio.to_thread(vllm.load_weights, new, 2, swap)
+        return await samples
+
+    completions = tied.ask(swap_while_sampling)
+    assert {(c.weights_version, len(c.later_weights), len(c.token_ids)) for c in completions} == {(1, 1, 420)}
+    for completion in completions[:4]:
+        ids = completion.token_ids
+        [[start, version]] = completion.later_weights
+        assert version == 2
+        assert 0 < start < len(ids)
+        by_old = reference_logprobs(old, PROMPT, ids, 1.0)[:start]
+        by_new = (
+            continued_logprobs(old, new, PROMPT + ids, len(PROMPT) + start)
+            if swap is WeightSwap.KEEP
+            else reference_logprobs(new, PROMPT, ids, 1.0)[start:]
+        )
+        assert completion.logprobs == pytest.approx(by_old + by_new, abs=1e-4)
+    assert_sampled_from(new, tied.sample(), 1.0)  # nothing that the old weights have cached is found
+    tied.load_weights(old, 1)
 
 
 def test_weights_that_are_not_there_leave_the_old_ones_in_place(

@@ -17,7 +17,7 @@ from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.inference import SHOWN, trace_in_words
+from mrt_hpc.roles.sampling.round_sampler import SHOWN, trace_in_words
 from mrt_hpc.roles.training.metrics import rollout_measures
 from mrt_hpc.run.records import FinishReason, Rollout
 from mrt_hpc.run.weights import publish

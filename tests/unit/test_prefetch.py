@@ -14,9 +14,10 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.inference import Round, Worker
+from mrt_hpc.roles.inference import Worker
 from mrt_hpc.roles.sampling import prefetch
 from mrt_hpc.roles.sampling.prefetch import Prefetch
+from mrt_hpc.roles.sampling.rounds import Round
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.waiting import wait_until
@@ -24,6 +25,7 @@ from mrt_hpc.run.weights import Weights, publish
 
 if TYPE_CHECKING:
     from mrt_hpc.inference.server import VllmServer
+    from mrt_hpc.recipe.schema import WeightSwap
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 
@@ -61,7 +63,7 @@ class Loads:
     def __init__(self) -> None:
         self.loaded: list[int] = []
 
-    def load_weights(self, directory: Path, version: int) -> None:
+    def load_weights(self, directory: Path, version: int, _: WeightSwap) -> None:
         assert directory.is_dir()
         self.loaded.append(version)
 
@@ -106,12 +108,11 @@ def test_what_was_verified_while_sampling_is_loaded_without_reading_it_again(
 
 
 def test_a_round_of_sampling_verifies_what_is_published_meanwhile(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def sample(worker: Worker, *_: object) -> int:
+    async def sample(worker: Worker, *_: object) -> None:
         publish(worker.task.layout, 1, fill)
         ahead = worker.prefetch
         assert ahead is not None
         wait_until(lambda: ahead.weights(1), reason="the verification", deadline_s=20)
-        return 0
 
     monkeypatch.setattr(Worker, "_sample", sample)
     worker = worker_of(task)

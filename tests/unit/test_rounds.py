@@ -14,7 +14,7 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.inference import NeedWatch, NotNeededError, Round, Rounds
+from mrt_hpc.roles.sampling.rounds import NeedWatch, NotNeededError, Round, Rounds
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.records import GroupStatistics
@@ -114,7 +114,7 @@ def test_inference_ends_when_the_segment_is_trained(layout: RunLayout) -> None:
 def test_a_server_that_is_starting_is_given_up_when_the_segment_is_trained(
     layout: RunLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mrt_hpc.roles.inference.LOOK_WHILE_STARTING_S", 0.0)
+    monkeypatch.setattr("mrt_hpc.roles.sampling.rounds.LOOK_WHILE_STARTING_S", 0.0)
     watch = NeedWatch(rounds(layout, 0))
     watch.look()
     publish_version(layout, ITERATIONS)

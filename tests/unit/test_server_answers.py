@@ -29,7 +29,7 @@ Damage = "Callable[[bytes], bytes]"
 
 
 def right(i: int, j: int) -> Sample:
-    return Sample(i, j, [7, i, j], [-0.5, -1.0, -0.25 * (j + 1)], "stop", 0, [3])
+    return Sample(i, j, [7, i, j], [-0.5, -1.0, -0.25 * (j + 1)], "stop", 0, [(3, 0)])
 
 
 def answers(batch: RequestBatch) -> bytes:
@@ -115,8 +115,11 @@ def test_damage_is_made_good_by_asking_again_or_told(data: st.DataObject) -> Non
         {"token_ids": [1, 2, 3, 4, 5], "logprobs": [-1.0] * 5},
         {"logprobs": [-1.0]},
         {"logprobs": [0.5, -1.0, -1.0]},
-        {"weights_versions": []},
-        {"weights_versions": [3, 4]},
+        {"weights_spans": []},
+        {"weights_spans": [(3, 1)]},
+        {"weights_spans": [(3, 0), (3, 1)]},
+        {"weights_spans": [(4, 0), (3, 1)]},
+        {"weights_spans": [(3, 0), (4, 9)]},
         {"scores": [-1.0]},
         {"request": 5},
         {"sample": 2},

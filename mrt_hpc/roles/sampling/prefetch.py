@@ -64,11 +64,17 @@ class Prefetch:
         finally:
             self._over.set()
 
+    def newer_than(self, version: int) -> Weights | None:
+        """The newest verified version, if it is newer than ``version`` and its files have not changed since."""
+        newest = self._verified
+        return None if newest is None or newest[0].version <= version else self.weights(newest[0].version)
+
     def weights(self, version: int) -> Weights | None:
         """A version, if it was verified and its files have not changed since; else None."""
-        if self._verified is None or self._verified[0].version != version:
+        verified = self._verified
+        if verified is None or verified[0].version != version:
             return None
-        weights, stamps = self._verified
+        weights, stamps = verified
         try:
             return weights if _stamps(weights.directory) == stamps else None
         except OSError as error:

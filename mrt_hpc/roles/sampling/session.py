@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.sampler import RolloutSampler, ValuedTrace
@@ -40,8 +40,8 @@ class SamplingSession:
     """How traces are seeded and cut, and how many a group has."""
     prover: ProverSession | None = None
     """The prover's session; None asks for no values."""
-    concurrency: int = 256
-    """The maximum number of traces that are sampled at a time."""
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(256))
+    """One place for each trace that is sampled at a time; several sessions may share it."""
     tracer: TraceSampler | None = None
     """Samples each trace by requests of its own; None samples it in one request, as training does."""
 
@@ -55,7 +55,7 @@ class SamplingSession:
             UserError: the server refused a request, or stayed unreachable.
         """
         valuer = None if self.prover is None else self.prover.estimator
-        sampler = RolloutSampler(self.generator, self.tokens, self.plan, valuer, self.concurrency, self.tracer)
+        sampler = RolloutSampler(self.generator, self.tokens, self.plan, valuer, self.room, self.tracer)
         async with aclosing(sampler.sample(groups)) as sampled:
             async for valued in sampled:
                 yield valued.trace.group.problem.id, asyncio.create_task(self._grader.grade(valued))
