@@ -164,7 +164,9 @@ class IterationMetrics(Record):
     answered_share: float | None = None
     """Share of rollouts in which an answer was found, right or wrong."""
     staleness_mean: float | None = None
-    """Weights versions that the rollouts lag behind the trained one, mean."""
+    """Weights versions that the rollouts lag behind the trained one, mean; from the oldest that sampled a token."""
+    mixed_weights_share: float | None = None
+    """Share of rollouts that several weights versions have sampled; see ``schedule.weight_swap``."""
     quality: dict[str, float] = {}
     """The quality of the rollouts, as in EvaluationSummary."""
     loss: float | None = None

@@ -107,7 +107,7 @@ def check_iteration(found: Audit, layout: RunLayout, iteration: int) -> None:
     found.check({r.iteration for r in rollouts} <= {iteration}, f"iteration {iteration} holds rollouts of another")
     check_branches(found, iteration, groups)
     oldest = max(0, iteration - recipe.schedule.max_staleness)
-    versions = {r.weights_version for r in rollouts}
+    versions = {r.weights_version for r in rollouts} | {v for r in rollouts for _, v in r.later_weights}
     found.check(all(oldest <= v <= iteration for v in versions), f"iteration {iteration}: weights {sorted(versions)}")
     metrics = found.readable(lambda: IterationMetrics.read(layout.metrics(iteration)))
     if metrics is not None:

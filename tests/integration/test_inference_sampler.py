@@ -257,6 +257,18 @@ def test_a_group_is_claimed_when_there_is_room_for_a_trace_of_it() -> None:
     assert max(running) < 3
 
 
+def test_the_room_is_free_again_for_those_that_share_it() -> None:
+    async def both() -> list[int]:
+        room = asyncio.Semaphore(3)
+        found = []
+        for _ in range(2):
+            sampler = RolloutSampler(Scripted(), TOKENS, plan(), room=room)
+            found.append(len([v async for v in sampler.sample(GROUPS)]))
+        return [*found, room._value]
+
+    assert asyncio.run(both()) == [10, 10, 3]
+
+
 def test_a_refusal_reaches_the_caller() -> None:
     class Refusing(Scripted):
         async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:

@@ -142,6 +142,16 @@ def test_a_version_that_was_replaced_or_removed_is_not_taken_for_the_one_verifie
     assert ahead.weights(2) is None, "another version"
 
 
+def test_only_a_newer_version_that_is_still_what_was_verified_is_swapped_in(task: Task) -> None:
+    ahead = verified_ahead(task.layout, 1)
+    newer = ahead.newer_than(0)
+    assert newer is not None
+    assert newer.version == 1
+    assert ahead.newer_than(1) is None
+    (task.layout.weights_version(1) / FILES[0]).write_text("weights of MODEL-1.safetensors")
+    assert ahead.newer_than(0) is None
+
+
 def test_damage_that_is_found_ahead_is_left_to_the_switch(task: Task, caplog: pytest.LogCaptureFixture) -> None:
     publish(task.layout, 1, fill)
     path = task.layout.weights_version(1)

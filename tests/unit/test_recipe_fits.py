@@ -61,6 +61,7 @@ SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"
         ("grpo", ["sampling.problems_per_iteration=null"], "sampling.problems_per_iteration", "required by"),
         ("star", ["sampling.problems_per_iteration=4"], "sampling.problems_per_iteration", "samples none while"),
         ("star", ["schedule.max_staleness=1", "training.keep_weights=4"], "schedule.max_staleness", "samples none"),
+        ("grpo", ["schedule.weight_swap=keep"], "schedule.weight_swap", "drain with max_staleness: 0"),
         ("star", ["training.kl_coefficient=0.1"], "training.kl_coefficient", "samples none"),
         (
             "length_curriculum",

@@ -105,6 +105,17 @@ def test_work_goes_no_further_ahead_than_the_staleness_limit(layout: RunLayout) 
     assert (found(layout, 0).iteration, found(layout, 0).version) == (2, 1)
 
 
+def test_what_follows_depends_on_the_weights_that_the_server_holds(layout: RunLayout) -> None:
+    """Not on the newest published ones, which it may not have loaded yet."""
+    complete(layout, 0, *range(GROUPS))
+    publish_version(layout, 1)
+    complete(layout, 1, *range(GROUPS))
+    assert rounds(layout, 0).following(held=0) is None
+    work = rounds(layout, 0).following(held=1)
+    assert work is not None
+    assert (work.iteration, work.version) == (2, 1)
+
+
 def test_inference_ends_when_the_segment_is_trained(layout: RunLayout) -> None:
     publish_version(layout, ITERATIONS)
     assert rounds(layout, 0)._look() == (None,), "at once, though the trainer still runs"

@@ -106,6 +106,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
         "truncated_share": float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
         "answered_share": float(np.mean([r.answer is not None for r in rollouts])),
         "staleness_mean": float(np.mean([iteration - r.weights_version for r in rollouts])),
+        "mixed_weights_share": float(np.mean([bool(r.later_weights) for r in rollouts])),
         "quality": quality,
     }
 
