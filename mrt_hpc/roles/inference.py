@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.server_control import Server
-    from mrt_hpc.roles.sampling.rounds import Round
+    from mrt_hpc.roles.sampling.rounds import Place, Round
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
 
@@ -231,17 +231,21 @@ class Worker:
             mu=mu,
             held=lambda: self.weights,
             room=asyncio.Semaphore(self.task.recipe.serving.max_concurrent_sequences),
+            sampling=set(),
         )
 
-    def _following(self) -> Round | None:
+    def _following(self, sampling: frozenset[Place]) -> Round | None:
         """The next round that can be sampled with the weights that the server holds."""
-        return Rounds(self.task, len(self.problems)).following(self.weights.version)
+        return Rounds(self.task, len(self.problems)).following(self.weights.version, sampling)
 
-    def _take_over(self, server: Server, swap: WeightSwap) -> None:
+    def _take_over(self, server: Server, swap: WeightSwap) -> bool:
         """Load the newest verified weights while traces are sampled, if they are newer than those that the server
-        holds.
+        holds; returns whether they are.
         """
-        if self.prefetch is not None and (newer := self.prefetch.newer_than(self.weights.version)) is not None:
-            self.task.spend(Use.LOADING)
-            self._load(newer, server, swap)
-            self.task.spend(Use.GENERATING)
+        newer = None if self.prefetch is None else self.prefetch.newer_than(self.weights.version)
+        if newer is None:
+            return False
+        self.task.spend(Use.LOADING)
+        self._load(newer, server, swap)
+        self.task.spend(Use.GENERATING)
+        return True

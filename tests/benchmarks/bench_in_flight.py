@@ -33,6 +33,7 @@ from mrt_hpc.roles import inference, prepare
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import complete_groups, read_group
 from mrt_hpc.run.heartbeats import Heart
+from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish, take_over
@@ -99,6 +100,7 @@ def make_run(root: Path, load: Load, swap: WeightSwap) -> RunLayout:
 
 def publish_after_each_iteration(layout: RunLayout, load: Load) -> None:
     """Stand where the trainer stands; every version holds the first weights."""
+    first = layout.weights_version(0)
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
     with Heart(layout.heart(TRAINER, 0), ATTEMPT, limit_s=20.0):
         for iteration in range(load.iterations):
@@ -109,7 +111,7 @@ def publish_after_each_iteration(layout: RunLayout, load: Load) -> None:
                 longest_pause_s=0.05,
             )
             time.sleep(load.update_s)  # it stands for the work of an update
-            publish(layout, iteration + 1, lambda directory: take_over(layout.weights_version(0), directory))
+            publish(layout, iteration + 1, lambda directory: take_over(first, directory, without=[MANIFEST]))
 
 
 def run_once(root: Path, load: Load, swap: WeightSwap) -> Measured:

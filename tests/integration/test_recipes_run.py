@@ -57,6 +57,7 @@ EVALUATED = {
     "evaluation.regret_budgets": "[32, 256]",
 }
 COLLECTING = {"data.problems": 24}
+IN_FLIGHT = {"schedule.max_staleness": 1, "training.keep_weights": 4}
 REFRESHED = 2
 """The weights version that samples the stale traces once more, where they are refreshed."""
 REFRESHING = {"algorithm.refresh_every": REFRESHED, "schedule.iterations_per_job": REFRESHED}
@@ -68,6 +69,8 @@ PARTICULAR = {
         **SAMPLING,
         "schedule.length_curriculum": "[{first_iteration: 0, max_tokens: 24}, {first_iteration: 1, max_tokens: 48}]",
     },
+    "dr_grpo": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "keep"},
+    "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
     "mrt": {**SAMPLING, **COLLECTING, **REFRESHING},
     "mrt_next_episode": {**SAMPLING, **COLLECTING},
     "star": {**COLLECTING, **LEARNING},
@@ -129,6 +132,15 @@ def test_every_recipe_runs_to_its_report(run: Callable[[str], RunLayout], recipe
     assert f"{ITERATIONS} of {ITERATIONS} iterations done" in layout.report.read_text()
     assert layout.weights_version(ITERATIONS).is_dir()
     assert all(np.isfinite(m.loss) and m.grad_norm > 0 for m in metrics(layout) if m.loss is not None and m.grad_norm)
+
+
+@pytest.mark.parametrize("recipe", ["dr_grpo", "length_penalty"])
+def test_staleness_counts_from_the_oldest_weights_of_a_trace(run: Callable[[str], RunLayout], recipe: str) -> None:
+    for iteration in range(ITERATIONS):
+        for rollout in (r for group in groups(run(recipe), iteration) for r in group.rollouts):
+            versions = [rollout.weights_version, *(version for _, version in rollout.later_weights)]
+            assert versions == sorted(set(versions))
+            assert iteration - 1 <= versions[0] <= versions[-1] <= iteration
 
 
 @pytest.mark.parametrize("prover", PROVERS)

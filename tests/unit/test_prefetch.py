@@ -53,7 +53,7 @@ def fill(directory: Path) -> None:
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
-    monkeypatch.setattr(prefetch, "LOOK_S", 0.01)
+    monkeypatch.setattr(prefetch, "LONGEST_LOOK_S", 0.01)
     return inference_task(tmp_path, staleness=1)
 
 

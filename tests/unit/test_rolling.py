@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling, "LOOK_S", 0.01)
+    monkeypatch.setattr(rolling, "LONGEST_LOOK_S", 0.01)
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Sampled:
     ends: dict[int, asyncio.Event] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     fails: int | None = None
+    sampling: frozenset[object] = frozenset()
 
     async def sample(self, work: Round, loading_s: float, all_claimed: asyncio.Event) -> None:
         self.told.append(f"begin {work.iteration} ({loading_s:g} s of loading)")
@@ -45,7 +46,9 @@ def a_round(iteration: int) -> Round:
     return Round(iteration, 0, [0], cast("Any", None), 0.0)
 
 
-def rolled(sampled: Sampled, following: Callable[[], Round | None], swap: Callable[[], None] = lambda: None) -> None:
+def rolled(
+    sampled: Sampled, following: Callable[[object], Round | None], swap: Callable[[], bool] = lambda: False
+) -> None:
     sampler = RollingSampler(cast("RoundSampler", sampled), following, swap)
 
     async def all_rounds() -> None:
@@ -58,7 +61,7 @@ def rolled(sampled: Sampled, following: Callable[[], Round | None], swap: Callab
 def test_a_round_begins_while_the_one_before_is_sampled() -> None:
     sampled, left = Sampled(), [1, 2]
 
-    def following() -> Round | None:
+    def following(_: object) -> Round | None:
         if not left:  # looked for again at intervals, until the last round has ended
             for end in sampled.ends.values():
                 end.set()
@@ -74,11 +77,11 @@ def test_a_round_begins_while_the_one_before_is_sampled() -> None:
 def test_newer_weights_are_loaded_while_rounds_are_sampled_and_make_others_possible() -> None:
     sampled, held = Sampled(), [0]
 
-    def swap() -> None:
-        if sampled.told:
-            held[0] += 1
+    def swap() -> bool:
+        held[0] += bool(sampled.told)
+        return bool(sampled.told)
 
-    def following() -> Round | None:
+    def following(_: object) -> Round | None:
         if held[0] and len(sampled.told) == 1:
             return a_round(1)
         if len(sampled.told) > 1:
@@ -93,7 +96,7 @@ def test_newer_weights_are_loaded_while_rounds_are_sampled_and_make_others_possi
 def test_the_first_failure_ends_all() -> None:
     sampled = Sampled(fails=0)
 
-    def following() -> Round | None:
+    def following(_: object) -> Round | None:
         if len(sampled.told) == 1:
             return a_round(1)
         sampled.ends[0].set()
@@ -105,8 +108,8 @@ def test_the_first_failure_ends_all() -> None:
 
 
 def test_weights_that_cannot_be_loaded_end_the_sampling() -> None:
-    def swap() -> None:
+    def swap() -> bool:
         raise UserError("the vLLM server refused")
 
     with pytest.raises(UserError, match="refused"):
-        rolled(Sampled(), lambda: None, swap)
+        rolled(Sampled(), lambda _: None, swap)

@@ -14,7 +14,7 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.sampling.rounds import NeedWatch, NotNeededError, Round, Rounds
+from mrt_hpc.roles.sampling.rounds import NeedWatch, NotNeededError, Place, Round, Rounds
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.records import GroupStatistics
@@ -110,10 +110,22 @@ def test_what_follows_depends_on_the_weights_that_the_server_holds(layout: RunLa
     complete(layout, 0, *range(GROUPS))
     publish_version(layout, 1)
     complete(layout, 1, *range(GROUPS))
-    assert rounds(layout, 0).following(held=0) is None
-    work = rounds(layout, 0).following(held=1)
+    assert rounds(layout, 0).following(0, sampling=()) is None
+    work = rounds(layout, 0).following(1, sampling=())
     assert work is not None
     assert (work.iteration, work.version) == (2, 1)
+
+
+def test_a_task_does_not_begin_once_more_what_it_is_sampling(layout: RunLayout) -> None:
+    """It could: the lease of an attempt that was interrupted is its own."""
+    complete(layout, 0, 0)
+    held = found(layout, 0)
+    assert all(held.leases.claim(position) for position in (1, 2, 3))
+    work = rounds(layout, 0).following(0, sampling={Place(0, 1), Place(0, 3)})
+    assert work is not None
+    assert work.positions == [2, 4, 5, 6, 7, 8, 9]
+    nothing_left = {Place(iteration, position) for iteration in range(2) for position in range(GROUPS)}
+    assert rounds(layout, 0).following(0, nothing_left) is None
 
 
 def test_inference_ends_when_the_segment_is_trained(layout: RunLayout) -> None:

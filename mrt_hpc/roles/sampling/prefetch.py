@@ -13,6 +13,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.roles.task.context import LONGEST_LOOK_S
 from mrt_hpc.run.atomic import checksum, tree
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.weights import Weights, published_versions
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 log = logging.getLogger(__name__)
-
-LOOK_S = 1.0
-"""Seconds between two looks for a newer version."""
 
 FileStamp = tuple[str, int, int, int, int]
 """The path of a file, its inode, its bytes, and the times (ns) of the last change of its content and of its inode."""
@@ -83,7 +81,7 @@ class Prefetch:
 
     def _watch(self) -> None:
         try:
-            while not self._over.wait(LOOK_S):
+            while not self._over.wait(LONGEST_LOOK_S):
                 self._look()
         except _OverError:
             log.info("weights version %d was not verified to its end while sampling went on", self.newest)

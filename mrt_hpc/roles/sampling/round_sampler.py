@@ -14,7 +14,7 @@ from mrt_hpc.inference.sampler import RolloutPlan
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
-from mrt_hpc.roles.sampling.rounds import groups_of
+from mrt_hpc.roles.sampling.rounds import Place, groups_of
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.run.data import draw_problems
 from mrt_hpc.run.events import EventKind
@@ -61,6 +61,8 @@ class RoundSampler:
     """The weights that the policy's server holds at this moment."""
     room: asyncio.Semaphore
     """One place for each trace that may be sampled at a time."""
+    sampling: set[Place]
+    """The groups that have been claimed, and are not committed yet."""
 
     async def sample(self, work: Round, loading_s: float = 0.0, all_claimed: asyncio.Event | None = None) -> None:
         """Sample, grade and commit the groups of a round; finished groups are graded and committed while others are
@@ -77,7 +79,7 @@ class RoundSampler:
         plan = rollout_plan(self.task.recipe, work.iteration, starts.group_size)
         prover = self._prover_session(work.iteration)
         session = SamplingSession(self.client, self.policy.tokens, self.pool, plan, prover, self.room)
-        finish = GroupFinisher(self.task, work, clock)
+        finish = GroupFinisher(self.task, work, clock, self.sampling)
         await session.sample(self._claimed(work, starts, finish, all_claimed or asyncio.Event()), finish.commit)
         log.info("iteration %d: %d groups in %.1f s", work.iteration, len(finish.claims), clock.now)
 
@@ -96,6 +98,7 @@ class RoundSampler:
         for position in work.positions:
             if self.task.retrying(partial(work.leases.claim, position), "a lease"):
                 finish.claims[drawn[position].id] = Claim(position, self.held())
+                self.sampling.add(Place(work.iteration, position))
                 yield starts.group(drawn[position])
         all_claimed.set()
 
@@ -134,6 +137,8 @@ class GroupFinisher:
     task: Task
     work: Round
     clock: RoundClock
+    sampling: set[Place]
+    """See :class:`RoundSampler`."""
     claims: dict[str, Claim] = field(default_factory=dict)
     """By the id of the problem."""
 
@@ -145,6 +150,7 @@ class GroupFinisher:
         claim = self.claims[traces[0].rollout.problem_id]
         sampled = await asyncio.to_thread(sampled_group, traces, seconds)
         won = await asyncio.to_thread(self._commit, claim, sampled)
+        self.sampling.discard(Place(self.work.iteration, claim.position))
         self._tell(claim.position, traces, sampled.statistics, won)
 
     def _commit(self, claim: Claim, sampled: Sampled) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.peers import PeerStatus
@@ -14,6 +14,8 @@ from mrt_hpc.run.leases import group_leases
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.leases import Leases
@@ -24,6 +26,13 @@ LOOK_WHILE_STARTING_S = 5.0
 
 class NotNeededError(Exception):
     """The segment ended before the server had started."""
+
+
+class Place(NamedTuple):
+    """Where a group belongs."""
+
+    iteration: int
+    position: int
 
 
 @dataclass(frozen=True)
@@ -67,14 +76,18 @@ class Rounds:
         """
         return is_collection(self.task.iterations[0])
 
-    def following(self, held: int) -> Round | None:
+    def following(self, held: int, sampling: Collection[Place]) -> Round | None:
         """The next round that can be sampled with the weights version that the server holds, without waiting; None
         where there is none at this moment.
 
         Args:
             held: the weights version. It may be older than the newest one published.
+            sampling: the groups that this task is sampling. It could take their leases once more, as a task may after
+                it was interrupted.
         """
-        return self._free_work(held, self._missing(self._newest))
+        missing = self._missing(self._newest)
+        others = {i: [p for p in positions if Place(i, p) not in sampling] for i, positions in missing.items()}
+        return self._free_work(held, others)
 
     def are_over(self) -> bool:
         """Whether the segment needs no more rollouts."""
