@@ -235,7 +235,11 @@ class Worker:
         )
 
     def _following(self, sampling: frozenset[Place]) -> Round | None:
-        """The next round that can be sampled with the weights that the server holds."""
+        """The next round that can be sampled with the weights that the server holds. There is none where these were set
+        aside, because training has gone back to an earlier state: the server is drained then, and loads others.
+        """
+        if not self._is_loaded(self.weights.version):
+            return None
         return Rounds(self.task, len(self.problems)).following(self.weights.version, sampling)
 
     def _take_over(self, server: Server, swap: WeightSwap) -> bool:

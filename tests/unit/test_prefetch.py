@@ -142,6 +142,16 @@ def test_a_version_that_was_replaced_or_removed_is_not_taken_for_the_one_verifie
     assert ahead.weights(2) is None, "another version"
 
 
+def test_nothing_more_is_sampled_with_weights_that_were_set_aside(task: Task) -> None:
+    worker = worker_of(task)
+    worker.problems = [cast("Any", None)] * 1000
+    assert worker._following(frozenset()) is not None
+    task.layout.weights_version(0).rename(task.layout.root / "aside")
+    assert worker._following(frozenset()) is None
+    publish(task.layout, 0, lambda directory: (directory / FILES[0]).write_text("another model") and None)
+    assert worker._following(frozenset()) is None, "of the same number, but another"
+
+
 def test_only_a_newer_version_that_is_still_what_was_verified_is_swapped_in(task: Task) -> None:
     ahead = verified_ahead(task.layout, 1)
     newer = ahead.newer_than(0)
