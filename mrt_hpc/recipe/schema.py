@@ -350,7 +350,20 @@ class Training(Section):
     of the memory of resources.trainer for each parameter. Results with and without it agree up to rounding.
     """
     max_tokens_per_micro_batch: Positive = 16384
-    """The maximum number of padded tokens of a micro-batch. A longer sequence gets a micro-batch of its own."""
+    """The maximum number of tokens of a micro-batch, padding included. A longer sequence gets a micro-batch of its own.
+    """
+    batching: Literal["padded", "packed"] = "padded"
+    """How sequences share a micro-batch. ``padded`` gives each a row, filled up to the longest. ``packed`` lays them
+    end to end in one row, without padding, and each attends to itself alone; a GPU computes this fast only with
+    precision bf16 or bf16_autocast. Results agree up to rounding.
+    """
+    projection: Literal["chunked", "fused"] = "chunked"
+    """How hidden states become log-probabilities. ``chunked`` keeps the logits of a micro-batch for the backward pass,
+    or computes them in pieces where they are many. ``fused`` keeps one number a token, and computes the gradient in
+    pieces by its formula: less memory, and fewer passes over the logits. Results agree up to rounding.
+    """
+    entropy: bool = True
+    """Whether the entropy of the policy is measured. It takes more passes over all logits, and changes no weight."""
     weights_dtype: NumberFormat = "bfloat16"
     """The number format of the published weights versions."""
     gradient_checkpointing: bool = True

@@ -20,9 +20,9 @@ from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
-from mrt_hpc.training.micro_batch import MicroBatch, collate
-from mrt_hpc.training.packing import pack, padded_tokens, split_by_group
-from mrt_hpc.training.policy import Policy, load_policy, logit_chunks, parameter_count
+from mrt_hpc.training.micro_batch import MicroBatch, collate, collate_end_to_end
+from mrt_hpc.training.packing import pack, pack_end_to_end, padded_tokens, split_by_group
+from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, parameter_count
 from mrt_hpc.training.settings import Objective, TrainerSettings
 from mrt_hpc.training.update_statistics import Stopwatch, Tally, UpdateStats
 
@@ -71,6 +71,7 @@ class TrainerEngine:
         self.step = 0
         """The number of optimiser steps since the start of the run."""
         self._loss_settings = LossSettings.of(settings.training)
+        self._kernels = Kernels.of(settings.training)
 
     @property
     def policy(self) -> Policy:
@@ -104,9 +105,11 @@ class TrainerEngine:
             s for s in sequences if s.trained_tokens and (s.has_signal or self.settings.training.kl_coefficient > 0)
         ]
         widths = [s.width for s in computed]
-        plan = pack(widths, self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch)
+        arrange = pack_end_to_end if self._kernels.packed else pack
+        plan = arrange(widths, self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch)
         plan = plan or [((),) * self.ranks.world_size]
-        positions = sum(padded_tokens(widths, indices) for step in plan for indices in step)
+        padded = sum(padded_tokens(widths, indices) for step in plan for indices in step)
+        positions = sum(widths) if self._kernels.packed else padded
         chunks = self._chunks(computed, plan)
         return MiniBatch(
             [self._micro_step(computed, step, count) for step, count in zip(plan, chunks, strict=True)],
@@ -167,7 +170,8 @@ class TrainerEngine:
         self, sequences: Sequence[TrainingSequence], step: Sequence[tuple[int, ...]], chunks: int
     ) -> MicroStep:
         own = [sequences[i] for i in step[self.ranks.rank]]
-        return MicroStep(collate(own).to(device()), chunks)
+        batch = collate_end_to_end(own) if self._kernels.packed else collate(own)
+        return MicroStep(batch.to(device()), chunks)
 
     def _chunks(self, sequences: Sequence[TrainingSequence], plan: Sequence[Sequence[tuple[int, ...]]]) -> list[int]:
         """Return the number of pieces for the projection in each micro-step, the same on every rank.
@@ -229,7 +233,7 @@ class TrainerEngine:
             grad_norm=sum(norms) / steps,
             learning_rate=self.learning_rate(max(0, self.step - 1)),
             nll=sums["nll"] / computed,
-            entropy=sums["entropy"] / computed,
+            entropy=sums["entropy"] / computed if self._kernels.entropy else None,
             kl_reference=sums["kl_reference"] / computed,
             kl_old=sums["kl_old"] / computed,
             clip_fraction=sums["clipped"] / computed,
@@ -274,7 +278,12 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
     config = deepspeed_config(settings, parameter_count(model_dir))
     partition = config if training.zero_stage == 3 else None
     policy = load_policy(
-        model_dir, settings.temperature, training.precision, training.gradient_checkpointing, partition
+        model_dir,
+        settings.temperature,
+        training.precision,
+        training.gradient_checkpointing,
+        partition,
+        Kernels.of(training),
     )
     engine, *_ = deepspeed.initialize(
         model=policy,
@@ -329,5 +338,6 @@ def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any
 
 
 def _reference(settings: TrainerSettings, directory: Path) -> Policy:
-    policy = load_policy(directory, settings.temperature, settings.training.precision)
+    training = settings.training
+    policy = load_policy(directory, settings.temperature, training.precision, kernels=Kernels.of(training))
     return policy.requires_grad_(False).eval().to(device())

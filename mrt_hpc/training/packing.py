@@ -1,7 +1,9 @@
 """Packing of sequences into micro-batches and onto ranks. Pure arithmetic on lengths.
 
-Sequences of similar length share a right-padded micro-batch, so that little of it is padding. With causal attention,
-no real token attends to padding on its right; nothing has to be masked.
+Padded: sequences of similar length share a right-padded micro-batch, so that little of it is padding. With causal
+attention, no real token attends to padding on its right; nothing has to be masked.
+
+Packed: sequences lie end to end in one row, and only the sum of their lengths counts.
 """
 
 from __future__ import annotations
@@ -11,24 +13,56 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 MicroStep = tuple[tuple[int, ...], ...]
 """The indices of each rank's sequences; () is a filler, one weightless token, as ZeRO-3 needs all ranks in step."""
 
 
 def pack(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[MicroStep]:
-    """Split sequences into micro-steps of one micro-batch per rank.
+    """Split sequences into micro-steps of one padded micro-batch per rank.
 
     Every index appears exactly once. A micro-batch has at most ``max_tokens`` tokens, padding included, unless it is
     one longer sequence alone. Micro-batches of one step are of similar size, as the ranks wait for each other.
     """
-    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    descending = [int(i) for i in order]
+    descending = _descending(lengths)
     sorted_lengths = [int(lengths[i]) for i in descending]
-    budget = _balanced_budget(sorted_lengths, world_size, max_tokens)
-    batches = [tuple(descending[a:b]) for a, b in _fill(sorted_lengths, budget)]
-    return [_one_step(batches[i : i + world_size], world_size) for i in range(0, len(batches), world_size)]
+
+    def fill(budget: int) -> list[tuple[int, int]]:
+        return _fill(sorted_lengths, budget)
+
+    batches = [tuple(descending[a:b]) for a, b in fill(_balanced_budget(fill, world_size, max_tokens))]
+    return _in_steps(batches, world_size)
+
+
+def pack_end_to_end(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[MicroStep]:
+    """Split sequences into micro-steps of one micro-batch without padding per rank, first fit by descending length.
+
+    Every index appears exactly once. A micro-batch has at most ``max_tokens`` tokens, unless it is one longer sequence
+    alone. There are no more micro-steps than ``max_tokens`` needs, and within that the fullest micro-batch is small.
+    """
+    descending = _descending(lengths)
+
+    def fill(budget: int) -> list[list[int]]:
+        return _first_fit(descending, lengths, budget)
+
+    batches = fill(_balanced_budget(fill, world_size, max_tokens))
+    fullest_first = sorted(batches, key=lambda batch: -sum(lengths[i] for i in batch))
+    return _in_steps([tuple(sorted(batch)) for batch in fullest_first], world_size)
+
+
+def blocks_of(lengths: Sequence[int], fullness: float) -> list[list[int]]:
+    """Group sequences into blocks of similar length; returns the indices of each block, the longest first.
+
+    The shortest sequence of a block is at least the share ``fullness`` of its longest.
+    """
+    blocks: list[list[int]] = []
+    for index in _descending(lengths):
+        if blocks and lengths[index] >= fullness * lengths[blocks[-1][0]]:
+            blocks[-1].append(index)
+        else:
+            blocks.append([index])
+    return blocks
 
 
 def padded_tokens(lengths: Sequence[int], batch: Sequence[int]) -> int:
@@ -59,6 +93,10 @@ def split_by_group(groups: Sequence[str], sizes: Sequence[int], parts: int) -> l
     return [sorted(part) for part in chosen]
 
 
+def _descending(lengths: Sequence[int]) -> list[int]:
+    return [int(i) for i in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")]
+
+
 def _fill(descending_lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
     """Cut a descending list into runs whose first length times their number stays within the budget."""
     cuts = []
@@ -70,11 +108,32 @@ def _fill(descending_lengths: Sequence[int], budget: int) -> list[tuple[int, int
     return cuts
 
 
-def _balanced_budget(descending_lengths: Sequence[int], world_size: int, max_tokens: int) -> int:
-    """Return the smallest budget with no more micro-steps than ``max_tokens`` needs, for an even share per rank."""
+def _first_fit(descending: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Put each sequence into the first micro-batch with room for it, or a new one."""
+    batches: list[list[int]] = []
+    room = np.zeros(len(descending) + 1, dtype=np.int64)
+    for index in descending:
+        fits = room[: len(batches)] >= lengths[index]
+        place = int(fits.argmax()) if fits.any() else len(batches)
+        if place == len(batches):
+            batches.append([])
+            room[place] = budget
+        batches[place].append(index)
+        room[place] -= lengths[index]
+    return batches
+
+
+def _balanced_budget(fill: Callable[[int], Sequence[object]], world_size: int, max_tokens: int) -> int:
+    """Return the smallest budget with no more micro-steps than ``max_tokens`` needs, for an even share per rank.
+
+    Args:
+        fill: the micro-batches of a budget.
+        world_size: micro-batches of a micro-step.
+        max_tokens: the largest budget.
+    """
 
     def steps(budget: int) -> int:
-        return -(-len(_fill(descending_lengths, budget)) // world_size)
+        return -(-len(fill(budget)) // world_size)
 
     fewest = steps(max_tokens)
     low, high = 1, max_tokens
@@ -82,6 +141,10 @@ def _balanced_budget(descending_lengths: Sequence[int], world_size: int, max_tok
         middle = (low + high) // 2
         low, high = (low, middle) if steps(middle) <= fewest else (middle + 1, high)
     return high
+
+
+def _in_steps(batches: Sequence[tuple[int, ...]], world_size: int) -> list[MicroStep]:
+    return [_one_step(batches[i : i + world_size], world_size) for i in range(0, len(batches), world_size)]
 
 
 def _one_step(batches: Sequence[tuple[int, ...]], world_size: int) -> MicroStep:

@@ -1,8 +1,8 @@
 """The policy as a module: its input is token ids, its output the log-probabilities of the trained tokens.
 
 The full logits are never computed: only trained positions reach the vocabulary projection, in chunks that are computed
-again in the backward pass when all of them would not fit. The softmax is of logits / temperature, the distribution that
-was sampled from.
+again in the backward pass when all of them would not fit, or fused with the cross-entropy (see ``projection``). The
+softmax is of logits / temperature, the distribution that was sampled from.
 """
 
 from __future__ import annotations
@@ -15,46 +15,54 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.training.accelerator import device
+from mrt_hpc.training.attention import CPU_ATTENTION, PACKED_ATTENTION, segments_of
+from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from mrt_hpc.recipe.schema import Training
     from mrt_hpc.training.micro_batch import MicroBatch
-
-LOGIT_ELEMENTS = 1 << 28
-"""The maximum number of logits kept at once: 1 GiB in 32 bits."""
-
-CPU_ATTENTION = "sdpa_in_32_bits"
-"""The name under which this module's attention is registered in transformers."""
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Configuration fields of models whose logits are more than a projection; such models are refused."""
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """The choices of a recipe that change how log-probabilities are computed, and none of them beyond rounding."""
+
+    packed: bool = False
+    """Whether micro-batches are packed end to end."""
+    fused: bool = False
+    """Whether the projection is fused with the cross-entropy."""
+    entropy: bool = True
+    """Whether entropies are computed; otherwise they are 0."""
+
+    @staticmethod
+    def of(training: Training) -> Kernels:
+        """Return the choices of a recipe's section."""
+        return Kernels(training.batching == "packed", training.projection == "fused", training.entropy)
+
+
 class Policy(nn.Module):
     """A causal language model that returns log-probabilities of given tokens."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float, autocast: bool) -> None:
+    def __init__(self, model: PreTrainedModel, temperature: float, autocast: bool, kernels: Kernels) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.autocast = autocast
+        self.kernels = kernels
+        if kernels.fused:
+            fuse(model.get_output_embeddings(), temperature, kernels.entropy)
 
     @property
     def vocabulary(self) -> int:
@@ -65,14 +73,17 @@ class Policy(nn.Module):
         """Return the log-probabilities [S], with gradient, and entropies [S], without, of the batch's trained tokens.
 
         Args:
-            batch: B x W token ids with S trained tokens.
-            chunks: pieces in which the S rows pass the projection; under ZeRO-3 the same on every rank, as each piece
-                gathers it.
+            batch: B x W token ids with S trained tokens, packed if and only if ``kernels.packed``.
+            chunks: pieces in which the S rows pass a projection that is not fused; under ZeRO-3 the same on every
+                rank, as each piece gathers it.
         """
         device_type = batch.input_ids.device.type
         with torch.autocast(device_type, dtype=torch.bfloat16, enabled=self.autocast):
-            hidden = self.model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            options = self._packed_options(batch.lengths, batch.position_ids) if batch.lengths else {}
+            hidden = self.model.base_model(input_ids=batch.input_ids, use_cache=False, **options).last_hidden_state
             chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
+            if self.kernels.fused:
+                return cast("tuple[torch.Tensor, torch.Tensor]", self._projection(chosen, batch.targets))
             pieces = zip(chosen.tensor_split(chunks), batch.targets.tensor_split(chunks), strict=True)
             if chunks == 1 or not torch.is_grad_enabled():
                 parts = [self._score(rows, targets) for rows, targets in pieces]
@@ -80,10 +91,21 @@ class Policy(nn.Module):
                 parts = [checkpoint(self._score, rows, targets, use_reentrant=False) for rows, targets in pieces]
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
+    @property
+    def _projection(self) -> nn.Module:
+        return cast("nn.Module", self.model.get_output_embeddings())
+
+    def _packed_options(self, lengths: tuple[int, ...], position_ids: torch.Tensor | None) -> dict[str, Any]:
+        """Return what the layers of the model need to know of a packed row."""
+        config = self.model.config.get_text_config()
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        dtype = torch.bfloat16 if self.autocast else self.model.dtype
+        return {"position_ids": position_ids, "segments": segments_of(lengths, device(), dtype, head_size)}
+
     def _score(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.model.get_output_embeddings()(hidden).float() / self.temperature
+        logits = self._projection(hidden).float() / self.temperature
         logprobs = -F.cross_entropy(logits, targets, reduction="none")
-        return logprobs, _entropy(logits.detach())
+        return logprobs, _entropy(logits.detach()) if self.kernels.entropy else torch.zeros_like(logprobs)
 
 
 def _entropy(logits: torch.Tensor) -> torch.Tensor:
@@ -92,26 +114,13 @@ def _entropy(logits: torch.Tensor) -> torch.Tensor:
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-def _attention_in_32_bits(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
-) -> tuple[torch.Tensor, None]:
-    """Compute attention in 32 bits on a CPU: the backward pass of its bfloat16 kernel takes 3.5 times as long."""
-    with torch.autocast("cpu", enabled=False):
-        wide = [t.float() for t in (query, key, value)]
-        output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *wide, *rest, **options)
-    return output.to(torch.bfloat16), None
-
-
-AttentionInterface.register(CPU_ATTENTION, _attention_in_32_bits)
-AttentionMaskInterface.register(CPU_ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-
-
 def load_policy(
     directory: Path,
     temperature: float,
     precision: Precision,
     gradient_checkpointing: bool = False,
     partition: dict[str, Any] | None = None,
+    kernels: Kernels = Kernels(),
 ) -> Policy:
     """Load the policy from a Hugging Face directory.
 
@@ -122,9 +131,10 @@ def load_policy(
         gradient_checkpointing: whether activations are computed again in the backward pass.
         partition: DeepSpeed's configuration where the ranks partition each parameter as soon as it is created, so that
             no rank ever holds the whole model (ZeRO-3; collective); None for the whole model on this rank.
+        kernels: how log-probabilities are computed.
 
     Raises:
-        UserError: there is no such model, or its logits are not a plain projection.
+        UserError: there is no such model, its logits are not a plain projection, or the projection cannot be fused.
     """
     config = model_config(directory)
     changes = [n for n in LOGIT_CHANGES if getattr(config, n, None) not in (None, 1, 1.0)]
@@ -132,13 +142,17 @@ def load_policy(
         raise UserError("the trainer does not know how this model changes its logits", value=changes, where=directory)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
-    attention = CPU_ATTENTION if autocast and device().type == "cpu" else "sdpa"
+    attention = PACKED_ATTENTION if kernels.packed else _attention_of_padded_rows(autocast)
     with _partitioned_when_made(partition and _with_wide_buffers(partition, config, dtype)):
         loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
     model = cast("PreTrainedModel", loaded)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Policy(model, temperature, autocast)
+    return Policy(model, temperature, autocast, kernels)
+
+
+def _attention_of_padded_rows(autocast: bool) -> str:
+    return CPU_ATTENTION if autocast and device().type == "cpu" else "sdpa"
 
 
 def model_config(directory: Path) -> PretrainedConfig:

@@ -29,8 +29,8 @@ class UpdateStats:
     """The learning rate of the last optimiser step."""
     nll: float
     """Negative log-likelihood of the sampled tokens."""
-    entropy: float
-    """Entropy of the policy, nats."""
+    entropy: float | None
+    """Entropy of the policy, nats; None where the recipe does not ask for it."""
     kl_reference: float
     """KL to the reference (k3); 0 without one."""
     kl_old: float
@@ -64,7 +64,7 @@ class UpdateStats:
     seconds_update: float
     """The duration of the whole update, measured on this rank."""
 
-    def as_dict(self) -> dict[str, float | int]:
+    def as_dict(self) -> dict[str, float | int | None]:
         """Return the figures by name; no name has another meaning in ``IterationMetrics``."""
         return asdict(self)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from training_support import PlainTrainer, random_batch, run_ranks, settings, tiny_model
+from training_support import PlainTrainer, random_batch, run_ranks, settings, tiny_model, update_batches
 
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.packing import split_by_group
@@ -24,10 +24,16 @@ VARIANTS = [
     "3:128:fp32:1:cp",  # and with the projection in pieces, each computed twice
     "2:40:fp32:1:o",  # with the optimiser in the memory of the CPU
     "3:40:fp32:1:o",
+    *(f"{stage}:{tokens}:fp32:1:e" for stage in (0, 2, 3) for tokens in (40, 400)),  # packed end to end
+    *(f"{stage}:128:fp32:1:f" for stage in (0, 2, 3)),  # projection and cross-entropy fused
+    "3:40:fp32:2:cefnp",  # both with the projection in pieces, activations computed twice, and no entropy
+    "0:40:fp32:1:en",
     "2:40:bf16:1:-",
     "3:40:bf16:1:-",
     "0:40:bf16:1:-",
     "0:40:bf16_autocast:1:-",
+    "3:40:bf16:1:ef",
+    "0:40:bf16_autocast:1:ef",
 ]
 EXACT = [v for v in VARIANTS if ":fp32:" in v]
 
@@ -50,7 +56,7 @@ def measured(folder: Path, world_size: int, variant: str) -> dict[str, Any]:
 
 @cache
 def plain(folder: Path, optimizer_steps: int) -> dict[str, Any]:
-    """The same by the plain trainer: gradients of batch 0, then updates on batches 0, 1 and 2."""
+    """The same by the plain trainer: gradients of batch 0, then updates on batches 0, 1, 2 and 3."""
     chosen = settings(optimizer_steps_per_iteration=optimizer_steps)
     trainer = PlainTrainer(folder / "model", chosen)
     rates = (learning_rate(k, 10, chosen.training) for k in range(10))
@@ -58,7 +64,7 @@ def plain(folder: Path, optimizer_steps: int) -> dict[str, Any]:
     loss, gradients = trainer.gradients(batch, trainer.old_logprobs(batch))
     norm = trainer.apply(next(rates))
     updates = []
-    for batch in (random_batch(1), random_batch(2)):
+    for batch in update_batches():
         old = trainer.old_logprobs(batch)
         losses, norms = [], []
         for part in split_by_group([s.group for s in batch], [s.width for s in batch], optimizer_steps):
@@ -82,6 +88,16 @@ def test_loss_and_gradients_are_those_of_the_plain_computation(folder: Path, wor
     assert actual["loss"] == pytest.approx(expected["loss"], abs=TOLERANCE)
     assert largest_difference(actual["gradients"], expected["gradients"]) < TOLERANCE
     assert max(float(g.abs().max()) for g in expected["gradients"].values()) > 0.05  # something was compared
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_packed_rows_hold_no_padding_and_entropy_is_measured_only_when_asked_for(folder: Path, world_size: int) -> None:
+    padded, packed = (measured(folder, world_size, f"0:40:fp32:1:{o}")["updates"][0] for o in ("-", "en"))
+    assert packed["padding_share"] == 0 < padded["padding_share"]
+    assert packed["positions"] < padded["positions"] and packed["computed_tokens"] == padded["computed_tokens"]
+    assert packed["entropy"] is None
+    fused = measured(folder, world_size, "0:128:fp32:1:f")["updates"][0]
+    assert fused["entropy"] == pytest.approx(padded["entropy"], rel=1e-5)
 
 
 @pytest.mark.parametrize("variant", EXACT)

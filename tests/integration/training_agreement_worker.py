@@ -1,4 +1,4 @@
-"""One rank of the agreement test: for each variant loss, gradients and the weights after two updates."""
+"""One rank of the agreement test: for each variant loss, gradients and the weights after three updates."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from training_support import VOCABULARY, end_at_once, random_batch, settings
+from training_support import VOCABULARY, end_at_once, random_batch, settings, update_batches
 
 from mrt_hpc.recipe.schema import Precision
-from mrt_hpc.training import policy
+from mrt_hpc.training import policy, projection
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
@@ -29,7 +29,7 @@ def measure(trainer: TrainerEngine) -> dict[str, object]:
     loss, *_ = tally.gathered()
     gradients = {n: safe_get_full_grad(p).clone() for n, p in named(trainer)}
     norm = trainer.apply()
-    updates = [trainer.update(random_batch(seed)).as_dict() for seed in (1, 2)]
+    updates = [trainer.update(batch).as_dict() for batch in update_batches()]
     weights = {
         n: (p.detach() if trainer.settings.training.zero_stage == 0 else safe_get_full_fp32_param(p)).float().clone()
         for n, p in named(trainer)
@@ -41,7 +41,7 @@ def main() -> None:
     """Arguments: rank, world size, address file, model, output, variants.
 
     A variant is stage:tokens:precision:steps:options; options are c (activations computed twice), p (projection in
-    pieces), o (optimiser offloaded) or none.
+    pieces), o (optimiser offloaded), e (packed end to end), f (fused projection), n (no entropy) or none.
     """
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     model, output, *variants = sys.argv[4:]
@@ -58,8 +58,11 @@ def main() -> None:
             optimizer_steps_per_iteration=int(steps),
             gradient_checkpointing="c" in options,
             offload_optimizer="o" in options,
+            batching="packed" if "e" in options else "padded",
+            projection="fused" if "f" in options else "chunked",
+            entropy="n" not in options,
         )
-        policy.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
+        policy.LOGIT_ELEMENTS = projection.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
         result = measure(build(chosen, Path(model), ranks))
         if rank == 0:
             torch.save(result, Path(output) / f"{world_size}-{variant.replace(':', '-')}.pt")

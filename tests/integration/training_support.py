@@ -64,6 +64,11 @@ def random_batch(seed: int = 0, sequences: int = 13, behaviour_noise: float = 0.
     return batch
 
 
+def update_batches() -> list[list[TrainingSequence]]:
+    """The batches of the updates that are compared; the last has one sequence to compute, and so a rank without any."""
+    return [random_batch(1), random_batch(2), random_batch(3, sequences=2)]
+
+
 def settings(objective: Objective = Objective.POLICY_GRADIENT, **changes: object) -> TrainerSettings:
     """Settings of the tests, with changes of the recipe's section: 32 bits, a rate that moves the weights, clips that
     bite.
