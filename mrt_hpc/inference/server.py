@@ -357,13 +357,18 @@ class VllmServer:
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
             "HF_HUB_OFFLINE": "1",
         }
-        if self.settings.noise_by_request:
+        if self._draws_by_request:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})
 
+    @property
+    def _draws_by_request(self) -> bool:
+        """Whether the noise of a sample follows from its seed from its first token on; on CPU it always does."""
+        return self.settings.noise_by_request or on_cpu()
+
     def _served(self) -> ServedSettings:
-        """The settings that an attached task asks for; on CPU vLLM always draws the noise by request."""
-        return ServedSettings(self.settings.dtype, self.settings.noise_by_request or on_cpu())
+        """The settings that an attached task asks for."""
+        return ServedSettings(self.settings.dtype, self._draws_by_request)
 
     @property
     def _place(self) -> dict[str, object]:
@@ -391,8 +396,10 @@ class VllmServer:
             "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
             "uvicorn-log-level": "warning",
         }
-        if settings.kv_cache_gib is not None and on_cpu():
-            options["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
+        if on_cpu():
+            options["worker-cls"] = "mrt_hpc.inference.vllm_cpu_worker.CountingWorker"
+            if settings.kv_cache_gib is not None:
+                options["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
         if block_size := settings.block_size or (32 if on_cpu() else None):
             options["block-size"] = block_size
         flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if on_cpu() else [])]

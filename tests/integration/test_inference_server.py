@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from vllm import _custom_ops  # noqa: F401  # loads the kernel that draws
 
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
@@ -32,6 +34,7 @@ from mrt_hpc.inference.attached_server import AttachedServer
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, SamplingSettings, connect
 from mrt_hpc.inference.protocol import GENERATE_PATH
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace
+from mrt_hpc.inference.sampling_noise import step_keys
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.inference.server_control import Address
 from mrt_hpc.inference.tokens import TokenBytes
@@ -67,13 +70,29 @@ def write_model(directory: Path, *, tied: bool, seed: int) -> Path:
     return directory
 
 
-def reference_logprobs(directory: Path, prompt: list[int], ids: list[int], temperature: float) -> list[float]:
-    """[T] log-probabilities of ``ids`` after ``prompt`` by transformers, in fp32."""
+def reference_distributions(directory: Path, prompt: list[int], ids: list[int], temperature: float) -> torch.Tensor:
+    """[T, V] log-probabilities of all tokens at the places of ``ids`` after ``prompt`` by transformers, in fp32."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
-    return logprobs.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+    return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def of_tokens(distributions: torch.Tensor, ids: list[int]) -> list[float]:
+    """[T] log-probabilities of ``ids``."""
+    return distributions.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+
+
+def reference_logprobs(directory: Path, prompt: list[int], ids: list[int], temperature: float) -> list[float]:
+    """[T] log-probabilities of ``ids`` after ``prompt`` by transformers, in fp32."""
+    return of_tokens(reference_distributions(directory, prompt, ids, temperature), ids)
+
+
+def assert_drawn_by_seed(distributions: torch.Tensor, ids: list[int], seed: int) -> None:
+    """The tokens are those that the noise of seed and place draws; rounding may decide at very few places."""
+    keys = step_keys(np.full(len(ids), seed, np.uint64), np.arange(len(ids)))
+    drawn = torch.ops._C.fused_gumbel_argmax(distributions, torch.from_numpy(keys.view(np.int64)))
+    assert sum(a == b for a, b in zip(drawn.tolist(), ids, strict=True)) >= 0.98 * len(ids) - 1
 
 
 def assert_sampled_from(directory: Path, completions: list[Completion], temperature: float) -> None:
@@ -199,6 +218,15 @@ def test_a_seed_decides_its_sample_whoever_shares_the_request(tied: Reached) -> 
     together, alone = tied.sample(seeds=(1, 2, 3)), tied.sample(seeds=(2,))
     assert together[1].token_ids == alone[0].token_ids
     assert len({tuple(c.token_ids) for c in together}) == 3
+
+
+def test_the_noise_of_a_sample_follows_from_its_seed_and_the_number_of_its_tokens(
+    tied: Reached, models: dict[str, Path]
+) -> None:
+    seeds = (1, 2, 3)
+    for seed, completion in zip(seeds, tied.sample(seeds=seeds, max_tokens=200), strict=True):
+        ids = completion.token_ids
+        assert_drawn_by_seed(reference_distributions(models["tied0"], PROMPT, ids, 1.0), ids, seed)
 
 
 def test_the_stop_token_is_the_last_and_has_its_log_probability(tied: Reached, models: dict[str, Path]) -> None:
@@ -349,15 +377,15 @@ def test_a_reload_forgets_the_prefixes_of_the_old_weights(tied: Reached, models:
     assert tied.sample(seeds=(1,))[0].cached_tokens == 0
 
 
-def continued_logprobs(old: Path, new: Path, ids: list[int], start: int) -> list[float]:
-    """The log-probabilities of the tokens from ``start`` on: the old weights have sampled those before, and have
+def continued_distributions(old: Path, new: Path, ids: list[int], start: int) -> torch.Tensor:
+    """The log-probabilities at the tokens from ``start`` on: the old weights have sampled those before, and have
     computed the keys and values of all of them but the last, which was an input only after the swap.
     """
     with torch.no_grad():
         before, after = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (old, new))
         cache = before(torch.tensor([ids[: start - 1]]), use_cache=True).past_key_values
         logits = after(torch.tensor([ids[start - 1 : -1]]), past_key_values=cache).logits[0]
-    return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[start:])[:, None])[:, 0].tolist()
+    return torch.log_softmax(logits, -1)
 
 
 @pytest.mark.parametrize("swap", [WeightSwap.KEEP, WeightSwap.RECOMPUTE])
@@ -376,18 +404,20 @@ def test_weights_that_are_swapped_in_flight_tell_which_tokens_they_have_sampled(
 
     completions = tied.ask(swap_while_sampling)
     assert {(c.weights_version, len(c.later_weights), len(c.token_ids)) for c in completions} == {(1, 1, 420)}
-    for completion in completions[:4]:
+    for seed, completion in enumerate(completions[:4]):
         ids = completion.token_ids
         [[start, version]] = completion.later_weights
         assert version == 2
         assert 0 < start < len(ids)
-        by_old = reference_logprobs(old, PROMPT, ids, 1.0)[:start]
+        by_old = reference_distributions(old, PROMPT, ids, 1.0)[:start]
         by_new = (
-            continued_logprobs(old, new, PROMPT + ids, len(PROMPT) + start)
+            continued_distributions(old, new, PROMPT + ids, len(PROMPT) + start)
             if swap is WeightSwap.KEEP
-            else reference_logprobs(new, PROMPT, ids, 1.0)[start:]
+            else reference_distributions(new, PROMPT, ids, 1.0)[start:]
         )
-        assert completion.logprobs == pytest.approx(by_old + by_new, abs=1e-4)
+        by_both = torch.cat([by_old, by_new])
+        assert completion.logprobs == pytest.approx(of_tokens(by_both, ids), abs=1e-4)
+        assert_drawn_by_seed(by_both, ids, seed)
     assert_sampled_from(new, tied.sample(), 1.0)  # nothing that the old weights have cached is found
     tied.load_weights(old, 1)
 
