@@ -2,9 +2,9 @@
 
 vLLM's kernel for CPUs takes one key for each sequence, and hashes key and token id to the Gumbel noise of each token.
 vLLM itself draws the key of a step from a generator that every request owns, one after the other in Python, which
-costs 1.6 ms of CPU time a step of 256 sequences. Here the key is a hash of the request's seed and the number of tokens that it has generated:
-one operation for the whole batch. The key is the same whatever else is in the batch, however long the prompt is, and
-after vLLM has removed the request from the batch and computed it again.
+costs 1.5 ms of CPU time a step of 256 sequences. Here the key is a hash of the request's seed and the number of tokens
+that it has generated: one operation for the whole batch. The key is the same whatever else is in the batch, however
+long the prompt is, and after vLLM has removed the request from the batch and computed it again.
 """
 
 from __future__ import annotations
