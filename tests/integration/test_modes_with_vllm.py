@@ -139,7 +139,7 @@ def evaluate(server: VllmServer, model: Path, mode: str, *, prover: bool = False
             maker = ProverFactory.of(asked, ProverModel.of(prompter), 3)
             valuer = maker.session(client) if prover else None
             tracer = as_kind(way, Mode).sampler(writer)
-            session = SamplingSession(recording, tokens, pool, plan, valuer, 4, tracer)
+            session = SamplingSession(recording, tokens, pool, plan, valuer, asyncio.Semaphore(4), tracer)
             await session.sample(groups, finish)
             return recording.told
 
