@@ -301,6 +301,21 @@ class Precision(StrEnum):
     """Weights in 32 bits, matrix products in bfloat16."""
 
 
+class Batching(StrEnum):
+    """How sequences share a micro-batch of the trainer."""
+
+    PADDED = "padded"
+    """Each sequence gets a row, filled up to the longest."""
+    PACKED = "packed"
+    """Sequences lie end to end in one row, without padding, and each attends to itself alone. A GPU computes this fast
+    only with precision bf16 or bf16_autocast.
+    """
+    SHARED = "shared"
+    """As ``packed``, and where sequences begin with the same tokens, these are computed once: the prompt of a group,
+    and the prefix of branches (train_branches) and of the rollouts of algorithm mrt.
+    """
+
+
 class Training(Section):
     """The DeepSpeed update of an iteration."""
 
@@ -350,13 +365,11 @@ class Training(Section):
     of the memory of resources.trainer for each parameter. Results with and without it agree up to rounding.
     """
     max_tokens_per_micro_batch: Positive = 16384
-    """The maximum number of tokens of a micro-batch, padding included. A longer sequence gets a micro-batch of its own.
+    """The maximum number of tokens of a micro-batch, padding included; tokens that are computed once for several
+    sequences count once. A longer sequence gets a micro-batch of its own.
     """
-    batching: Literal["padded", "packed"] = "padded"
-    """How sequences share a micro-batch. ``padded`` gives each a row, filled up to the longest. ``packed`` lays them
-    end to end in one row, without padding, and each attends to itself alone; a GPU computes this fast only with
-    precision bf16 or bf16_autocast. Results agree up to rounding.
-    """
+    batching: Batching = Batching.PADDED
+    """How sequences share a micro-batch. Results agree up to rounding."""
     projection: Literal["chunked", "fused"] = "chunked"
     """How hidden states become log-probabilities. ``chunked`` keeps the logits of a micro-batch for the backward pass,
     or computes them in pieces where they are many. ``fused`` keeps one number a token, and computes the gradient in
