@@ -9,7 +9,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from training_support import VOCABULARY, branched, end_at_once, random_batch, settings, update_batches
 
-from mrt_hpc.recipe.schema import Precision
+from mrt_hpc.recipe.schema import Batching, Precision
 from mrt_hpc.training import policy, projection
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -60,7 +60,7 @@ def main() -> None:
             optimizer_steps_per_iteration=int(steps),
             gradient_checkpointing="c" in options,
             offload_optimizer="o" in options,
-            batching="shared" if "s" in options else "packed" if "e" in options else "padded",
+            batching=Batching.SHARED if "s" in options else Batching.PACKED if "e" in options else Batching.PADDED,
             projection="fused" if "f" in options else "chunked",
             entropy="n" not in options,
         )
