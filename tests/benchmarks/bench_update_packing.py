@@ -103,7 +103,7 @@ def table(found: dict[str, list[tuple[float, float, float, int, int]]]) -> list[
     """Rows of Markdown; ratios are to the first variant, round by round."""
     first = next(iter(found.values()))
     lines = [
-        "| variant | s, best | median | CPU s, best | median | CPU, of the default | padding | micro-steps | positions |",
+        "| variant | s, best | median | CPU s, best | median | CPU, of default | padding | micro-steps | positions |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, rounds in found.items():
