@@ -41,7 +41,7 @@ def process_of(layout: RunLayout, name: str) -> int:
 def test_how_tasks_end_and_which_come_back(cluster: Cluster) -> None:
     names = ("stopped", "cancelled", "crashes", "gives-back", "killed", "lost", "saves", "limited")
     the_plan = plan(
-        *(job(name, minutes=3 if name == "limited" else 30) for name in names),  # the signal comes 90 s before the limit
+        *(job(name, minutes=3 if name == "limited" else 30) for name in names),  # signalled 90 s before the limit
         *(job(f"after-{name}", ok=(name,)) for name in names),
     )
     layout = run_directory(cluster, "life", the_plan)
