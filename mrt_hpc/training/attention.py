@@ -229,7 +229,7 @@ def _filled(rows: list[Places]) -> torch.Tensor:
 def take_rows(tensor: torch.Tensor, places: torch.Tensor, repeated: bool) -> torch.Tensor:
     """Return some rows of a tensor. Where rows are taken repeatedly, the gradients of one are summed in 32 bits."""
     if repeated and tensor.dtype.itemsize == 2:
-        return cast("torch.Tensor", _RepeatedRows.apply(tensor, places))
+        return cast("torch.Tensor", _RepeatedRows.apply(tensor, places))  # type: ignore[no-untyped-call]
     return tensor.index_select(0, places)
 
 
