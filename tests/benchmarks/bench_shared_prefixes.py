@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mrt_hpc.recipe.schema import Batching
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.sequence import TrainingSequence
+
+if TYPE_CHECKING:
+    from mrt_hpc.training.sequence import TrainingSequence
 
 VOCABULARY, PROMPT, GROUP = 256, 16, 4
 
