@@ -12,10 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open, longest_sequence
+from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.longest import longest_sequence
 from mrt_hpc.recipe.model_files import ARCHITECTURES, context_length
 
 if TYPE_CHECKING:
