@@ -4,7 +4,8 @@ vLLM's CPU platform asks for ``spawn``, with which the engine's process imports 
 long as the thread that forks has never computed with several threads: the OpenMP of the child would wait for threads
 that only the parent has. So the API server computes with one thread, and the engine takes the full number.
 
-On GPU the engine is spawned: a process that has initialised CUDA cannot be forked, and forks have not been tested there.
+On GPU the engine is spawned: a process that has initialised CUDA cannot be forked, and forks have not
+been tested there.
 """
 
 from __future__ import annotations
