@@ -22,6 +22,7 @@ from mrt_hpc.inference.spreading import spread_over
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.roles.sampling.starts import tell_first_token, tell_started
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.weights import Weights, published_versions
@@ -166,9 +167,9 @@ def running_server(
         )
         for number in range(count)
     ]
+    began = time.monotonic()
     with made[0] if count == 1 else ServerPool(tuple(made)) as servers:
-        for server in servers.each:
-            task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
+        tell_started(task, servers, weights.version, time.monotonic() - began)
         yield servers
 
 
@@ -225,8 +226,9 @@ def policy_server(
         pause_deadline_s=serving.stall_limit_s,
         while_starting=while_starting,
     )
+    began = time.monotonic()
     with attached as server:
-        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=None)
+        tell_started(task, server, weights.version, time.monotonic() - began)
         yield server
 
 
@@ -340,6 +342,7 @@ async def _connected(task: Task, server: Server, watches: list[asyncio.Task[None
 
     async with connect(server.control.address, server.control.key, revive=revive) as client:
         watches.append(asyncio.create_task(restart_when_hung(server, client, limit_s, restart)))
+        watches.append(asyncio.create_task(tell_first_token(task, server, client)))
         yield client
 
 
