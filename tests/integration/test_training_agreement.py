@@ -120,8 +120,14 @@ def test_packed_rows_hold_no_padding_and_entropy_is_measured_only_when_asked_for
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_rows_that_ranks_share_are_filled_up_to_equal_parts(folder: Path, world_size: int) -> None:
-    alone, shared = (measured(folder, world_size // 2, f"0:40:fp32:1:{o}")["updates"] for o in ("e", "e"))
-    del alone, shared
+    shared = measured(folder, world_size, "0:40:fp32:1:2e")["updates"]
+    alone = measured(folder, world_size // 2, "0:40:fp32:1:e")["updates"]
+    for ours, theirs in zip(shared, alone, strict=True):
+        assert (ours["micro_steps"], ours["computed_tokens"]) == (theirs["micro_steps"], theirs["computed_tokens"])
+        filler = ours["positions"] - theirs["positions"]
+        assert 0 <= filler <= 2 * ours["micro_steps"] and ours["positions"] % 2 == 0
+        assert ours["padding_share"] == pytest.approx(filler / ours["positions"])
+    assert any(u["padding_share"] for u in shared)  # so that rows were filled up
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
