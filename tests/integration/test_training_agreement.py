@@ -41,13 +41,19 @@ VARIANTS = [
     "3:60:bf16:1:sbf",
 ]
 SHARED_ROWS = [  # two ranks share each row
-    *(f"{stage}:40:fp32:1:2e" for stage in (0, 2, 3)),
+    "0:40:fp32:1:2e",
+    "2:40:fp32:1:2e",
     "3:40:fp32:2:2cefnp",
     "0:60:fp32:1:2sb",
     "3:60:fp32:1:2csbf",
+    "3:40:bf16:1:2ef",
 ]
 EXACT = [v for v in VARIANTS if ":fp32:" in v]
-RANKS = {1: VARIANTS, 2: [*VARIANTS, *SHARED_ROWS, "3:40:bf16:1:2ef"], 4: SHARED_ROWS}
+RANKS = {  # four ranks have two rows of two ranks, or one row, for which heads of keys are repeated
+    1: VARIANTS,
+    2: [*VARIANTS, *SHARED_ROWS],
+    4: ["0:40:fp32:1:2e", "3:40:fp32:2:4cefnp"],
+}
 EXACT_CASES = [(ranks, v) for ranks, variants in RANKS.items() for v in variants if ":fp32:" in v]
 
 
