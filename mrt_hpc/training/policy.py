@@ -161,7 +161,8 @@ def load_policy(
     changes = [n for n in LOGIT_CHANGES if getattr(config, n, None) not in (None, 1, 1.0)]
     if changes:
         raise UserError("the trainer does not know how this model changes its logits", value=changes, where=directory)
-    _refuse_uneven_heads(config, row_ranks.parts)
+    if config.get_text_config().num_attention_heads % row_ranks.parts:
+        raise uneven_heads(config.get_text_config().num_attention_heads, row_ranks.parts, str(directory))
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
     attention = PACKED_ATTENTION if kernels.in_one_row else _attention_of_padded_rows(autocast)
@@ -171,12 +172,6 @@ def load_policy(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return Policy(model, temperature, autocast, kernels, row_ranks)
-
-
-def _refuse_uneven_heads(config: PretrainedConfig, parts: int) -> None:
-    heads = config.get_text_config().num_attention_heads if parts > 1 else 0
-    if heads % parts:
-        raise uneven_heads(heads, parts, "model.path")
 
 
 def _attention_of_padded_rows(autocast: bool) -> str:

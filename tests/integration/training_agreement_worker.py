@@ -43,7 +43,8 @@ def main() -> None:
 
     A variant is stage:tokens:precision:steps:options; options are c (activations computed twice), p (projection in
     pieces), o (optimiser offloaded), e (packed end to end), s (shared prefixes), f (fused projection), n (no entropy),
-    2 or 4 (so many ranks share each row) or none. With b the batches are of branches; the plain computation has the same.
+    2 or 4 (so many ranks share each row) or none. With b the batches are of branches; the plain computation has the
+    same.
     """
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     model, output, *variants = sys.argv[4:]
