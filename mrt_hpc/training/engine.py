@@ -1,9 +1,9 @@
 """The trainer: one DeepSpeed engine on any number of ranks, ZeRO stage 0 to 3.
 
 Every rank receives the same whole batch and computes its share of it: micro-batches of its own, or a part of those that
-it shares with other ranks (see ``sequence_parallel``). The loss is divided by the batch's token count,
-never by a count of micro-batches or ranks, so the result depends on neither. Reads no shards and writes no files: see
-``checkpoint`` and ``export``.
+it shares with other ranks (see ``sequence_parallel``). The loss is divided by the batch's token count, never by a count
+of micro-batches or ranks, so the result depends on neither. Reads no shards and writes no files: see ``checkpoint`` and
+``export``.
 """
 
 from __future__ import annotations
@@ -185,14 +185,9 @@ class TrainerEngine:
         when the order changes: under ZeRO-3 the count is therefore that of the largest micro-batch that the recipe
         allows, in every micro-step.
         """
-        # a position of a packed row predicts one token at most, so a part has no more trained tokens than positions
+        # in a shared row one position may predict many tokens, and all of them may be in one part
         parts = self._row_ranks.parts if self._kernels.batching is Batching.PACKED else 1
-
-        def most(share: Sequence[int]) -> int:
-            positions = sum(sequences[i].width for i in share)
-            return min(sum(sequences[i].trained_tokens for i in share), -(-positions // parts))
-
-        largest = [max(most(share) for share in step) for step in plan]
+        largest = [max(_most_trained([sequences[i] for i in share], parts) for share in step) for step in plan]
         if self.engine.zero_optimization_partition_weights():
             bound = max(-(-self.settings.training.max_tokens_per_micro_batch // parts), *largest)
             largest = [bound] * len(plan)
@@ -337,6 +332,14 @@ def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, An
         },
         "steps_per_print": None,
     }
+
+
+def _most_trained(sequences: Sequence[TrainingSequence], parts: int) -> int:
+    """Return the maximum number of trained tokens in one of the parts of a row in which sequences lie end to end: each
+    position predicts one token.
+    """
+    positions = sum(s.width for s in sequences)
+    return min(sum(s.trained_tokens for s in sequences), -(-positions // parts))
 
 
 def _seed(settings: TrainerSettings, ranks: Ranks) -> None:

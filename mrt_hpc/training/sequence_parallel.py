@@ -65,7 +65,8 @@ class SharedRowSegments:
         split = [t.unflatten(1, (parts, -1)) for t in (query, repeated(key, parts), repeated(value, parts))]
         sent = torch.cat(split, 2).transpose(0, 1)
         received = self._exchanged(sent).flatten(0, 1)
-        output = self.whole.attend(*received.split([t.shape[2] for t in split], 1), scale)
+        own_query, own_key, own_value = received.split([t.shape[2] for t in split], 1)
+        output = self.whole.attend(own_query, own_key, own_value, scale)
         return self._exchanged(output.unflatten(0, (parts, -1))).transpose(0, 1).flatten(1, 2)
 
     def _exchanged(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import Qwen2Config
 
-from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.schema import Batching, Precision
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
+from mrt_hpc.training.policy import load_policy
 from mrt_hpc.training.sequence import TrainingSequence
 from mrt_hpc.training.sequence_parallel import RowRanks, repeated
 
-CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    from pathlib import Path
+
 IN_ONE_ROW = [Batching.PACKED, Batching.SHARED]
 LENGTHS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), max_size=6)
 
@@ -98,12 +105,10 @@ def test_a_query_head_keeps_its_head_of_keys(heads: int, shared: int, parts: int
     assert len(keys) % parts == 0 and heads % len(keys) == 0
     of_queries = torch.arange(shared).repeat_interleave(heads // shared)
     assert torch.equal(keys.repeat_interleave(heads // len(keys)).long(), of_queries)
-    assert torch.equal(keys.tensor_split(parts)[0], keys[: len(keys) // parts])
 
 
-def test_ranks_of_a_row_are_consecutive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.new_subgroups", lambda parts: (f"group of {parts}", []))
-    from mrt_hpc.training.rendezvous import Ranks
-
-    found = [RowRanks.of(Ranks(rank, 6), 3) for rank in range(6)]
-    assert [(r.row, r.part) for r in found] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+def test_the_trainer_refuses_a_model_whose_heads_do_not_divide_over_the_ranks(tmp_path: Path) -> None:
+    Qwen2Config(num_attention_heads=4, num_key_value_heads=2, hidden_size=16).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="4 attention heads do not divide over the ranks") as refused:
+        load_policy(tmp_path, 1.0, Precision.FP32, row_ranks=RowRanks(3))
+    assert refused.value.expected == "one of 1, 2, 4"
