@@ -251,6 +251,7 @@ def check_model(recipe: Experiment) -> None:
         files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
         files.check(longest_sequence(recipe))
         _check_division(files, recipe, "inference", "evaluation")
+        files.check_sharing(recipe.training.sequence_parallel)
     if recipe.prover is not None and recipe.prover.model is not None:
         refuse_unfetched(recipe.prover.model, "prover.model")
         files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)

@@ -121,6 +121,15 @@ def training_fits(recipe: Recipe) -> None:
     """Refuse settings that the trainer cannot apply."""
     if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
         raise misfit("training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload")
+    sharing, ranks = recipe.training.sequence_parallel, recipe.resources.trainer.ranks
+    if sharing == 1:
+        return
+    if ranks % sharing:
+        raise misfit("resources.trainer.ranks", f"a multiple of training.sequence_parallel ({sharing})")
+    if recipe.training.batching == "padded":
+        raise misfit(
+            "training.batching", "packed or shared with training.sequence_parallel above 1: ranks share one row"
+        )
 
 
 def sampling_fits(recipe: Recipe) -> None:

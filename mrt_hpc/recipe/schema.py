@@ -380,6 +380,11 @@ class Training(Section):
     """
     batching: Batching = Batching.PADDED
     """How sequences share a micro-batch. Results agree up to rounding."""
+    sequence_parallel: Positive = 1
+    """The number of ranks that share each micro-batch, for traces whose activations do not fit one GPU: each computes
+    an equal part of its positions, and attention of an equal part of the heads. It must divide resources.trainer.ranks
+    and the model's attention heads, and takes batching packed or shared. Results agree up to rounding.
+    """
     projection: Literal["chunked", "fused"] = "chunked"
     """How hidden states become log-probabilities. ``chunked`` keeps the logits of a micro-batch for the backward pass,
     or computes them in pieces where they are many. ``fused`` keeps one number a token, and computes the gradient in
