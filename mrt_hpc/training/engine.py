@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import Precision
+from mrt_hpc.recipe.batching import Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.recipe.batching import Batching
 from mrt_hpc.training.packing import pack, pack_end_to_end, pack_shared, padded_tokens
 from mrt_hpc.training.prefixes import SharedRow, SortedSequences
 
