@@ -254,11 +254,21 @@ class Serving(Section):
     dtype: NumberFormat = "bfloat16"
     """The number format of weights and activations."""
     kv_cache_gib: PositiveFloat = 1.0
-    """The size of the key-value cache on CPU, GiB."""
+    """The size of the key-value cache of a server on CPU, GiB."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The share of the GPU's memory that vLLM takes."""
+    tensor_parallel: Positive | None = None
+    """The number of GPUs that one server divides each layer of the model over; null divides the task's GPUs evenly
+    among its servers. It must divide the model's attention heads. Without GPUs, null is 1, and a server of more
+    computes in as many processes.
+    """
+    servers: Positive | None = None
+    """The number of servers side by side in one task; each has tensor_parallel GPUs of its own, and a group of rollouts
+    stays on one of them. null takes as many as the task has GPUs for; without GPUs, null is 1, and the servers share
+    the task's cores.
+    """
     max_concurrent_sequences: Positive = 256
-    """The maximum number of sequences in one batch of the server."""
+    """The maximum number of sequences in one batch of a server."""
     enforce_eager: bool = False
     """Whether to skip compilation and CUDA graphs. The server is then slower on a GPU, and starts faster."""
     attach: ServerAttachment | None = None
