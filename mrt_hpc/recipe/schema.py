@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
 from mrt_hpc.recipe.base import Count, Line, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.combinations import (
     data_fit,
     evaluation_fits,
@@ -298,32 +299,6 @@ class Grading(Section):
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
-
-
-class Precision(StrEnum):
-    """Number formats of the trainer."""
-
-    FP32 = "fp32"
-    """Weights, gradients and activations in 32 bits."""
-    BF16 = "bf16"
-    """Weights and activations in bfloat16, master weights and optimiser in 32 bits."""
-    BF16_AUTOCAST = "bf16_autocast"
-    """Weights in 32 bits, matrix products in bfloat16."""
-
-
-class Batching(StrEnum):
-    """How sequences share a micro-batch of the trainer."""
-
-    PADDED = "padded"
-    """Each sequence gets a row, filled up to the longest."""
-    PACKED = "packed"
-    """Sequences lie end to end in one row, without padding, and each attends to itself alone. A GPU computes this fast
-    only with precision bf16 or bf16_autocast.
-    """
-    SHARED = "shared"
-    """As ``packed``, and where sequences begin with the same tokens, these are computed once: the prompt of a group,
-    and the prefix of branches (train_branches) and of the rollouts of algorithm mrt.
-    """
 
 
 class Training(Section):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import Batching, Precision
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device

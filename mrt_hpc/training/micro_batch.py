@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.recipe.batching import Batching
 from mrt_hpc.training.packing import pack, pack_end_to_end, pack_shared, padded_tokens
 from mrt_hpc.training.prefixes import SharedRow, SortedSequences
 

@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.model_files import uneven_heads
-from mrt_hpc.recipe.schema import Batching, Precision
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.attention import CPU_ATTENTION, PACKED_ATTENTION, segments_of, take_rows
 from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
