@@ -100,7 +100,7 @@ class Stepper:
         phases.seconds["update"] -= publishing
         phases.seconds["weights"] += publishing
         assert metrics.generated_tokens is not None
-        return Measured(seconds, metrics.generated_tokens, phases.seconds)
+        return Measured(seconds, metrics.generated_tokens, phases.seconds, phases.cpu)
 
 
 def main() -> None:

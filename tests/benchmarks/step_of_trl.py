@@ -76,11 +76,11 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def taken(self, seconds: float) -> Measured:
         """The step that has ended; the next one begins."""
-        found, tokens = self.phases.seconds, self.tokens
+        found, tokens, cpu = self.phases.seconds, self.tokens, self.phases.cpu
         self.phases, self.tokens = Phases(), 0
         scoring = found.pop("sampling and scoring") - found["weights"] - found["generation"]
         update = seconds - scoring - found["weights"] - found["generation"]
-        return Measured(seconds, tokens, {**found, "scoring": scoring, "update": update + scoring})
+        return Measured(seconds, tokens, {**found, "scoring": scoring, "update": update + scoring}, cpu)
 
     def fastest(self, prompts: list[list[int]], load: Load) -> Measured:
         """The same number of traces as vLLM samples them fastest: one request for each prompt, no seeds, no text."""

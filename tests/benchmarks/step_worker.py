@@ -1,4 +1,4 @@
-"""What both sides of ``bench_against_trl.py`` share: the load, the reward, the process of a side, and its measured steps.
+"""What both sides of ``bench_against_trl.py`` share: load, reward, the process of a side, and its measured steps.
 
 A side is a process that stays loaded. It takes one step for each line that it reads, and answers with one line of JSON.
 """
@@ -12,7 +12,6 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
 import psutil
@@ -23,6 +22,7 @@ from mrt_hpc.mrt.mrt_online import outcome_token_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from mrt_hpc.algorithms.batch import Batch
 
@@ -85,12 +85,18 @@ class Measured:
     """The generated tokens."""
     phases: dict[str, float] = field(default_factory=dict)
     """The seconds of each phase."""
+    cpu: dict[str, float] = field(default_factory=dict)
+    """The processor seconds of the side in each phase, those of its server included; ``total`` is the whole step."""
     others: float = 0.0
     """The cores that other processes used meanwhile."""
 
     def per_token(self, phase: str | None = None) -> float:
         """Milliseconds a generated token, of one phase or of all."""
         return 1e3 * (self.seconds if phase is None else self.phases[phase]) / self.tokens
+
+    def cpu_per_token(self, phase: str) -> float:
+        """Processor milliseconds a generated token."""
+        return 1e3 * self.cpu[phase] / self.tokens
 
 
 def serve(actions: dict[str, Callable[[], Measured]]) -> None:
@@ -109,7 +115,7 @@ class Meter:
     """Counts, from when it is made, the processor time of other processes than this one and its children."""
 
     def __init__(self) -> None:
-        self._busy, self._own, self._started = _busy(), _own(), time.perf_counter()
+        self._busy, self._own, self._started = _busy(), own_seconds(), time.perf_counter()
 
     @property
     def seconds(self) -> float:
@@ -118,8 +124,9 @@ class Meter:
 
     def completed(self, found: Measured) -> Measured:
         """A step with the cores that others used."""
-        others = (_busy() - self._busy - (_own() - self._own)) / self.seconds
-        return replace(found, others=max(0.0, others))
+        own = own_seconds() - self._own
+        others = (_busy() - self._busy - own) / self.seconds
+        return replace(found, cpu=found.cpu | {"total": own}, others=max(0.0, others))
 
 
 def tell(what: Measured) -> None:
@@ -133,7 +140,7 @@ def _busy() -> float:
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
-def _own() -> float:
+def own_seconds() -> float:
     """The processor seconds of this process and of those that it has started."""
     own = psutil.Process()
     return sum(t.user + t.system for t in (p.cpu_times() for p in (own, *own.children(recursive=True))))
@@ -184,15 +191,17 @@ def side(name: str, command: list[str], environment: dict[str, str], log: Path) 
 
 @dataclass
 class Phases:
-    """The seconds of the phases of one step."""
+    """The seconds of the phases of one step, and the processor seconds of this process and its children."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
         """Add the seconds of a block to a phase."""
-        started = time.perf_counter()
+        started, own = time.perf_counter(), own_seconds()
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            self.cpu[name] = self.cpu.get(name, 0.0) + own_seconds() - own
