@@ -10,7 +10,7 @@ before they are compressed, so that the high ones, nearly all zero, take no room
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 CODEC = "zstd"
 LEVEL = 1
 """The level of compression: higher ones gain a few per cent and take several times as long."""
-UNSIGNED = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 """The unsigned whole numbers by their width in bytes."""
 
 
@@ -91,12 +91,12 @@ def apply_changes(array: Bytes, changes: BitChanges, width: int) -> None:
 def _folded(differences: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
     """[n] 0, -1, 1, -2, 2 ... as 0, 1, 2, 3, 4 ...: small ones of both signs become small numbers."""
     sign = differences >> (differences.itemsize * 8 - 1)
-    return (differences << 1) ^ (0 - sign)
+    return (differences << 1) ^ np.negative(sign)
 
 
 def _unfolded(folded: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
     """The inverse of :func:`_folded`."""
-    return (folded >> 1) ^ (0 - (folded & 1))
+    return (folded >> 1) ^ np.negative(folded & 1)
 
 
 def _packed(values: npt.NDArray[np.unsignedinteger]) -> bytes:
