@@ -185,6 +185,15 @@ def test_a_version_that_stays_keeps_what_it_was_made_of(layout: RunLayout) -> No
     chain_to(layout, 5)
 
 
+def test_no_reader_finds_a_delta_whose_base_was_removed_first(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr("mrt_hpc.run.weights.shutil.rmtree", lambda path: removed.append(path.name[1:8]))
+    prune(layout, [])
+    assert removed == ["v000004", "v000003", "v000002", "v000001"]
+
+
 def test_versions_of_their_own_are_full(layout: RunLayout) -> None:
     full = [v for v in range(41) if is_in_full(layout, recipe("training.full_weights_every=6"), v)]
     assert full == [0, 6, 10, 12, 18, 20, 24, 30, 36, 40], "every 6th, every evaluated one, the ends of segments"
