@@ -114,8 +114,8 @@ def _make_room(found: Filesystem) -> str:
 
 def bytes_needed(recipe: Recipe) -> float | None:
     """Bytes of all checkpoints and weights versions that lie on the disk at a time; None if the model's size is not
-    known. One more of each is there while it is written, and evaluated versions stay. The oldest one may be a delta, and
-    need all from the whole model that it was made of.
+    known. One more of each is there while it is written, and evaluated versions stay. The oldest version may be a
+    delta, and need all from the whole model that it was made of.
     """
     billions = model_billions(recipe)
     if billions is None:
