@@ -40,6 +40,7 @@ from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, 
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
+from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
 
 if TYPE_CHECKING:
@@ -248,12 +249,14 @@ def check_model(recipe: Experiment) -> None:
         return
     if isinstance(recipe.model, HuggingFaceModel):
         refuse_unfetched(recipe.model.path, "model.path")
+        refuse_delta(Path(recipe.model.path))
         files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
         files.check(longest_sequence(recipe))
         _check_division(files, recipe, "inference", "evaluation")
         files.check_sharing(recipe.training.sequence_parallel)
     if recipe.prover is not None and recipe.prover.model is not None:
         refuse_unfetched(recipe.prover.model, "prover.model")
+        refuse_delta(Path(recipe.prover.model))
         files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)
         files.check(recipe.prover.model_max_tokens or longest_in_training(recipe), trained=False)
         _check_division(files, recipe, "inference")

@@ -132,6 +132,24 @@ def training_fits(recipe: Recipe) -> None:
         )
 
 
+def weights_fit(recipe: Recipe) -> None:
+    """Refuse deltas of weights that no task would read, or that the server could not."""
+    if recipe.training.full_weights_every == 1:
+        return
+    attach, schedule = recipe.serving.attach, recipe.schedule
+    reasons = {
+        f"algorithm {recipe.algorithm.type} samples nothing while it trains": not recipe.algorithm.samples_rollouts,
+        "with schedule.iterations_per_job: 1 every version ends a segment": schedule.iterations_per_job == 1,
+        "with coupling: sequential inference has ended when versions are published": schedule.coupling == "sequential",
+        "a server at an http address does not see the folder in which an inference task puts versions together": (
+            attach is not None and attach.address.startswith("http")
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise misfit("training.full_weights_every", f"1: {reason}")
+
+
 def sampling_fits(recipe: Recipe) -> None:
     """Refuse numbers that the algorithm does not use, or that are too small for it."""
     sampling, algorithm, schedule = recipe.sampling, recipe.algorithm, recipe.schedule

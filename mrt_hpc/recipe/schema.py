@@ -26,6 +26,7 @@ from mrt_hpc.recipe.combinations import (
     serving_fits,
     training_fits,
     verifiers_fit,
+    weights_fit,
 )
 from mrt_hpc.recipe.extraction import Extraction
 from mrt_hpc.recipe.mode import ModeSettings
@@ -382,6 +383,11 @@ class Training(Section):
     """The number of checkpoints that stay on disk."""
     keep_weights: Annotated[int, Field(ge=2)] = 3
     """The number of the newest weights versions that stay on disk. Versions to be evaluated stay in any case."""
+    full_weights_every: Positive = 1
+    """The number of weights versions from one that is published as a whole model to the next. Those between hold only
+    what has changed since the version before, to the bit; inference tasks put them together. 1 publishes whole models
+    only. Versions that are evaluated, sample traces or end a segment are whole models in any case.
+    """
 
 
 # -- schedule, evaluation, resources
@@ -630,6 +636,7 @@ class Recipe(Section):
         sampling_fits(self)
         serving_fits(self)
         training_fits(self)
+        weights_fit(self)
         check_refresh(self)
         return self
 
