@@ -227,8 +227,6 @@ def not_published(layout: RunLayout, version: int) -> UserError:
     return UserError(
         f"weights version {version} is not there: {why}",
         where=layout.weights,
-        expected=f"one of {', '.join(map(str, full_versions(layout)))}"
-        if published
-        else "a run that has published weights",
+        expected=f"one of {', '.join(map(str, models))}" if models else "a run that has published weights",
         advice=wait or f"mrt-hpc status {layout.root}",
     )

@@ -36,7 +36,7 @@ from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, chain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ROWS, TOKENS = 4, 128
+ROWS, TOKENS = 2, 96
 WARM_STEPS = 3
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", type=Path, required=True, help="the file of the model")
     parser.add_argument("--text", type=Path, required=True, help="JSON lines with a text under `problem`")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
