@@ -225,15 +225,15 @@ def main() -> None:
         learner = Learner(model, batches(options.text, AutoTokenizer.from_pretrained(directory)), optimiser)
         for _ in range(WARM_STEPS):
             learner.step()
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         versions = Versions.begun(learner, scratch)
         for version in range(2, options.steps + 2):
             versions.add(version)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-    written = table(versions.found, parameters, options.learning_rate)
-    print(written)
-    if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "table.md").write_text(written)
+            written = table(versions.found, parameters, options.learning_rate)
+            print(written, flush=True)
+            if options.output is not None:
+                options.output.mkdir(parents=True, exist_ok=True)
+                (options.output / "table.md").write_text(written)
 
 
 if __name__ == "__main__":
