@@ -132,10 +132,10 @@ def test_a_directory_without_config_is_named(tmp_path: Path) -> None:
         (Precision.BF16, 0, 2, 2 + 12 / 2 + 6 + 4),  # weights in 16 bits are partitioned as in stage 1
         (Precision.BF16, 1, 1, 2 + 12 + 6 + 4),
         (Precision.BF16, 2, 2, 2 + 12 / 2 + 4 / 2 + 8),
-        (Precision.BF16, 3, 4, (2 + 12 + 4) / 4 + 12 + 2),
+        (Precision.BF16, 3, 4, (2 + 12 + 4) / 4 + 12 + 1),
         (Precision.FP32, 0, 2, 4 + 8 + 4 + 4),
-        (Precision.FP32, 1, 2, 4 + 12 / 2 + 4 + 8),
-        (Precision.FP32, 2, 2, 4 + 16 / 2 + 8),
+        (Precision.FP32, 1, 2, 4 + 12 / 2 + 4 + 4),
+        (Precision.FP32, 2, 2, 4 + 16 / 2 + 6),
     ],
 )
 def test_bytes_a_parameter_by_hand(precision: Precision, stage: int, ranks: int, a_parameter: float) -> None:
