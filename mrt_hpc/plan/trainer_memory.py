@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from mrt_hpc.recipe.schema import Precision
+from mrt_hpc.recipe.batching import Precision
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.model_shape import ModelShape

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
 from mrt_hpc.recipe.base import Count, Line, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.combinations import (
     data_fit,
     evaluation_fits,
@@ -253,11 +254,21 @@ class Serving(Section):
     dtype: NumberFormat = "bfloat16"
     """The number format of weights and activations."""
     kv_cache_gib: PositiveFloat = 1.0
-    """The size of the key-value cache on CPU, GiB."""
+    """The size of the key-value cache of a server on CPU, GiB."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The share of the GPU's memory that vLLM takes."""
+    tensor_parallel: Positive | None = None
+    """The number of GPUs that one server divides each layer of the model over; null divides the task's GPUs evenly
+    among its servers. It must divide the model's attention heads. Without GPUs, null is 1, and a server of more
+    computes in as many processes.
+    """
+    servers: Positive | None = None
+    """The number of servers side by side in one task; each has tensor_parallel GPUs of its own, and a group of rollouts
+    stays on one of them. null takes as many as the task has GPUs for; without GPUs, null is 1, and the servers share
+    the task's cores.
+    """
     max_concurrent_sequences: Positive = 256
-    """The maximum number of sequences in one batch of the server."""
+    """The maximum number of sequences in one batch of a server."""
     enforce_eager: bool = False
     """Whether to skip compilation and CUDA graphs. The server is then slower on a GPU, and starts faster."""
     attach: ServerAttachment | None = None
@@ -288,17 +299,6 @@ class Grading(Section):
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
-
-
-class Precision(StrEnum):
-    """Number formats of the trainer."""
-
-    FP32 = "fp32"
-    """Weights, gradients and activations in 32 bits."""
-    BF16 = "bf16"
-    """Weights and activations in bfloat16, master weights and optimiser in 32 bits."""
-    BF16_AUTOCAST = "bf16_autocast"
-    """Weights in 32 bits, matrix products in bfloat16."""
 
 
 class Training(Section):
@@ -350,12 +350,15 @@ class Training(Section):
     of the memory of resources.trainer for each parameter. Results with and without it agree up to rounding.
     """
     max_tokens_per_micro_batch: Positive = 16384
-    """The maximum number of tokens of a micro-batch, padding included. A longer sequence gets a micro-batch of its own.
+    """The maximum number of tokens of a micro-batch, padding included; tokens that are computed once for several
+    sequences count once. A longer sequence gets a micro-batch of its own.
     """
-    batching: Literal["padded", "packed"] = "padded"
-    """How sequences share a micro-batch. ``padded`` gives each a row, filled up to the longest. ``packed`` lays them
-    end to end in one row, without padding, and each attends to itself alone; a GPU computes this fast only with
-    precision bf16 or bf16_autocast. Results agree up to rounding.
+    batching: Batching = Batching.PADDED
+    """How sequences share a micro-batch. Results agree up to rounding."""
+    sequence_parallel: Positive = 1
+    """The number of ranks that share each micro-batch, for traces whose activations do not fit one GPU: each computes
+    an equal part of its positions, and attention of an equal part of the heads. It must divide resources.trainer.ranks
+    and the model's attention heads, and takes batching packed or shared. Results agree up to rounding.
     """
     projection: Literal["chunked", "fused"] = "chunked"
     """How hidden states become log-probabilities. ``chunked`` keeps the logits of a micro-batch for the backward pass,

@@ -62,6 +62,7 @@ REFRESHED = 2
 """The weights version that samples the stale traces once more, where they are refreshed."""
 REFRESHING = {"algorithm.refresh_every": REFRESHED, "schedule.iterations_per_job": REFRESHED}
 LEARNING = {"algorithm.sequences_per_iteration": 16}
+SHARED = {"training.batching": "shared"}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
     "grpo": {**SAMPLING, **EVALUATED, "training.schedule": "constant"},
@@ -72,6 +73,7 @@ PARTICULAR = {
     "dr_grpo": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "keep"},
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
     "mrt": {**SAMPLING, **COLLECTING, **REFRESHING},
+    "mrt_online_train_branches": {**SAMPLING, **SHARED},
     "mrt_next_episode": {**SAMPLING, **COLLECTING},
     "star": {**COLLECTING, **LEARNING},
     "mrt_star": {**COLLECTING, **LEARNING},
@@ -340,6 +342,7 @@ def test_branches_are_learnt_after_what_they_were_sampled_after(run: Callable[[s
         sequences = [s for s in learnt if s.has_signal]
         assert measured.trained_branches == len(sequences) > 0
         assert measured.dropped_branches == dropped == 0
+        assert measured.trainer["shared_prefix_share"] > 0.2  # each branch has its trace's prefix
         model = AutoModelForCausalLM.from_pretrained(layout.weights_version(iteration), dtype=torch.float32)
         for sequence in sequences[:20]:
             assert token_logprobs(model, sequence.prompt_ids, sequence.token_ids).numpy() == pytest.approx(

@@ -7,6 +7,8 @@ import errno
 import hashlib
 import json
 import os
+import random
+import struct
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -219,6 +221,16 @@ def test_any_text_and_number_survives_a_file_of_records(
     path = tmp_path_factory.mktemp("s") / "records.parquet"
     write_records(path, [record], Rollout)
     assert read_records(path, Rollout) == [record]
+
+
+def test_a_log_probability_of_a_server_takes_its_four_bytes_at_most(tmp_path: Path) -> None:
+    """Servers give 32 bits, which the record holds in 64."""
+    draws, count = random.Random(0), 4096
+    logs = [struct.unpack("f", struct.pack("f", -draws.expovariate(1)))[0] for _ in range(count)]
+    path = tmp_path / "records.parquet"
+    write_records(path, [dataclasses.replace(rollout(), token_ids=[0] * count, logprobs=logs)], Rollout)
+    assert read_records(path, Rollout)[0].logprobs == logs
+    assert path.stat().st_size < 4 * count + 8192, "8 KiB for the other columns and the description of the file"
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty"])
