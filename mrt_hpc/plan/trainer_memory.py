@@ -1,13 +1,14 @@
 """The memory that one rank of the trainer takes at its peak.
 
-Three moments can be the peak: the beginning of the backward pass, when all activations and the logits are there; the
-end of it, when gradients are exchanged in buckets; and the optimiser's step. The bytes a parameter of each were
+Four moments can be the peak: the end of the forward pass, when the logits are there; the backward pass, when a layer is
+computed again; the exchange of gradients, in buckets; and the optimiser's step. The bytes a parameter of each were
 measured with DeepSpeed 0.19 on one and on two ranks (``tests/benchmarks/bench_memory.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.batching import Precision
@@ -45,8 +46,10 @@ class TrainerSetting:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the largest micro-batch: a sequence that is longer than the limit has one of its own."""
-        return max(self.longest, self.training.max_tokens_per_micro_batch)
+        """The tokens of the largest micro-batch, or of a rank's part of it. A longer sequence than the limit has one
+        of its own.
+        """
+        return ceil(max(self.longest, self.training.max_tokens_per_micro_batch) / self.training.sequence_parallel)
 
     @property
     def width(self) -> int:

@@ -23,12 +23,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parents[1])]
 
-from memory_worker import TINY, write_model  # noqa: E402
+from memory_worker import TINY, training_of, write_model  # noqa: E402
 from training_support import run_ranks  # noqa: E402
 
 from mrt_hpc.plan.model_shape import ModelShape  # noqa: E402
 from mrt_hpc.plan.trainer_memory import TrainerSetting, trainer_memory  # noqa: E402
-from mrt_hpc.recipe.schema import Precision, Training  # noqa: E402
 
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "262144"}
 SHAPES = {
@@ -95,7 +94,7 @@ class Row:
     @property
     def predicted(self) -> float:
         """What a plan says."""
-        training = Training(learning_rate=1e-6, **{**self.case.training, "precision": Precision(self.case.precision)})  # type: ignore[arg-type]
+        training = training_of(self.case.training, self.case.precision)
         shape = SHAPES[self.case.model]
         return trainer_memory(TrainerSetting(training, shape, self.case.ranks, self.case.tokens, on_gpu=False)).whole
 
