@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.site import SiteSettings
 
 S = TypeVar("S", bound=BaseModel)
-E = TypeVar("E", Recipe, EvaluationRecipe)
 Change = tuple[str, object]
 """A field of the recipe, with dots, and its value."""
 Changes = tuple[Change, ...]
@@ -92,7 +91,7 @@ def _fits(role: Role, recipe: Experiment, site: SiteSettings) -> bool:
     return all(one.fits for one in fits(recipe, site).roles if one.role is role)
 
 
-def changed(recipe: E, change: Changes) -> E:
+def changed(recipe: S, change: Changes) -> S:
     """A recipe with other values in some fields."""
     for field, value in change:
         recipe = _with(recipe, field.split("."), value)

@@ -23,9 +23,9 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.model_shape import SMALL_WORLD, ModelShape, UnknownShapeError, shape_in, shape_of
 from mrt_hpc.plan.server_memory import ServerSetting, server_memory
 from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, logit_bytes, trainer_memory
-from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Precision, Training
+from mrt_hpc.recipe.schema import Training
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.trainer_memory import TrainerMemory
@@ -72,7 +72,7 @@ def role(found: Fits, name: str) -> float:
 
 def trainer(shape: ModelShape = SMALL, *, ranks: int = 1, longest: int = 4, **changes: object) -> TrainerSetting:
     fields: dict[str, object] = {"learning_rate": 1e-6, "max_tokens_per_micro_batch": 4, **changes}
-    fields["batching"] = Batching(fields.get("batching", "padded"))
+    fields["batching"] = Batching(str(fields.get("batching", "padded")))
     return TrainerSetting(Training(**fields), shape, ranks, longest)  # type: ignore[arg-type]
 
 
@@ -221,7 +221,8 @@ def test_without_a_gpu_the_recipe_states_the_cache() -> None:
 )
 def test_the_memory_of_a_gpu(gpu: str | None, stated: float | None, gib: float, known: bool) -> None:
     found = gpu_memory(SlurmSite(name="cluster", gpu_type=gpu, gpu_memory_gib=stated))
-    assert (found.gib, found.known) == (pytest.approx(gib), known)
+    assert found.gib == pytest.approx(gib)
+    assert found.known is known
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
