@@ -37,7 +37,7 @@ class EngineProcess(ForkProcess):
 class EngineContext(ForkContext):
     """Stands where vLLM takes the means to start its engine from; the engine starts its workers with ``spawn``."""
 
-    Process = EngineProcess  # type: ignore[assignment]
+    Process = EngineProcess
 
 
 def fork_engines() -> None:
