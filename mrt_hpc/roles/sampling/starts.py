@@ -39,20 +39,20 @@ async def tell_first_token(task: Task, server: Server, client: GenerationClient)
     The counters of the server tell it while the client has work: samples arrive whole, and a long one arrives long
     after its first token.
     """
-    before = 0 if server.pid is not None else await _tokens_done(server)  # an attached server has worked before
+    before = 0 if server.pid is not None else await _tokens_of(server)  # what runs already
     try:
         while not task.events.has_told(EventKind.FIRST_TOKEN):
             await asyncio.sleep(LOOK_EVERY_S)
-            if client.under_way and await _tokens_done(server) > before:
+            if client.under_way and await _tokens_of(server) > before:
                 _tell(task)
     finally:
         if client.generated_tokens:  # all work ended between two looks
             _tell(task)
 
 
-async def _tokens_done(server: Server) -> int:
+async def _tokens_of(server: Server) -> int:
     """The tokens that a server has read and generated; 0 while it does not answer."""
-    done = await asyncio.to_thread(server.tokens_done)
+    done: int | None = await asyncio.to_thread(server.tokens_done)
     return done or 0
 
 
