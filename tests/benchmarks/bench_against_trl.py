@@ -52,6 +52,7 @@ class Turn:
 ROWS: dict[str, Callable[[Measured], float]] = {
     "total": lambda m: m.per_token(),
     "generation": lambda m: m.per_token("generation"),
+    "generation and rewards": lambda m: m.per_token("generation") + 1e3 * m.phases.get("rewards", 0.0) / m.tokens,
     "update": lambda m: m.per_token("update"),
     "weights": lambda m: m.per_token("weights"),
     "total, processor time": lambda m: m.cpu_per_token("total"),
