@@ -51,7 +51,7 @@ CPU_ENGINE = {
 MISMATCH = "sampling/sampling_logp_difference/mean"
 """TRL's name for the mean difference between the log-probabilities of vLLM and of the trained model."""
 LARGEST_MISMATCH = 1e-4
-"""Both compute in 32 bits: rounding is far below, and the weights of an earlier step are above where steps are large."""
+"""Both compute in 32 bits, so rounding is far below it."""
 
 
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
