@@ -8,11 +8,10 @@ go at any time: the groups of one that is lost are taken over, and one that come
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.prefetch import Prefetch
 from mrt_hpc.roles.sampling.rolling import RollingSampler
 from mrt_hpc.roles.sampling.round_sampler import RoundSampler
@@ -29,6 +29,7 @@ from mrt_hpc.roles.sampling.serving import (
     collecting_weights,
     grader_pool,
     policy_server,
+    room_of,
     running_server,
     verified_weights,
 )
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mrt_hpc.domains.pool import GraderPool
-    from mrt_hpc.inference.client import GenerationClient
-    from mrt_hpc.inference.server_control import Server
+    from mrt_hpc.inference.sampler import Generator
+    from mrt_hpc.inference.server_control import Servers
     from mrt_hpc.roles.sampling.rounds import Place, Round
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
@@ -68,7 +69,8 @@ def run(task: Task) -> None:
     weights = verified_weights(task, 0)  # never removed, however long the server takes to start
     worker = Worker.of(task, problems, weights)
     try:
-        with equipped(task, weights, worker.max_model_len, NeedWatch(Rounds(task, len(problems)))) as equipment:
+        watch = NeedWatch(Rounds(task, len(problems)))
+        with worker.local.open(), equipped(task, weights, worker.max_model_len, watch) as equipment:
             # other tasks have continued while the server started
             while (work := Rounds(task, len(problems)).awaited()) is not None:
                 if worker.has_weights(work, equipment.server):
@@ -83,9 +85,9 @@ def run(task: Task) -> None:
 class Equipment:
     """What a task samples and grades with."""
 
-    server: Server
+    server: Servers
     """Of the policy."""
-    mu: Server | None
+    mu: Servers | None
     """Of the prover, where that is another model."""
     pool: GraderPool
 
@@ -118,7 +120,7 @@ def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch)
 
 @dataclass
 class Worker:
-    """Samples one round after the other through one server."""
+    """Samples one round after the other through the servers of a task."""
 
     task: Task
     policy: ProverModel
@@ -130,6 +132,11 @@ class Worker:
     """Seconds that the loading of the weights took for the current round."""
     prefetch: Prefetch | None = None
     """The weights version that was verified while the last round was sampled."""
+    local: LocalWeights = field(init=False)
+    """Puts versions together that were published as deltas."""
+
+    def __post_init__(self) -> None:
+        self.local = LocalWeights(self.task.layout)
 
     @staticmethod
     def of(task: Task, problems: list[Problem], weights: Weights) -> Worker:
@@ -146,7 +153,7 @@ class Worker:
         question = 0 if maker is None else maker.longest_question
         return sampling.max_prompt_tokens + sampling.max_tokens + question
 
-    def has_weights(self, work: Round, server: Server) -> bool:
+    def has_weights(self, work: Round, server: Servers) -> bool:
         """Make the server hold the weights of a round; False when they were found damaged or missing."""
         started = time.monotonic()
         try:
@@ -168,8 +175,9 @@ class Worker:
         """
         if self.prefetch is not None and (ready := self.prefetch.weights(work.version)) is not None:
             return ready
-        verified = collecting_weights if is_collection(work.iteration) else verified_weights
-        return verified(self.task, work.version)
+        if is_collection(work.iteration):
+            return collecting_weights(self.task, work.version)
+        return verified_weights(self.task, work.version, self.local)
 
     def _is_loaded(self, version: int) -> bool:
         """Whether the published version is the one that the server holds, by its number and digest."""
@@ -179,10 +187,11 @@ class Worker:
             return False
         return (version, digest) == (self.weights.version, self.weights.digest)
 
-    def _load(self, weights: Weights, server: Server, swap: WeightSwap = WeightSwap.DRAIN) -> None:
+    def _load(self, weights: Weights, server: Servers, swap: WeightSwap = WeightSwap.DRAIN) -> None:
         started = time.monotonic()
         server.load_weights(weights.directory, weights.version, swap)
         self.weights = weights
+        self.local.served(weights)
         self.task.events.emit(
             EventKind.WEIGHTS_LOADED,
             version=weights.version,
@@ -195,7 +204,7 @@ class Worker:
         """Claim, sample, grade and commit. Where the recipe does not drain the server, later rounds follow without a
         pause.
         """
-        self.prefetch = Prefetch(self.task.layout, self.weights.version, self._last_version(work))
+        self.prefetch = Prefetch(self.local, self.weights.version, self._last_version(work))
         with self.prefetch.running():
             run_until_told(self.task.shutdown, self._sample(work, equipment))
 
@@ -220,7 +229,7 @@ class Worker:
             rolling = RollingSampler(sampler, self._following, partial(self._take_over, equipment.server, swap))
             await rolling.sample(work, self.loading_s)
 
-    def _round_sampler(self, equipment: Equipment, client: GenerationClient, mu: GenerationClient) -> RoundSampler:
+    def _round_sampler(self, equipment: Equipment, client: Generator, mu: Generator) -> RoundSampler:
         return RoundSampler(
             task=self.task,
             policy=self.policy,
@@ -230,7 +239,7 @@ class Worker:
             client=client,
             mu=mu,
             held=lambda: self.weights,
-            room=asyncio.Semaphore(self.task.recipe.serving.max_concurrent_sequences),
+            room=room_of(self.task, equipment.server),
             sampling=set(),
         )
 
@@ -242,7 +251,7 @@ class Worker:
             return None
         return Rounds(self.task, len(self.problems)).following(self.weights.version, sampling)
 
-    def _take_over(self, server: Server, swap: WeightSwap) -> bool:
+    def _take_over(self, server: Servers, swap: WeightSwap) -> bool:
         """Load the newest verified weights while traces are sampled, if they are newer than those that the server
         holds; returns whether they are.
         """
