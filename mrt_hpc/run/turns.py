@@ -9,9 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass
@@ -63,7 +66,7 @@ def _own_file(path: Path) -> int:
         raise UserError(
             "the file by which trainer and inference take turns belongs to another user",
             where=path,
-            advice="set scratch of the site profile to a folder of your own on the node, and type the same submit again",
+            advice="name a folder of your own on the node as scratch in the site profile, and type the same submit again",
             exit_code=ExitCode.RETRYABLE,
         )
     return descriptor
