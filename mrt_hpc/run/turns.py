@@ -66,7 +66,7 @@ def _own_file(path: Path) -> int:
         raise UserError(
             "the file by which trainer and inference take turns belongs to another user",
             where=path,
-            advice="name a folder of your own on the node as scratch in the site profile, and type the same submit again",
+            advice="name a folder of your own as scratch in the site profile, and type the same submit again",
             exit_code=ExitCode.RETRYABLE,
         )
     return descriptor
