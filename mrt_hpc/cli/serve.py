@@ -44,7 +44,7 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
         max_model_len=longest_sequence(recipe),
         dtype=serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
-        tensor_parallel=max(1, recipe.resources.inference.gpus),
+        tensor_parallel=serving.tensor_parallel or max(1, recipe.resources.inference.gpus),
         gpu_memory_utilization=serving.gpu_memory_utilization,
         kv_cache_gib=serving.kv_cache_gib,
         cpu_threads=recipe.resources.inference.cpus,

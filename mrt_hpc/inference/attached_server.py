@@ -52,6 +52,11 @@ class AttachedServer:
     """Whether this task is loading weights into it."""
 
     @property
+    def each(self) -> tuple[AttachedServer]:
+        """This server alone."""
+        return (self,)
+
+    @property
     def pid(self) -> None:
         """None: the server's process is not this task's, and may run on another node."""
 

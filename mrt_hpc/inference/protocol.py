@@ -59,6 +59,10 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tokens whose log-probabilities at the first sampled position are also returned."""
     top: int = 0
     """The number of likeliest tokens to return, with their log-probabilities, at every position."""
+    family: str = ""
+    """The problem that the request belongs to. Requests of one problem begin alike, so a task with several servers
+    sends them to the same one, whose prefix cache then holds their common beginning. Servers do not read it.
+    """
 
 
 class RequestBatch(msgspec.Struct, frozen=True):

@@ -231,7 +231,7 @@ class RolloutSampler:
     def _request(self, group: PromptedGroup, number: int, samples: range) -> Request:
         start = group.starts[number]
         seeds = [self.plan.rollout_seed(group.problem.id, self._number(sample)) for sample in samples]
-        return Request(start.context_ids, seeds, start.settings)
+        return Request(start.context_ids, seeds, start.settings, family=group.problem.id)
 
     async def _value(self, trace: SampledTrace, done: asyncio.Queue[ValuedTrace | None]) -> None:
         asked = self.valuer if trace.counts else None  # regret is made of the results of samples

@@ -70,6 +70,9 @@ class ServerSettings:
     max_num_seqs: int = 256
     """The maximum number of samples generated at once."""
     tensor_parallel: int = 1
+    """The number of GPUs, or on CPU of processes, that each layer of the model is divided over."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs that it may see, as CUDA names them; empty for those that this process may see."""
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
     """Memory of the key-value cache on CPU; on GPU it follows from ``gpu_memory_utilization``."""
@@ -78,7 +81,7 @@ class ServerSettings:
     misses most prefixes.
     """
     cpu_threads: int | None = None
-    """The number of cores to compute on, on CPU; None for all that this process may use."""
+    """The number of cores that each of its processes computes on, on CPU; None for all that this process may use."""
     seed: int = 0
     start_deadline_s: float = 900.0
     """The seconds until it must answer: a large model may be read from a busy shared filesystem."""
@@ -162,6 +165,11 @@ class VllmServer:
     def control(self) -> ServerControl:
         """The client of its control routes."""
         return ServerControl(self.settings.listen or Address.of_socket(self.socket), self.key, self.log, READ_LOG)
+
+    @property
+    def each(self) -> tuple[VllmServer]:
+        """This server alone."""
+        return (self,)
 
     @property
     def pid(self) -> int | None:
@@ -357,6 +365,8 @@ class VllmServer:
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
             "HF_HUB_OFFLINE": "1",
         }
+        if self.settings.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.settings.gpus)
         if self._draws_by_request:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 import msgspec
@@ -16,6 +16,9 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.protocol import PAUSE_PATH, SERVED_PATH, ServedSettings
 from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.run.retries import list_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CONTROL_TIMEOUT_S = 60.0
 """The time-out for control routes that answer without waiting."""
@@ -48,7 +51,30 @@ class Address:
         return "http://vllm" if self.socket is not None else self.text.rstrip("/")
 
 
-class Server(Protocol):
+class Servers(Protocol):
+    """The servers of one model that a task samples with: a single one, or several side by side."""
+
+    @property
+    def each(self) -> Sequence[Server]:
+        """All of them."""
+
+    def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
+        """Load new weights into the running model.
+
+        Args:
+            directory: of the weights.
+            version: their number.
+            swap: what happens to running samples.
+
+        Raises:
+            UserError: the directory holds no weights, or the reload failed.
+        """
+
+    def close(self) -> None:
+        """End the servers that the task has started."""
+
+
+class Server(Servers, Protocol):
     """A vLLM server that serves one model: the task's own, or one that runs already."""
 
     @property
@@ -67,18 +93,6 @@ class Server(Protocol):
     def is_loading(self) -> bool:
         """Whether it is loading weights, and samples nothing meanwhile."""
 
-    def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
-        """Load new weights into the running model.
-
-        Args:
-            directory: of the weights.
-            version: their number.
-            swap: what happens to running samples.
-
-        Raises:
-            UserError: the directory holds no weights, or the reload failed.
-        """
-
     def tokens_done(self) -> int | None:
         """Return the tokens read and generated since it started; None when it does not answer."""
 
@@ -95,9 +109,6 @@ class Server(Protocol):
         Raises:
             UserError: the server cannot be restarted.
         """
-
-    def close(self) -> None:
-        """End the server, if the task started it."""
 
 
 @dataclass(frozen=True)

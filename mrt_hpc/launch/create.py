@@ -32,6 +32,7 @@ from mrt_hpc.recipe.schema import (
     SmallWorldSamples,
     Suffixes,
 )
+from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
@@ -248,10 +249,12 @@ def check_model(recipe: Experiment) -> None:
         refuse_unfetched(recipe.model.path, "model.path")
         files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
         files.check(longest_sequence(recipe))
+        _check_division(files, recipe, "inference", "evaluation")
     if recipe.prover is not None and recipe.prover.model is not None:
         refuse_unfetched(recipe.prover.model, "prover.model")
         files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)
         files.check(recipe.prover.model_max_tokens or longest_in_training(recipe), trained=False)
+        _check_division(files, recipe, "inference")
 
 
 def _check_models(recipe: EvaluationRecipe) -> None:
@@ -263,6 +266,13 @@ def _check_models(recipe: EvaluationRecipe) -> None:
             refuse_unfetched(model.path, f"models.{number}.path")
             files = ModelFiles(Path(model.path), f"models.{number}.path", template_given=template_given)
             files.check(longest_sequence(recipe), trained=False)
+            _check_division(files, recipe, "evaluation")
+
+
+def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
+    """Refuse a model that the servers of these roles cannot divide over their GPUs."""
+    for role in roles:
+        files.check_division(ServerLayout.of(recipe.serving, getattr(recipe.resources, role).gpus).tensor_parallel)
 
 
 def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> None:

@@ -104,7 +104,7 @@ class BudgetSampler:
         """The thought up to the largest budget; its first request has the seed of a direct evaluation."""
         writer, most = self.writer, self.mode.budgets[-1]
         seed = writer.plan.rollout_seed(group.problem.id, sample)
-        thought, count = await writer.think(Draft(group.prompt_ids), seed, most), 0
+        thought, count = await writer.think(Draft(group.prompt_ids, family=group.problem.id), seed, most), 0
         while self.mode.extend and thought.ended:
             longer = writer.paragraph(thought.draft, self.mode.words[count % len(self.mode.words)])
             if len(longer) >= most:

@@ -25,6 +25,8 @@ class Draft:
     """The first index and the number of tokens of each stretch that was not sampled."""
     completions: tuple[Completion, ...] = ()
     """The answers of the server, in order; dropped tokens are still in them."""
+    family: str = ""
+    """The problem of the trace, see :class:`mrt_hpc.inference.protocol.Request`."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -104,7 +104,7 @@ class Extender:
         """Yield the one trace of a sample; its first request has the seed of a direct evaluation."""
         writer, mode, problem = self.writer, self.mode, group.problem.id
         seed = writer.plan.rollout_seed(problem, sample)
-        thought = await writer.think(Draft(group.prompt_ids), seed, writer.settings.max_tokens)
+        thought = await writer.think(Draft(group.prompt_ids, family=group.problem.id), seed, writer.settings.max_tokens)
         points = [0, len(writer.settled(thought))]
         for extension in range(mode.extensions):
             longer = writer.paragraph(writer.settled(thought), mode.word(extension))

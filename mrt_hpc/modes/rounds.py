@@ -36,7 +36,8 @@ class Rounds:
         for number, limit in enumerate(self.limits):
             shown = windowed(attempts, self.window)
             context = [*group.prompt_ids, *(i for attempt in shown for i in self._turn(attempt, group.problem))]
-            draft = await self.writer.complete(Draft(context), self._seed(group.problem.id, sample, number), limit)
+            seed = self._seed(group.problem.id, sample, number)
+            draft = await self.writer.complete(Draft(context, family=group.problem.id), seed, limit)
             yield self.writer.trace(group, sample, draft, stage=number, stages=len(self.limits))
             attempts.append(draft)
 

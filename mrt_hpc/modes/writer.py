@@ -98,7 +98,8 @@ class Writer:
         return draft.with_inserted(self.prompter.ids(text))
 
     async def _sampled(self, draft: Draft, seed: int, settings: SamplingSettings) -> Draft:
-        async for completion in self.generator.stream([Request(draft.all_ids, [seed], settings)]):
+        request = Request(draft.all_ids, [seed], settings, family=draft.family)
+        async for completion in self.generator.stream([request]):
             draft = draft.sampled(completion)
         return draft
 

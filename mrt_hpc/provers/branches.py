@@ -85,13 +85,14 @@ class Branches:
         asked = [boundary for boundary, these in numbers.items() if these]
         requests = [self._request(trace, boundary, numbers[boundary]) for boundary in asked]
         first = [c async for c in self.fork.generator.stream(requests)] if requests else []
-        whole = await asyncio.gather(*(self._to_its_end(requests[c.request].prompt_ids, c) for c in first))
+        whole = await asyncio.gather(*(self._to_its_end(requests[c.request], c) for c in first))
         drawn = [self._branch(asked[c.request], numbers[asked[c.request]][c.sample], c, cost) for c, cost in whole]
         return sorted(drawn, key=lambda b: (b.boundary, b.branch))
 
     def _request(self, trace: SampledTrace, boundary: int, numbers: range) -> Request:
         seeds = [self.fork.seed(trace, boundary, g) for g in numbers]
-        return Request(self.fork.prompt(trace, boundary), seeds, self._settings, top=self.likely_tokens)
+        prompt, family = self.fork.prompt(trace, boundary), trace.group.problem.id
+        return Request(prompt, seeds, self._settings, top=self.likely_tokens, family=family)
 
     @property
     def _settings(self) -> SamplingSettings:
@@ -101,7 +102,7 @@ class Branches:
         stops = {*settings.stop_token_ids, *self.closing.brace_ids}
         return msgspec.structs.replace(settings, stop_token_ids=tuple(sorted(stops)))
 
-    async def _to_its_end(self, prompt_ids: list[int], drawn: Completion) -> tuple[Completion, ScoringCost]:
+    async def _to_its_end(self, asked: Request, drawn: Completion) -> tuple[Completion, ScoringCost]:
         """Continue a branch that stopped at a brace which did not close its box. Returns the whole branch, and the cost
         of the further prompts.
         """
@@ -109,7 +110,8 @@ class Branches:
         while (left := self.fork.settings.max_tokens - len(drawn.token_ids)) > 0 and self._stopped_inside(drawn):
             settings = msgspec.structs.replace(self._settings, max_tokens=left)
             seed = drawn.seed + len(drawn.token_ids)
-            request = Request([*prompt_ids, *drawn.token_ids], [seed], settings, top=self.likely_tokens)
+            so_far = [*asked.prompt_ids, *drawn.token_ids]
+            request = msgspec.structs.replace(asked, prompt_ids=so_far, seeds=[seed], settings=settings)
             async for more in self.fork.generator.stream([request]):
                 drawn = _joined(drawn, more)
                 cost += ScoringCost(0, more.prompt_tokens, more.cached_tokens or 0)

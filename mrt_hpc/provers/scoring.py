@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from mrt_hpc.inference.protocol import MOST_LOGPROBS, Request, SamplingSettings
@@ -119,21 +120,23 @@ class Scorer:
         """Every answer's probability at every boundary, closing brace included, at mu's temperature."""
         longest = self.fork.settings.max_tokens
         counts = {j: [Count(writing, longest) for writing in writings] for j in boundaries}
-        prompts = {j: self.fork.prompt(trace, j) for j in boundaries}
-        cost = await self._open(prompts, [(j, count, count.own) for j in boundaries for count in counts[j]])
+        looks = {j: self._look(trace, j) for j in boundaries}
+        cost = await self._open(looks, [(j, count, count.own) for j in boundaries for count in counts[j]])
         while todo := [(j, c, likely) for j in boundaries for c in counts[j] if (likely := c.worthwhile)]:
-            cost += await self._open(prompts, todo)
+            cost += await self._open(looks, todo)
         answers = [ScoredAnswer(j, c.writing.answer, c.probability) for j in boundaries for c in counts[j]]
         return Scored(Valuation(answers=answers, scoring=cost), counts)
 
-    async def _open(
-        self, prompts: Mapping[int, list[int]], todo: Sequence[tuple[int, Count, list[Prefix]]]
-    ) -> ScoringCost:
-        """Ask what follows some beginnings, each once for all answers that begin so, and count it."""
+    def _look(self, trace: SampledTrace, boundary: int) -> Request:
+        """The request for the first token after a boundary."""
         settings = SamplingSettings(max_tokens=1, temperature=self.fork.settings.temperature)
-        looks = _looks(todo)
-        asked = [(j, prefix, ids) for (j, prefix), wanted in looks.items() for ids in _parts(sorted(wanted))]
-        requests = [Request([*prompts[j], *prefix], [0], settings, score_ids=ids) for j, prefix, ids in asked]
+        return Request(self.fork.prompt(trace, boundary), [0], settings, family=trace.group.problem.id)
+
+    async def _open(self, looks: Mapping[int, Request], todo: Sequence[tuple[int, Count, list[Prefix]]]) -> ScoringCost:
+        """Ask what follows some beginnings, each once for all answers that begin so, and count it."""
+        wanted = _looks(todo)
+        asked = [(j, prefix, ids) for (j, prefix), tokens in wanted.items() for ids in _parts(sorted(tokens))]
+        requests = [_after(looks[j], prefix, ids) for j, prefix, ids in asked]
         logprobs: dict[tuple[int, Prefix], dict[int, float]] = defaultdict(dict)
         prompt_tokens = cached_tokens = 0
         async for c in self.fork.generator.stream(requests):
@@ -145,6 +148,11 @@ class Scorer:
             for prefix in sorted(prefixes, key=len):  # a beginning waits until the one before it is counted
                 count.open(prefix, logprobs[j, prefix])
         return ScoringCost(len(requests), prompt_tokens, cached_tokens)
+
+
+def _after(look: Request, prefix: Prefix, score_ids: list[int]) -> Request:
+    """The request that looks at some tokens after a beginning of an answer."""
+    return msgspec.structs.replace(look, prompt_ids=[*look.prompt_ids, *prefix], score_ids=score_ids)
 
 
 def _looks(todo: Sequence[tuple[int, Count, list[Prefix]]]) -> Looks:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
+from mrt_hpc.recipe.server_layout import layout_fits
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import Experiment
@@ -167,7 +168,10 @@ def _nothing_is_sampled(recipe: Recipe) -> None:
 
 
 def serving_fits(recipe: Recipe) -> None:
-    """Refuse several inference tasks at one server, which holds one weights version at a time."""
+    """Refuse servers that do not fit the GPUs, and several inference tasks at one server, which holds one weights
+    version at a time.
+    """
+    layout_fits(recipe, "inference", *(("evaluation",) if recipe.evaluation.benchmarks else ()))
     attach, tasks = recipe.serving.attach, recipe.resources.inference.tasks
     if attach is None:
         return

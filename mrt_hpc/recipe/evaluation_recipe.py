@@ -24,6 +24,7 @@ from mrt_hpc.recipe.schema import (
     Serving,
     Tracking,
 )
+from mrt_hpc.recipe.server_layout import layout_fits
 
 
 class EvaluatedModel(Section):
@@ -89,6 +90,7 @@ class EvaluationRecipe(Section):
         verifiers_fit(self)
         extraction_fits(self)
         evaluation_fits(self)
+        layout_fits(self, "evaluation")
         return self
 
 

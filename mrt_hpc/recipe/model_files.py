@@ -80,6 +80,27 @@ class ModelFiles:
             self._check_logits(config)
         self._check_length(config, longest)
 
+    def check_division(self, tensor_parallel: int) -> None:
+        """Refuse a model that vLLM cannot divide over this number of GPUs. Each GPU gets the same number of attention
+        heads; where there are fewer heads of keys and values than GPUs, each is held by several GPUs.
+
+        Raises:
+            UserError: the heads do not divide.
+        """
+        if tensor_parallel == 1:
+            return
+        heads, shared = attention_heads(self._json("config.json", "config.json"))
+        widths = [width for width in range(1, heads + 1) if divides(width, heads, shared)]
+        if heads and tensor_parallel not in widths:
+            raise UserError(
+                f"vLLM cannot divide the model's {heads} attention heads ({shared} of keys and values) over these GPUs",
+                value=f"{tensor_parallel} GPUs",
+                where=f"{self.field}, serving.tensor_parallel",
+                expected=f"one of {', '.join(map(str, widths))}",
+                advice=f"set serving.tensor_parallel to {max(w for w in widths if w <= tensor_parallel)}, and "
+                "resources.inference.gpus and resources.evaluation.gpus to multiples of it",
+            )
+
     def _check_tokenizer(self) -> None:
         if not any(all(self._has(name) for name in names) for names in TOKENIZERS):
             raise self._lacks("a tokenizer", "tokenizer.json, or tokenizer.model, or vocab.json and merges.txt")
@@ -222,3 +243,22 @@ def context_length(config: dict[str, Any]) -> int | None:
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
     factor = float(rope.get("factor", 1.0)) if kind in STRETCHING_ROPE else 1.0
     return int(min(named) * factor)
+
+
+def attention_heads(config: dict[str, Any]) -> tuple[int, int]:
+    """The attention heads of a model by its config.json, and those of keys and values; 0 where it does not say."""
+    text: dict[str, Any] = found if isinstance(found := config.get("text_config"), dict) else config
+    heads = text.get("num_attention_heads") or text.get("n_head") or 0
+    return int(heads), int(text.get("num_key_value_heads") or heads)
+
+
+def divides(tensor_parallel: int, heads: int, shared: int) -> bool:
+    """Whether vLLM can divide a model over this number of GPUs.
+
+    Args:
+        tensor_parallel: the number of GPUs.
+        heads: of attention.
+        shared: of keys and values.
+    """
+    larger, smaller = max(shared, tensor_parallel), min(shared, tensor_parallel)
+    return heads % tensor_parallel == 0 and larger % smaller == 0

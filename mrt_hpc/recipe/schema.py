@@ -253,11 +253,21 @@ class Serving(Section):
     dtype: NumberFormat = "bfloat16"
     """The number format of weights and activations."""
     kv_cache_gib: PositiveFloat = 1.0
-    """The size of the key-value cache on CPU, GiB."""
+    """The size of the key-value cache of a server on CPU, GiB."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The share of the GPU's memory that vLLM takes."""
+    tensor_parallel: Positive | None = None
+    """The number of GPUs that one server divides each layer of the model over; null divides the task's GPUs evenly
+    among its servers. It must divide the model's attention heads. Without GPUs, null is 1, and a server of more
+    computes in as many processes.
+    """
+    servers: Positive | None = None
+    """The number of servers side by side in one task; each has tensor_parallel GPUs of its own, and a group of rollouts
+    stays on one of them. null takes as many as the task has GPUs for; without GPUs, null is 1, and the servers share
+    the task's cores.
+    """
     max_concurrent_sequences: Positive = 256
-    """The maximum number of sequences in one batch of the server."""
+    """The maximum number of sequences in one batch of a server."""
     enforce_eager: bool = False
     """Whether to skip compilation and CUDA graphs. The server is then slower on a GPU, and starts faster."""
     attach: ServerAttachment | None = None
@@ -299,6 +309,21 @@ class Precision(StrEnum):
     """Weights and activations in bfloat16, master weights and optimiser in 32 bits."""
     BF16_AUTOCAST = "bf16_autocast"
     """Weights in 32 bits, matrix products in bfloat16."""
+
+
+class Batching(StrEnum):
+    """How sequences share a micro-batch of the trainer."""
+
+    PADDED = "padded"
+    """Each sequence gets a row, filled up to the longest."""
+    PACKED = "packed"
+    """Sequences lie end to end in one row, without padding, and each attends to itself alone. A GPU computes this fast
+    only with precision bf16 or bf16_autocast.
+    """
+    SHARED = "shared"
+    """As ``packed``, and where sequences begin with the same tokens, these are computed once: the prompt of a group,
+    and the prefix of branches (train_branches) and of the rollouts of algorithm mrt.
+    """
 
 
 class Training(Section):
@@ -350,13 +375,11 @@ class Training(Section):
     of the memory of resources.trainer for each parameter. Results with and without it agree up to rounding.
     """
     max_tokens_per_micro_batch: Positive = 16384
-    """The maximum number of tokens of a micro-batch, padding included. A longer sequence gets a micro-batch of its own.
+    """The maximum number of tokens of a micro-batch, padding included; tokens that are computed once for several
+    sequences count once. A longer sequence gets a micro-batch of its own.
     """
-    batching: Literal["padded", "packed"] = "padded"
-    """How sequences share a micro-batch. ``padded`` gives each a row, filled up to the longest. ``packed`` lays them
-    end to end in one row, without padding, and each attends to itself alone; a GPU computes this fast only with
-    precision bf16 or bf16_autocast. Results agree up to rounding.
-    """
+    batching: Batching = Batching.PADDED
+    """How sequences share a micro-batch. Results agree up to rounding."""
     projection: Literal["chunked", "fused"] = "chunked"
     """How hidden states become log-probabilities. ``chunked`` keeps the logits of a micro-batch for the backward pass,
     or computes them in pieces where they are many. ``fused`` keeps one number a token, and computes the gradient in

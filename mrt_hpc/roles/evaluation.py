@@ -34,7 +34,14 @@ from mrt_hpc.roles.benchmarks.summary import summary_of
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.parts import Parts, merged
-from mrt_hpc.roles.sampling.serving import client_of, grader_pool, publish_again, running_server, verified_weights
+from mrt_hpc.roles.sampling.serving import (
+    client_of,
+    grader_pool,
+    publish_again,
+    room_of,
+    running_server,
+    verified_weights,
+)
 from mrt_hpc.roles.sampling.session import SamplingSession
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
@@ -50,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mrt_hpc.domains.pool import GraderPool
-    from mrt_hpc.inference.server_control import Server
+    from mrt_hpc.inference.server_control import Servers
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.plan.jobs import EvaluationUnit
     from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
@@ -293,7 +300,7 @@ class UnitEvaluation:
     async def _sample(
         self,
         groups: list[PromptedGroup],
-        server: Server,
+        server: Servers,
         pool: GraderPool,
         policy: ProverModel,
         maker: ProverFactory | None,
@@ -302,7 +309,7 @@ class UnitEvaluation:
     ) -> None:
         async with client_of(self.task, server) as client:
             prover = None if maker is None else maker.session(client)
-            room = asyncio.Semaphore(self.task.experiment.serving.max_concurrent_sequences)
+            room = room_of(self.task, server)
             cutter = TraceCutter(policy.tokens, plan)
             writer = Writer(client, policy.prompter, cutter, self._settings(policy.prompter))
             tracer = self._mode.sampler(writer)

@@ -8,7 +8,6 @@ go at any time: the groups of one that is lost are taken over, and one that come
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -29,6 +28,7 @@ from mrt_hpc.roles.sampling.serving import (
     collecting_weights,
     grader_pool,
     policy_server,
+    room_of,
     running_server,
     verified_weights,
 )
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mrt_hpc.domains.pool import GraderPool
-    from mrt_hpc.inference.client import GenerationClient
-    from mrt_hpc.inference.server_control import Server
+    from mrt_hpc.inference.sampler import Generator
+    from mrt_hpc.inference.server_control import Servers
     from mrt_hpc.roles.sampling.rounds import Place, Round
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
@@ -83,9 +83,9 @@ def run(task: Task) -> None:
 class Equipment:
     """What a task samples and grades with."""
 
-    server: Server
+    server: Servers
     """Of the policy."""
-    mu: Server | None
+    mu: Servers | None
     """Of the prover, where that is another model."""
     pool: GraderPool
 
@@ -118,7 +118,7 @@ def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch)
 
 @dataclass
 class Worker:
-    """Samples one round after the other through one server."""
+    """Samples one round after the other through the servers of a task."""
 
     task: Task
     policy: ProverModel
@@ -146,7 +146,7 @@ class Worker:
         question = 0 if maker is None else maker.longest_question
         return sampling.max_prompt_tokens + sampling.max_tokens + question
 
-    def has_weights(self, work: Round, server: Server) -> bool:
+    def has_weights(self, work: Round, server: Servers) -> bool:
         """Make the server hold the weights of a round; False when they were found damaged or missing."""
         started = time.monotonic()
         try:
@@ -179,7 +179,7 @@ class Worker:
             return False
         return (version, digest) == (self.weights.version, self.weights.digest)
 
-    def _load(self, weights: Weights, server: Server, swap: WeightSwap = WeightSwap.DRAIN) -> None:
+    def _load(self, weights: Weights, server: Servers, swap: WeightSwap = WeightSwap.DRAIN) -> None:
         started = time.monotonic()
         server.load_weights(weights.directory, weights.version, swap)
         self.weights = weights
@@ -220,7 +220,7 @@ class Worker:
             rolling = RollingSampler(sampler, self._following, partial(self._take_over, equipment.server, swap))
             await rolling.sample(work, self.loading_s)
 
-    def _round_sampler(self, equipment: Equipment, client: GenerationClient, mu: GenerationClient) -> RoundSampler:
+    def _round_sampler(self, equipment: Equipment, client: Generator, mu: Generator) -> RoundSampler:
         return RoundSampler(
             task=self.task,
             policy=self.policy,
@@ -230,7 +230,7 @@ class Worker:
             client=client,
             mu=mu,
             held=lambda: self.weights,
-            room=asyncio.Semaphore(self.task.recipe.serving.max_concurrent_sequences),
+            room=room_of(self.task, equipment.server),
             sampling=set(),
         )
 
@@ -242,7 +242,7 @@ class Worker:
             return None
         return Rounds(self.task, len(self.problems)).following(self.weights.version, sampling)
 
-    def _take_over(self, server: Server, swap: WeightSwap) -> bool:
+    def _take_over(self, server: Servers, swap: WeightSwap) -> bool:
         """Load the newest verified weights while traces are sampled, if they are newer than those that the server
         holds; returns whether they are.
         """

@@ -20,8 +20,8 @@ from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
-from mrt_hpc.training.micro_batch import MicroBatch, collate, collate_end_to_end
-from mrt_hpc.training.packing import pack, pack_end_to_end, padded_tokens, split_by_group
+from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out
+from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, parameter_count
 from mrt_hpc.training.settings import Objective, TrainerSettings
 from mrt_hpc.training.update_statistics import Stopwatch, Tally, UpdateStats
@@ -55,6 +55,7 @@ class MiniBatch:
     """The trained tokens of the whole mini-batch on all ranks, the divisor of the loss."""
     positions: int
     padding: int
+    shared: int
 
 
 class TrainerEngine:
@@ -104,18 +105,16 @@ class TrainerEngine:
         computed = [
             s for s in sequences if s.trained_tokens and (s.has_signal or self.settings.training.kl_coefficient > 0)
         ]
-        widths = [s.width for s in computed]
-        arrange = pack_end_to_end if self._kernels.packed else pack
-        plan = arrange(widths, self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch)
-        plan = plan or [((),) * self.ranks.world_size]
-        padded = sum(padded_tokens(widths, indices) for step in plan for indices in step)
-        positions = sum(widths) if self._kernels.packed else padded
-        chunks = self._chunks(computed, plan)
+        world_size, max_tokens = self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch
+        found = arrange(self._kernels.batching, computed, world_size, max_tokens)
+        steps = found.steps or [((),) * world_size]
+        chunks = self._chunks(computed, steps)
         return MiniBatch(
-            [self._micro_step(computed, step, count) for step, count in zip(plan, chunks, strict=True)],
+            [self._micro_step(computed, step, count) for step, count in zip(steps, chunks, strict=True)],
             sum(s.trained_tokens for s in sequences),
-            positions,
-            positions - sum(widths),
+            found.positions,
+            found.padding,
+            found.shared,
         )
 
     def accumulate(
@@ -170,8 +169,7 @@ class TrainerEngine:
         self, sequences: Sequence[TrainingSequence], step: Sequence[tuple[int, ...]], chunks: int
     ) -> MicroStep:
         own = [sequences[i] for i in step[self.ranks.rank]]
-        batch = collate_end_to_end(own) if self._kernels.packed else collate(own)
-        return MicroStep(batch.to(device()), chunks)
+        return MicroStep(lay_out(self._kernels.batching, own).to(device()), chunks)
 
     def _chunks(self, sequences: Sequence[TrainingSequence], plan: Sequence[Sequence[tuple[int, ...]]]) -> list[int]:
         """Return the number of pieces for the projection in each micro-step, the same on every rank.
@@ -227,7 +225,8 @@ class TrainerEngine:
     ) -> UpdateStats:
         loss, sums, mismatch_max = tally.gathered()
         computed, steps = max(1.0, sums["tokens"]), max(1, len(norms))
-        positions = sum(m.positions for m in mini_batches)
+        positions, shared = sum(m.positions for m in mini_batches), sum(m.shared for m in mini_batches)
+        padding = sum(m.padding for m in mini_batches)
         return UpdateStats(
             loss=loss / steps,
             grad_norm=sum(norms) / steps,
@@ -244,7 +243,8 @@ class TrainerEngine:
             tokens=sum(m.trained_tokens for m in mini_batches),
             computed_tokens=int(sums["tokens"]),
             positions=positions,
-            padding_share=sum(m.padding for m in mini_batches) / max(1, positions),
+            padding_share=padding / max(1, positions),
+            shared_prefix_share=shared / max(1, positions - padding + shared),
             sequences=len(batch),
             micro_steps=sum(len(m.micro_steps) for m in mini_batches),
             optimizer_steps=len(norms),

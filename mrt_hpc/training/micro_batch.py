@@ -1,4 +1,4 @@
-"""The tensors of one micro-batch."""
+"""The tensors of one micro-batch, and the arrangement of sequences in micro-batches."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.training.packing import pack, pack_end_to_end, pack_shared, padded_tokens
+from mrt_hpc.training.prefixes import SharedRow, SortedSequences
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from mrt_hpc.training.packing import MicroStep
     from mrt_hpc.training.sequence import TrainingSequence
 
 
@@ -21,7 +26,7 @@ class MicroBatch:
     """The tensors of one forward pass: B rows of W positions, S trained tokens in all."""
 
     input_ids: torch.Tensor
-    """[B, W] token ids; padded rows are filled up on the right with 0, and a packed batch is one row."""
+    """[B, W] token ids; padded rows are filled up on the right with 0, and a packed or shared batch is one row."""
     positions: torch.Tensor
     """[S] row * W + column of the position that predicts each trained token."""
     targets: torch.Tensor
@@ -31,9 +36,15 @@ class MicroBatch:
     behaviour_logprobs: torch.Tensor
     """[S] the log-probability of each trained token when it was sampled."""
     lengths: tuple[int, ...] | None = None
-    """The lengths of the sequences that lie end to end in the row of a packed batch; None of a padded one."""
+    """The lengths of the parts that lie end to end in the row of a packed or shared batch: a sequence, or what it does
+    not share with one before it. None of a padded batch.
+    """
     position_ids: torch.Tensor | None = None
-    """[1, W] the place of each token of a packed batch in its own sequence; None of a padded one."""
+    """[1, W] the place of each token of a packed or shared batch in its own sequence; None of a padded one."""
+    paths: tuple[NDArray[np.int64], ...] | None = None
+    """For each part of a shared batch, the positions in the row of the tokens of its sequence up to its own last one;
+    None of other batches.
+    """
 
     @property
     def trained_tokens(self) -> int:
@@ -48,13 +59,49 @@ class MicroBatch:
         return replace(self, **moved)
 
 
+@dataclass(frozen=True)
+class Arrangement:
+    """The micro-batches of some sequences on all ranks."""
+
+    steps: list[MicroStep]
+    positions: int
+    """The number of positions that pass through the model, padding included."""
+    padding: int
+    """How many of them are padding."""
+    shared: int
+    """The number of positions that do not pass again, as another sequence has the same tokens up to there."""
+
+
+def arrange(batching: Batching, sequences: Sequence[TrainingSequence], world_size: int, max_tokens: int) -> Arrangement:
+    """Divide sequences among micro-batches, the same on every rank."""
+    widths = [s.width for s in sequences]
+    total = sum(widths)
+    if batching is Batching.PADDED:
+        steps = pack(widths, world_size, max_tokens)
+        padded = sum(padded_tokens(widths, share) for step in steps for share in step)
+        return Arrangement(steps, padded, padded - total, 0)
+    if batching is Batching.PACKED:
+        return Arrangement(pack_end_to_end(widths, world_size, max_tokens), total, 0, 0)
+    ordered = SortedSequences.of([_passed(s) for s in sequences])
+    steps = pack_shared(ordered, world_size, max_tokens)
+    positions = sum(ordered.positions(ordered.places(share)) for step in steps for share in step)
+    return Arrangement(steps, positions, 0, total - positions)
+
+
+def lay_out(batching: Batching, sequences: Sequence[TrainingSequence]) -> MicroBatch:
+    """Return the micro-batch of these sequences; without any, a filler of one position without a trained token."""
+    if batching is Batching.PADDED:
+        return collate(sequences)
+    return collate_shared(sequences) if batching is Batching.SHARED else collate_end_to_end(sequences)
+
+
 def collate(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     """Lay sequences out in rows; without any sequence, return a filler of one row without a trained token."""
     width = max((s.width for s in sequences), default=1)
     input_ids = np.zeros((max(1, len(sequences)), width), dtype=np.int64)
     for row, s in enumerate(sequences):
         input_ids[row, : s.width] = _passed(s)
-    return _with_trained(input_ids, sequences, [row * width for row in range(len(sequences))])
+    return _with_trained(input_ids, sequences, [row * width + np.arange(s.width) for row, s in enumerate(sequences)])
 
 
 def collate_end_to_end(sequences: Sequence[TrainingSequence]) -> MicroBatch:
@@ -62,9 +109,27 @@ def collate_end_to_end(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     lengths = tuple(s.width for s in sequences) or (1,)
     ids = np.concatenate([_passed(s) for s in sequences]) if sequences else np.zeros(1, dtype=np.int64)
     starts = np.cumsum([0, *lengths])
-    batch = _with_trained(ids[None], sequences, starts[:-1].tolist())
-    places = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
-    return replace(batch, lengths=lengths, position_ids=torch.from_numpy(places[None]))
+    parts = [np.arange(length, dtype=np.int64) for length in lengths]
+    batch = _with_trained(ids[None], sequences, [start + p for start, p in zip(starts, parts, strict=False)])
+    return replace(batch, lengths=lengths, position_ids=torch.from_numpy(np.concatenate(parts)[None]))
+
+
+def collate_shared(sequences: Sequence[TrainingSequence]) -> MicroBatch:
+    """Lay sequences out in one row that has each of their shared prefixes once; see ``collate_end_to_end``.
+
+    The trained tokens are in the order of the row. Several may be predicted at one position.
+    """
+    if not sequences:
+        return collate_end_to_end(sequences)
+    row = SharedRow.of([_passed(s) for s in sequences])
+    batch = _with_trained(row.ids[None], [sequences[i] for i in row.order], row.paths)
+    parts = [(own, path) for own, path in zip(row.own, row.paths, strict=True) if own]
+    return replace(
+        batch,
+        lengths=tuple(own for own, _ in parts),
+        position_ids=torch.from_numpy(row.places[None]),
+        paths=tuple(path for _, path in parts),
+    )
 
 
 def _passed(s: TrainingSequence) -> NDArray[np.int64]:
@@ -73,18 +138,17 @@ def _passed(s: TrainingSequence) -> NDArray[np.int64]:
 
 
 def _with_trained(
-    input_ids: NDArray[np.int64], sequences: Sequence[TrainingSequence], starts: Sequence[int]
+    input_ids: NDArray[np.int64], sequences: Sequence[TrainingSequence], paths: Sequence[NDArray[np.int64]]
 ) -> MicroBatch:
-    """Add the trained tokens of sequences that begin at these places of the token ids."""
+    """Add the trained tokens of sequences; a path tells where in the flattened token ids those of one sequence are."""
     kept = [np.flatnonzero(s.mask) for s in sequences]
-    shifts = [start + len(s.prompt_ids) - 1 for start, s in zip(starts, sequences, strict=False)]
-    pairs = list(zip(sequences, kept, strict=True))
+    chosen = list(zip(sequences, kept, paths, strict=False))  # a filler has a path, and no sequence
     return MicroBatch(
         torch.from_numpy(input_ids),
-        _joined([shift + k for shift, k in zip(shifts, kept, strict=True)], np.int64),
-        _joined([np.asarray(s.token_ids, dtype=np.int64)[k] for s, k in pairs], np.int64),
-        _joined([s.advantages[k] for s, k in pairs], np.float32),
-        _joined([s.behaviour_logprobs[k] for s, k in pairs], np.float32),
+        _joined([path[len(s.prompt_ids) - 1 + k] for s, k, path in chosen], np.int64),
+        _joined([np.asarray(s.token_ids, dtype=np.int64)[k] for s, k, _ in chosen], np.int64),
+        _joined([s.advantages[k] for s, k, _ in chosen], np.float32),
+        _joined([s.behaviour_logprobs[k] for s, k, _ in chosen], np.float32),
     )
 
 

@@ -4,6 +4,8 @@ Padded: sequences of similar length share a right-padded micro-batch, so that li
 attention, no real token attends to padding on its right; nothing has to be masked.
 
 Packed: sequences lie end to end in one row, and only the sum of their lengths counts.
+
+Shared: as packed, and what sequences have in common from their start counts once (see ``prefixes``).
 """
 
 from __future__ import annotations
@@ -12,11 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mrt_hpc.training.prefixes import SortedSequences, flattened
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MicroStep = tuple[tuple[int, ...], ...]
 """The indices of each rank's sequences; () is a filler, one weightless token, as ZeRO-3 needs all ranks in step."""
+
+BUDGETS_TRIED = 6
+"""The number of budgets of which the best is taken where sequences share prefixes."""
 
 
 def pack(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[MicroStep]:
@@ -49,6 +56,31 @@ def pack_end_to_end(lengths: Sequence[int], world_size: int, max_tokens: int) ->
     batches = fill(_balanced_budget(fill, world_size, max_tokens))
     fullest_first = sorted(batches, key=lambda batch: -sum(lengths[i] for i in batch))
     return _in_steps([tuple(sorted(batch)) for batch in fullest_first], world_size)
+
+
+def pack_shared(sequences: SortedSequences, world_size: int, max_tokens: int) -> list[MicroStep]:
+    """Split sequences into micro-steps of one micro-batch per rank in which shared prefixes count once.
+
+    Every index appears exactly once. Sequences that share much stay together. A micro-batch has at most ``max_tokens``
+    positions, or as many as its longest sequence. A small budget is even over the ranks, a large one shares more:
+    of several the one is taken with the fewest positions in sequence, those of the fullest rank of each micro-step.
+    """
+
+    def fill(budget: int) -> list[list[int]]:
+        units = sequences.units(budget)
+        sizes = [sequences.run_positions(unit) for unit in units]
+        return [flattened(units[i] for i in batch) for batch in _first_fit(_descending(sizes), sizes, budget)]
+
+    def in_sequence(plan: Sequence[MicroStep]) -> int:
+        return sum(max(sequences.positions(share) for share in step) for step in plan)
+
+    least = _balanced_budget(fill, world_size, max_tokens)
+    plans = []
+    for budget in np.linspace(least, max_tokens, BUDGETS_TRIED).astype(int).tolist():
+        fullest_first = sorted(fill(budget), key=lambda places: -sequences.positions(places))
+        plans.append(_in_steps([tuple(places) for places in fullest_first], world_size))
+    best = min(plans, key=in_sequence)
+    return [tuple(tuple(sorted(sequences.order[p] for p in share)) for share in step) for step in best]
 
 
 def blocks_of(lengths: Sequence[int], fullness: float) -> list[list[int]]:

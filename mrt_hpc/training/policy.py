@@ -19,9 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import Precision
+from mrt_hpc.recipe.schema import Batching, Precision
 from mrt_hpc.training.accelerator import device
-from mrt_hpc.training.attention import CPU_ATTENTION, PACKED_ATTENTION, segments_of
+from mrt_hpc.training.attention import CPU_ATTENTION, PACKED_ATTENTION, segments_of, take_rows
 from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 class Kernels:
     """The choices of a recipe that change how log-probabilities are computed, and none of them beyond rounding."""
 
-    packed: bool = False
-    """Whether micro-batches are packed end to end."""
+    batching: Batching = Batching.PADDED
+    """How sequences share a micro-batch."""
     fused: bool = False
     """Whether the projection is fused with the cross-entropy."""
     entropy: bool = True
@@ -49,7 +49,12 @@ class Kernels:
     @staticmethod
     def of(training: Training) -> Kernels:
         """Return the choices of a recipe's section."""
-        return Kernels(training.batching == "packed", training.projection == "fused", training.entropy)
+        return Kernels(training.batching, training.projection == "fused", training.entropy)
+
+    @property
+    def in_one_row(self) -> bool:
+        """Whether the sequences of a micro-batch lie in one row, each with attention to its own tokens alone."""
+        return self.batching is not Batching.PADDED
 
 
 class Policy(nn.Module):
@@ -73,15 +78,15 @@ class Policy(nn.Module):
         """Return the log-probabilities [S], with gradient, and entropies [S], without, of the batch's trained tokens.
 
         Args:
-            batch: B x W token ids with S trained tokens, packed if and only if ``kernels.packed``.
+            batch: B x W token ids with S trained tokens, laid out as ``kernels.batching`` says.
             chunks: pieces in which the S rows pass a projection that is not fused; under ZeRO-3 the same on every
                 rank, as each piece gathers it.
         """
         device_type = batch.input_ids.device.type
         with torch.autocast(device_type, dtype=torch.bfloat16, enabled=self.autocast):
-            options = self._packed_options(batch.lengths, batch.position_ids) if batch.lengths else {}
+            options = self._row_options(batch) if batch.lengths else {}
             hidden = self.model.base_model(input_ids=batch.input_ids, use_cache=False, **options).last_hidden_state
-            chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
+            chosen = take_rows(hidden.flatten(0, 1), batch.positions, repeated=batch.paths is not None)
             if self.kernels.fused:
                 return cast("tuple[torch.Tensor, torch.Tensor]", self._projection(chosen, batch.targets))
             pieces = zip(chosen.tensor_split(chunks), batch.targets.tensor_split(chunks), strict=True)
@@ -95,12 +100,13 @@ class Policy(nn.Module):
     def _projection(self) -> nn.Module:
         return cast("nn.Module", self.model.get_output_embeddings())
 
-    def _packed_options(self, lengths: tuple[int, ...], position_ids: torch.Tensor | None) -> dict[str, Any]:
-        """Return what the layers of the model need to know of a packed row."""
+    def _row_options(self, batch: MicroBatch) -> dict[str, Any]:
+        """Return what the layers of the model need to know of a row of several sequences."""
         config = self.model.config.get_text_config()
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         dtype = torch.bfloat16 if self.autocast else self.model.dtype
-        return {"position_ids": position_ids, "segments": segments_of(lengths, device(), dtype, head_size)}
+        segments = segments_of(batch.lengths or (), device(), dtype, head_size, batch.paths)
+        return {"position_ids": batch.position_ids, "segments": segments}
 
     def _score(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._projection(hidden).float() / self.temperature
@@ -142,7 +148,7 @@ def load_policy(
         raise UserError("the trainer does not know how this model changes its logits", value=changes, where=directory)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
-    attention = PACKED_ATTENTION if kernels.packed else _attention_of_padded_rows(autocast)
+    attention = PACKED_ATTENTION if kernels.in_one_row else _attention_of_padded_rows(autocast)
     with _partitioned_when_made(partition and _with_wide_buffers(partition, config, dtype)):
         loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
     model = cast("PreTrainedModel", loaded)

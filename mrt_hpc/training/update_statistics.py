@@ -52,6 +52,10 @@ class UpdateStats:
     """The number of positions that passed through the model, padding included."""
     padding_share: float
     """The share of positions that were padding."""
+    shared_prefix_share: float
+    """The share of the sequences' own positions that did not pass through the model, as another sequence of their
+    micro-batch began with the same tokens; 0 unless batching is shared.
+    """
     sequences: int
     micro_steps: int
     """The number of forward passes per rank."""

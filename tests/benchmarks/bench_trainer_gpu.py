@@ -34,9 +34,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from transformers.utils import is_flash_attn_2_available
 
+from mrt_hpc.recipe.schema import Batching
 from mrt_hpc.training.attention import PACKED_ATTENTION
-from mrt_hpc.training.micro_batch import MicroBatch, collate, collate_end_to_end
-from mrt_hpc.training.packing import pack, pack_end_to_end
+from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out
 from mrt_hpc.training.policy import Kernels, Policy, logit_chunks
 from mrt_hpc.training.sequence import TrainingSequence
 
@@ -66,14 +66,20 @@ class Variant:
     kernels: Kernels | None
     """None for plain transformers with whole logits."""
 
+    @property
+    def batching(self) -> Batching:
+        """How its sequences share a micro-batch."""
+        return self.kernels.batching if self.kernels else Batching.PADDED
+
 
 VARIANTS = [
     Variant("plain transformers, padded, whole logits", None),
     Variant("padded, chunked (the default)", Kernels()),
     Variant("padded, fused, no entropy", Kernels(fused=True, entropy=False)),
-    Variant("packed, chunked", Kernels(packed=True)),
-    Variant("packed, fused", Kernels(packed=True, fused=True)),
-    Variant("packed, fused, no entropy", Kernels(packed=True, fused=True, entropy=False)),
+    Variant("packed, chunked", Kernels(Batching.PACKED)),
+    Variant("packed, fused", Kernels(Batching.PACKED, fused=True)),
+    Variant("shared, fused, no entropy", Kernels(Batching.SHARED, fused=True, entropy=False)),
+    Variant("packed, fused, no entropy", Kernels(Batching.PACKED, fused=True, entropy=False)),
 ]
 
 
@@ -133,11 +139,10 @@ def sampled(count: int, scale: int, vocabulary: int, seed: int) -> list[Training
     return found
 
 
-def batches_of(sequences: list[TrainingSequence], packed: bool, max_tokens: int) -> list[MicroBatch]:
+def batches_of(sequences: list[TrainingSequence], batching: Batching, max_tokens: int) -> list[MicroBatch]:
     """The micro-batches of one pass."""
-    widths = [s.width for s in sequences]
-    arrange, lay_out = (pack_end_to_end, collate_end_to_end) if packed else (pack, collate)
-    return [lay_out([sequences[i] for i in share]) for (share,) in arrange(widths, 1, max_tokens)]
+    steps = arrange(batching, sequences, 1, max_tokens).steps
+    return [lay_out(batching, [sequences[i] for i in share]) for (share,) in steps]
 
 
 def flops(config: Qwen2Config, sequences: list[TrainingSequence]) -> float:
@@ -153,7 +158,7 @@ def flops(config: Qwen2Config, sequences: list[TrainingSequence]) -> float:
 
 def ours(model: PreTrainedModel, kernels: Kernels) -> Callable[[MicroBatch], torch.Tensor]:
     """The loss of a micro-batch as the trainer computes it."""
-    model.set_attn_implementation(PACKED_ATTENTION if kernels.packed else "sdpa")
+    model.set_attn_implementation(PACKED_ATTENTION if kernels.in_one_row else "sdpa")
     policy = Policy(model, 1.0, False, kernels)
 
     def loss(batch: MicroBatch) -> torch.Tensor:
@@ -227,8 +232,8 @@ def measure(
 ) -> list[Measured]:
     """Let all variants take turns until the deadline is near."""
     passes = {}
-    for packed in (False, True):
-        passes[packed] = [b.to(model.device) for b in batches_of(sequences, packed, max_tokens)]
+    for batching in Batching:
+        passes[batching] = [b.to(model.device) for b in batches_of(sequences, batching, max_tokens)]
     results = [Measured(v.name) for v in VARIANTS]
     try:
         while True:
@@ -237,7 +242,7 @@ def measure(
                     continue
                 if time.perf_counter() + max(result.seconds, default=0.0) > deadline:
                     raise OutOfTime
-                visit(model, variant, passes[bool(variant.kernels and variant.kernels.packed)], deadline, result)
+                visit(model, variant, passes[variant.batching], deadline, result)
             if all(result.problem for result in results):
                 return results
     except OutOfTime:

@@ -1,4 +1,4 @@
-"""Seconds of one update on CPU by the choices of ``training``: lengths of a finished run, and long-tailed ones.
+"""Seconds of one update on CPU by the choices of ``training``: lengths of a finished run, long-tailed ones, branches.
 
     python tests/benchmarks/bench_update_packing.py runs/quickstart --output tests/benchmarks/results/update-packing
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from mrt_hpc.recipe.schema import Precision, Training
+from mrt_hpc.recipe.schema import Batching, Precision, Training
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
@@ -29,9 +29,10 @@ from mrt_hpc.training.settings import TrainerSettings
 VARIANTS: dict[str, dict[str, object]] = {
     "padded, chunked (the default)": {},
     "padded, fused": {"projection": "fused"},
-    "packed, chunked": {"batching": "packed"},
-    "packed, fused": {"batching": "packed", "projection": "fused"},
-    "packed, fused, no entropy": {"batching": "packed", "projection": "fused", "entropy": False},
+    "packed, chunked": {"batching": Batching.PACKED},
+    "packed, fused": {"batching": Batching.PACKED, "projection": "fused"},
+    "packed, fused, no entropy": {"batching": Batching.PACKED, "projection": "fused", "entropy": False},
+    "shared, fused": {"batching": Batching.SHARED, "projection": "fused"},
 }
 MEDIAN_SHARE = 0.375
 
@@ -64,6 +65,18 @@ def sequence(prompt: list[int], tokens: list[int], rng: np.random.Generator) -> 
     )
 
 
+def branched(traces: list[TrainingSequence], boundaries: int = 5, branches: int = 4) -> list[TrainingSequence]:
+    """The traces, and branches of 8 tokens at even boundaries of each, as ``train_branches`` learns them."""
+    rng = np.random.default_rng(2)
+    found = list(traces)
+    for s in traces:
+        for boundary in range(boundaries):
+            kept = len(s.token_ids) * boundary // boundaries
+            context = [*s.prompt_ids, *list(s.token_ids)[:kept]]
+            found += [sequence(context, rng.choice(s.token_ids, 8).tolist(), rng) for _ in range(branches)]
+    return found
+
+
 def trainer(model: Path, max_tokens: int, choices: dict[str, object]) -> TrainerEngine:
     """An engine as the quickstart has it, in 32 bits."""
     fields = {"learning_rate": 1e-6, "precision": Precision.FP32, "zero_stage": 0, "gradient_checkpointing": False}
@@ -73,31 +86,31 @@ def trainer(model: Path, max_tokens: int, choices: dict[str, object]) -> Trainer
 
 def measure(
     engines: dict[str, TrainerEngine], batch: list[TrainingSequence], rounds: int
-) -> dict[str, list[tuple[float, float, float, int]]]:
+) -> dict[str, list[tuple[float, float, float, int, int]]]:
     """Wall seconds, CPU seconds, padding share and micro-steps of each round; the first round is left out."""
-    found: dict[str, list[tuple[float, float, float, int]]] = {name: [] for name in engines}
+    found: dict[str, list[tuple[float, float, float, int, int]]] = {name: [] for name in engines}
     for number in range(rounds + 1):
         for name in list(engines)[:: 1 if number % 2 else -1]:
             wall, cpu = time.perf_counter(), time.process_time()
             stats = engines[name].update(batch)
             spent = (time.perf_counter() - wall, time.process_time() - cpu)
             if number:
-                found[name].append((*spent, stats.padding_share, stats.micro_steps))
+                found[name].append((*spent, stats.padding_share, stats.micro_steps, stats.positions))
     return found
 
 
-def table(found: dict[str, list[tuple[float, float, float, int]]]) -> list[str]:
+def table(found: dict[str, list[tuple[float, float, float, int, int]]]) -> list[str]:
     """Rows of Markdown; ratios are to the first variant, round by round."""
     first = next(iter(found.values()))
     lines = [
-        "| variant | s, best | median | CPU s, best | median | CPU, of the default | padding | micro-steps |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| variant | s, best | median | CPU s, best | median | CPU, of default | padding | micro-steps | positions |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, rounds in found.items():
         walls, cpus = [r[0] for r in rounds], [r[1] for r in rounds]
         ratio = statistics.median(r[1] / base[1] for r, base in zip(rounds, first, strict=True))
         numbers = [min(walls), statistics.median(walls), min(cpus), statistics.median(cpus), ratio, rounds[0][2]]
-        lines.append(f"| {name} | {' | '.join(f'{n:.2f}' for n in numbers)} | {rounds[0][3]} |")
+        lines.append(f"| {name} | {' | '.join(f'{n:.2f}' for n in numbers)} | {rounds[0][3]} | {rounds[0][4]} |")
     return lines
 
 
@@ -116,7 +129,12 @@ def main() -> None:
     join(Ranks())
     engines = {name: trainer(model, arguments.max_tokens, choices) for name, choices in VARIANTS.items()}
     lines = []
-    for title, batch in (("Lengths of the run", own), ("Long-tailed lengths", long_tailed(own))):
+    sets = {
+        "Lengths of the run": own,
+        "Long-tailed lengths": long_tailed(own),
+        "A quarter of the run with its branches": branched(own[: len(own) // 4]),
+    }
+    for title, batch in sets.items():
         widths = np.array([s.width for s in batch])
         about = f"{len(batch)} sequences, {widths.min()} to {widths.max()} positions, median {int(np.median(widths))}"
         lines += [f"## {title}: {about}", "", *table(measure(engines, batch, arguments.rounds)), ""]

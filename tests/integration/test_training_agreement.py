@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from training_support import PlainTrainer, random_batch, run_ranks, settings, tiny_model, update_batches
+from training_support import PlainTrainer, branched, random_batch, run_ranks, settings, tiny_model, update_batches
 
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.packing import split_by_group
+from mrt_hpc.training.sequence import TrainingSequence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +27,9 @@ VARIANTS = [
     "3:40:fp32:1:o",
     *(f"{stage}:{tokens}:fp32:1:e" for stage in (0, 2, 3) for tokens in (40, 400)),  # packed end to end
     *(f"{stage}:128:fp32:1:f" for stage in (0, 2, 3)),  # projection and cross-entropy fused
+    *(f"{stage}:60:fp32:1:sb" for stage in (0, 2, 3)),  # branches, their prefixes computed once
+    "3:60:fp32:2:csbfnp",
+    "0:40:fp32:1:s",  # sequences that have no prefix in common
     "3:40:fp32:2:cefnp",  # both with the projection in pieces, activations computed twice, and no entropy
     "0:40:fp32:1:en",
     "2:40:bf16:1:-",
@@ -34,6 +38,7 @@ VARIANTS = [
     "0:40:bf16_autocast:1:-",
     "3:40:bf16:1:ef",
     "0:40:bf16_autocast:1:ef",
+    "3:60:bf16:1:sbf",
 ]
 EXACT = [v for v in VARIANTS if ":fp32:" in v]
 
@@ -54,17 +59,23 @@ def measured(folder: Path, world_size: int, variant: str) -> dict[str, Any]:
     return result
 
 
+def options_of(variant: str) -> str:
+    """Its letters."""
+    return variant.split(":")[-1]
+
+
 @cache
-def plain(folder: Path, optimizer_steps: int) -> dict[str, Any]:
+def plain(folder: Path, optimizer_steps: int, branches: bool) -> dict[str, Any]:
     """The same by the plain trainer: gradients of batch 0, then updates on batches 0, 1, 2 and 3."""
+    given = branched if branches else list[TrainingSequence]
     chosen = settings(optimizer_steps_per_iteration=optimizer_steps)
     trainer = PlainTrainer(folder / "model", chosen)
     rates = (learning_rate(k, 10, chosen.training) for k in range(10))
-    batch = random_batch(0)
+    batch = given(random_batch(0))
     loss, gradients = trainer.gradients(batch, trainer.old_logprobs(batch))
     norm = trainer.apply(next(rates))
     updates = []
-    for batch in update_batches():
+    for batch in map(given, update_batches()):
         old = trainer.old_logprobs(batch)
         losses, norms = [], []
         for part in split_by_group([s.group for s in batch], [s.width for s in batch], optimizer_steps):
@@ -84,7 +95,7 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
 @pytest.mark.parametrize("variant", EXACT)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_loss_and_gradients_are_those_of_the_plain_computation(folder: Path, world_size: int, variant: str) -> None:
-    actual, expected = measured(folder, world_size, variant), plain(folder, 1)
+    actual, expected = measured(folder, world_size, variant), plain(folder, 1, "b" in options_of(variant))
     assert actual["loss"] == pytest.approx(expected["loss"], abs=TOLERANCE)
     assert largest_difference(actual["gradients"], expected["gradients"]) < TOLERANCE
     assert max(float(g.abs().max()) for g in expected["gradients"].values()) > 0.05  # something was compared
@@ -100,11 +111,25 @@ def test_packed_rows_hold_no_padding_and_entropy_is_measured_only_when_asked_for
     assert fused["entropy"] == pytest.approx(padded["entropy"], rel=1e-5)
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_branches_are_computed_with_fewer_positions(folder: Path, world_size: int) -> None:
+    update = measured(folder, world_size, "0:60:fp32:1:sb")["updates"][0]
+    computed = [s for s in branched(random_batch(1)) if s.has_signal]
+    total = sum(s.width for s in computed)
+    assert update["positions"] < 0.8 * total and update["padding_share"] == 0
+    assert update["shared_prefix_share"] == pytest.approx(1 - update["positions"] / total)
+    assert update["computed_tokens"] == sum(s.trained_tokens for s in computed)
+    assert measured(folder, world_size, "0:40:fp32:1:en")["updates"][0]["shared_prefix_share"] == 0
+
+
 @pytest.mark.parametrize("variant", EXACT)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_updates_are_those_of_the_plain_trainer(folder: Path, world_size: int, variant: str) -> None:
     """Clipping, learning rate, weight decay and, with two steps, ratios to the policy before the iteration."""
-    actual, expected = measured(folder, world_size, variant), plain(folder, int(variant.split(":")[3]))
+    actual, expected = (
+        measured(folder, world_size, variant),
+        plain(folder, int(variant.split(":")[3]), "b" in options_of(variant)),
+    )
     assert actual["norm"] == pytest.approx(expected["norm"], rel=1e-5)
     assert actual["norm"] > settings().training.gradient_clip  # so that clipping did something
     for update, (loss, norm) in zip(actual["updates"], expected["updates"], strict=True):
@@ -117,7 +142,7 @@ def test_updates_are_those_of_the_plain_trainer(folder: Path, world_size: int, v
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in EXACT])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_bfloat16_is_near(folder: Path, world_size: int, variant: str) -> None:
-    actual, expected = measured(folder, world_size, variant), plain(folder, 1)
+    actual, expected = measured(folder, world_size, variant), plain(folder, 1, "b" in options_of(variant))
     assert actual["loss"] == pytest.approx(expected["loss"], abs=0.02)
     assert actual["norm"] == pytest.approx(expected["norm"], rel=0.05)
     flat = [

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,22 @@ def random_batch(seed: int = 0, sequences: int = 13, behaviour_noise: float = 0.
             )
         )
     return batch
+
+
+def branched(batch: list[TrainingSequence]) -> list[TrainingSequence]:
+    """The same sequences with other contexts: in turn one keeps its own, one continues the sequence before it from its
+    middle, as a branch of a branch may, and one begins as that one and has other tokens trained.
+    """
+    found: list[TrainingSequence] = []
+    for index, s in enumerate(batch):
+        before = found[-1] if found else s
+        ids = [*before.prompt_ids, *before.token_ids]
+        if index % 4 == 1 or index % 4 == 2:
+            s = replace(s, prompt_ids=ids[: 1 + len(ids) // 2])
+        elif index % 4 == 3:
+            s = replace(before, advantages=-before.advantages, mask=~before.mask, group=s.group)
+        found.append(s)
+    return found
 
 
 def update_batches() -> list[list[TrainingSequence]]:

@@ -33,8 +33,7 @@ def test_all_variants_compute_the_same_gradient(bench: Any) -> None:
     sequences = bench.sampled(4, bench.SMALLER, config.vocab_size, 0)
     found = {}
     for variant in bench.VARIANTS:
-        packed = bool(variant.kernels and variant.kernels.packed)
-        batches = bench.batches_of(sequences, packed, 100_000)
+        batches = bench.batches_of(sequences, variant.batching, 100_000)
         assert len(batches) == 1  # so that every variant divides by the same number of tokens
         model.zero_grad(set_to_none=True)
         bench.one_pass(model, variant, batches, float("inf"))

@@ -172,3 +172,21 @@ def test_the_listed_architectures_are_those_of_the_installed_versions() -> None:
     vllm = pytest.importorskip("vllm")
     known = set(vllm.ModelRegistry.get_supported_archs())
     assert set(ARCHITECTURES) <= set(transformers.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) & known
+
+
+HEADS = change("config.json", num_attention_heads=12, num_key_value_heads=2)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 6, 12])
+def test_a_model_whose_heads_divide_over_the_gpus_is_taken(model: Path, width: int) -> None:
+    HEADS(model)
+    submit(model, f"serving.tensor_parallel={width}")
+
+
+@pytest.mark.parametrize(("width", "nearest"), [(3, 2), (5, 4), (8, 6), (24, 12)])
+def test_a_model_whose_heads_do_not_divide_over_the_gpus_is_refused(model: Path, width: int, nearest: int) -> None:
+    HEADS(model)
+    with pytest.raises(UserError, match="cannot divide the model's 12 attention heads") as refused:
+        submit(model, f"serving.tensor_parallel={width}")
+    assert refused.value.expected == "one of 1, 2, 4, 6, 12"
+    assert f"serving.tensor_parallel to {nearest}" in str(refused.value.advice)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.training.packing import blocks_of, pack, pack_end_to_end, padded_tokens, split_by_group
+from mrt_hpc.training.packing import (
+    MicroStep,
+    blocks_of,
+    pack,
+    pack_end_to_end,
+    pack_shared,
+    padded_tokens,
+    split_by_group,
+)
+from mrt_hpc.training.prefixes import SharedRow, SortedSequences
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=80)
 
@@ -94,6 +107,111 @@ def test_end_to_end_two_ranks_get_equal_shares() -> None:
 def test_end_to_end_a_rank_without_work_gets_a_filler_and_nothing_needs_no_step() -> None:
     assert pack_end_to_end([5], 3, 100) == [((0,), (), ())]
     assert pack_end_to_end([], 2, 100) == []
+
+
+IDS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), max_size=30)
+
+
+def sequences(ids: list[list[int]]) -> SortedSequences:
+    return SortedSequences.of([np.array(tokens, dtype=np.int64) for tokens in ids])
+
+
+def nodes(ids: list[list[int]]) -> int:
+    """The number of different prefixes: the least number of positions that hold all sequences."""
+    return len({tuple(tokens[: n + 1]) for tokens in ids for n in range(len(tokens))})
+
+
+def positions(ids: list[list[int]], plan: list[MicroStep]) -> list[int]:
+    """Of each micro-batch."""
+    return [nodes([ids[i] for i in share]) for step in plan for share in step]
+
+
+@given(IDS.filter(len))
+def test_a_shared_row_has_every_prefix_once_and_every_path(ids: list[list[int]]) -> None:
+    row = SharedRow.of([np.array(tokens) for tokens in ids])
+    assert len(row.ids) == len(row.places) == sum(row.own) == nodes(ids)
+    ends = list(accumulate(row.own))
+    for index, path, own, end in zip(row.order, row.paths, row.own, ends, strict=True):
+        assert row.ids[path].tolist() == ids[index]
+        assert row.places[path].tolist() == list(range(len(ids[index])))
+        assert path[len(path) - own :].tolist() == list(range(end - own, end))
+
+
+@given(IDS, st.data())
+def test_positions_are_counted_without_a_row(ids: list[list[int]], data: st.DataObject) -> None:
+    found = sequences(ids)
+    some = data.draw(st.lists(st.sampled_from(range(len(ids))), unique=True)) if ids else []
+    assert found.positions(found.places(some)) == nodes([ids[i] for i in some])
+    assert found.run_positions(slice(0, len(ids))) == nodes(ids) if ids else True
+
+
+@given(IDS, st.integers(1, 4), st.integers(1, 100))
+def test_shared_every_sequence_is_packed_once_and_the_budget_is_one_of_shared_positions(
+    ids: list[list[int]], world_size: int, max_tokens: int
+) -> None:
+    plan = pack_shared(sequences(ids), world_size, max_tokens)
+    assert sorted(i for step in plan for share in step for i in share) == list(range(len(ids)))
+    assert all(len(step) == world_size and any(step) for step in plan)
+    for step in plan:
+        for share in step:
+            longest = max((len(ids[i]) for i in share), default=0)
+            assert nodes([ids[i] for i in share]) <= max(max_tokens, longest)
+
+
+@given(IDS, st.integers(1, 100))
+def test_sharing_never_adds_positions(ids: list[list[int]], max_tokens: int) -> None:
+    assert sum(positions(ids, pack_shared(sequences(ids), 1, max_tokens))) <= sum(len(tokens) for tokens in ids)
+
+
+def branches(problem: int, prefix: int, count: int, tokens: int) -> list[list[int]]:
+    """Continuations of one prefix, all different from the first token on."""
+    start = 1000 * problem
+    return [[start] * prefix + [start + 1 + n] * tokens for n in range(count)]
+
+
+def test_branches_of_one_prefix_stay_together_and_share_it() -> None:
+    ids = [*branches(1, 50, 5, 10), *branches(2, 50, 5, 10)]
+    order = [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
+    plan = pack_shared(sequences([ids[i] for i in order]), 1, 120)
+    assert [{order[i] // 5 for i in share} for step in plan for share in step] in ([{0}, {1}], [{1}, {0}])
+    assert positions([ids[i] for i in order], plan) == [100, 100]
+
+
+def test_a_prefix_too_long_for_one_micro_batch_is_computed_as_seldom_as_the_budget_allows() -> None:
+    ids = branches(1, 50, 8, 10)
+    assert positions(ids, pack_shared(sequences(ids), 1, 100)) == [90, 90]
+
+
+def test_equal_sequences_longer_than_the_budget_are_computed_once() -> None:
+    ids = branches(1, 200, 1, 10) * 3
+    assert positions(ids, pack_shared(sequences(ids), 1, 100)) == [210]
+
+
+def test_a_short_prefix_of_long_sequences_does_not_keep_them_together() -> None:
+    """Else the micro-batches would be filled badly: two of 40 of the first prompt, and one of 90 of the second."""
+    ids = [[1, 1, *[10 + n] * size] for n, size in enumerate((40, 40, 40))] + [[2, 2, *[20] * 54]] * 1
+    assert len(pack_shared(sequences(ids), 1, 100)) == 2
+
+
+def test_shared_positions_are_even_over_the_ranks() -> None:
+    ids = [tokens for problem in range(1, 9) for tokens in branches(problem, 20 + 3 * problem, 4, 5)]
+    plan = pack_shared(sequences(ids), 4, 10_000)
+    assert len(plan) == 1
+    found = positions(ids, plan)
+    assert sum(found) == nodes(ids) and max(found) <= 1.1 * sum(found) / 4
+
+
+def test_one_rank_gets_all_that_is_shared() -> None:
+    """A smaller budget would part branches, and a rank alone gains nothing by even micro-batches."""
+    ids = branches(1, 60, 6, 10)
+    assert positions(ids, pack_shared(sequences(ids), 1, 1000)) == [120]
+    assert positions(ids, pack_shared(sequences(ids), 2, 1000)) == [90, 90]  # but two end sooner
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_shared_nothing_packs_into_nothing_and_a_rank_without_work_gets_a_filler(world_size: int) -> None:
+    assert pack_shared(sequences([]), world_size, 100) == []
+    assert pack_shared(sequences([[1, 2, 3]]), world_size, 100) == [((0,), *[()] * (world_size - 1))]
 
 
 @given(LENGTHS, st.floats(0.1, 1.0))

@@ -15,6 +15,14 @@ SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"
 @pytest.mark.parametrize(
     ("recipe", "changes", "field", "reason"),
     [
+        (
+            "grpo",
+            ["resources.inference.gpus=4", "serving.tensor_parallel=3"],
+            "resources.inference.gpus",
+            "3, which is 1 x",
+        ),
+        ("grpo", ["resources.inference.gpus=4", "serving.servers=3"], "resources.inference.gpus", "3, which is 3 x 1"),
+        ("grpo", ["resources.evaluation.gpus=1", "serving.tensor_parallel=2"], "resources.evaluation.gpus", "2, which"),
         ("grpo", ["prover={type: forced_answer}"], "prover", "makes no use of a prover"),
         ("star", ["prover={type: forced_answer}"], "prover", "makes no use of a prover"),
         ("grpo", ["model.answer_forms=10"], "grading.strict", "left to be evaluated"),

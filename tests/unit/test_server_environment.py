@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 from test_task_endings import task
 
-from mrt_hpc.inference.server import cpu_environment
-from mrt_hpc.roles.sampling.serving import server_settings
+from mrt_hpc.inference.server import VllmServer, cpu_environment
+from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mrt_hpc.roles.task.context import Task
 
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 PROCESSES = "VLLM_ENABLE_V1_MULTIPROCESSING"
@@ -70,3 +74,56 @@ def test_a_large_seed_is_one_that_the_server_can_take(tmp_path: Path, seed: int,
     taken = server_settings(large, tmp_path, 64, share=1.0, common_seeds=False).seed
     assert told is None or taken == told
     np.random.RandomState(taken)
+
+
+def with_servers(tmp_path: Path, gpus: int, **serving: int) -> Task:
+    """A task with some GPUs and six cores."""
+    one = task(tmp_path)
+    resources = one.job.resources.model_copy(update={"cpus_per_rank": 6, "gpus_per_rank": gpus})
+    recipe = one.recipe.model_copy(update={"serving": one.recipe.serving.model_copy(update=serving)})
+    return replace(one, experiment=recipe, job=one.job.model_copy(update={"resources": resources}))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "serving", "servers", "width"),
+    [
+        (0, {}, 1, 1),
+        (0, {"servers": 2, "tensor_parallel": 3}, 2, 3),
+        (8, {}, 1, 8),
+        (8, {"tensor_parallel": 2}, 4, 2),
+        (8, {"servers": 8}, 8, 1),
+        (8, {"servers": 2, "tensor_parallel": 4}, 2, 4),
+    ],
+)
+def test_the_gpus_of_a_task_are_divided_among_its_servers(
+    tmp_path: Path, gpus: int, serving: dict[str, int], servers: int, width: int
+) -> None:
+    assert layout_of(with_servers(tmp_path, gpus, **serving)) == ServerLayout(servers, width)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [(None, [("0", "1"), ("2", "3")]), ("4,5,6,7", [("4", "5"), ("6", "7")]), ("a,b,c,d", [("a", "b"), ("c", "d")])],
+)
+def test_each_server_sees_gpus_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: list[tuple[str, ...]]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    several = with_servers(tmp_path, 4, tensor_parallel=2)
+    settings = [server_settings(several, tmp_path, 64, share=1.0, common_seeds=False, number=n) for n in range(2)]
+    assert [one.gpus for one in settings] == gpus
+    with closing(VllmServer(settings[1], tmp_path / "log")) as server:
+        assert server._environment()["CUDA_VISIBLE_DEVICES"] == ",".join(gpus[1])
+
+
+def test_the_only_server_of_a_task_sees_what_the_task_sees(tmp_path: Path) -> None:
+    assert gpus_of(with_servers(tmp_path, 4), 0) == ()
+
+
+def test_servers_and_their_processes_share_the_cores_and_the_memory(tmp_path: Path) -> None:
+    several = with_servers(tmp_path, 0, servers=3, tensor_parallel=2)
+    settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False, number=1)
+    assert settings.cpu_threads == 1
+    assert settings.kv_cache_gib == several.recipe.serving.kv_cache_gib / 2, "vLLM takes it for each process"

@@ -1,9 +1,10 @@
-"""Packed rows and the fused projection against the same computed one sequence at a time, and with whole logits."""
+"""Packed rows, shared prefixes and the fused projection against one sequence at a time with whole logits."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCau
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.training import projection
+from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.training import attention, projection
 from mrt_hpc.training.attention import (
     CAUSAL,
     PACKED_ATTENTION,
@@ -25,11 +27,14 @@ from mrt_hpc.training.attention import (
     VariableLengths,
     has_flash_attention,
     segments_of,
+    take_rows,
 )
-from mrt_hpc.training.micro_batch import MicroBatch, collate, collate_end_to_end
+from mrt_hpc.training.micro_batch import MicroBatch, collate, collate_end_to_end, collate_shared, lay_out
 from mrt_hpc.training.policy import Kernels, Policy
+from mrt_hpc.training.prefixes import SharedRow
 from mrt_hpc.training.sequence import TrainingSequence
 
+PACKED = Kernels(Batching.PACKED)
 CPU = torch.device("cpu")
 VOCABULARY, HIDDEN, TEMPERATURE = 31, 16, 0.7
 SHAPE = {
@@ -55,14 +60,29 @@ def sequence(seed: int, prompt: int, tokens: int) -> TrainingSequence:
     )
 
 
-SEQUENCES = [sequence(seed, prompt, tokens) for seed, (prompt, tokens) in enumerate([(3, 9), (1, 1), (5, 30), (2, 8)])]
+def continued(seed: int, before: TrainingSequence, kept: int, tokens: int) -> TrainingSequence:
+    """A sequence whose context is another's up to ``kept`` tokens."""
+    context = [*before.prompt_ids, *before.token_ids][:kept]
+    return replace(sequence(seed, 1, tokens), prompt_ids=context)
+
+
+ALONE = [sequence(seed, prompt, tokens) for seed, (prompt, tokens) in enumerate([(3, 9), (1, 1), (5, 30), (2, 8)])]
+TRACE = ALONE[2]
+BRANCHES = [continued(10 + n, TRACE, kept, 4 + n) for n, kept in enumerate([5, 5, 9, 20, 20, 33])]
+NESTED = [continued(20 + n, BRANCHES[3], kept, 6) for n, kept in enumerate([21, 22])]
+SEQUENCES = [*ALONE, *BRANCHES[:2], *NESTED[:1], BRANCHES[4], replace(TRACE, advantages=-2 * TRACE.advantages)]
 TRAINED = sum(s.trained_tokens for s in SEQUENCES)
 
 
-def qwen2(attention: str = "sdpa") -> Qwen2ForCausalLM:
+def passed(sequences: list[TrainingSequence]) -> list[np.ndarray]:
+    """The tokens of each sequence that pass through the model."""
+    return [np.array([*s.prompt_ids, *s.token_ids][: s.width]) for s in sequences]
+
+
+def qwen2(implementation: str = "sdpa") -> Qwen2ForCausalLM:
     """A model with weights that are always the same."""
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, attn_implementation=attention))
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, attn_implementation=implementation))
 
 
 def gradients(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -86,15 +106,17 @@ def one_at_a_time() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("kernels", [Kernels(p, f, e) for p in (0, 1) for f in (0, 1) for e in (0, 1)])  # type: ignore[arg-type]
+@pytest.mark.parametrize("kernels", [Kernels(b, f, e) for b in Batching for f in (False, True) for e in (False, True)])
 def test_every_choice_gives_what_one_sequence_at_a_time_gives(kernels: Kernels, checkpointing: bool) -> None:
-    model = qwen2(PACKED_ATTENTION if kernels.packed else "sdpa")
+    model = qwen2(PACKED_ATTENTION if kernels.in_one_row else "sdpa")
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()
-    batch = collate_end_to_end(SEQUENCES) if kernels.packed else collate(SEQUENCES)
-    logprobs, actual = gradients(Policy(model, TEMPERATURE, False, kernels), batch)
+    logprobs, actual = gradients(Policy(model, TEMPERATURE, False, kernels), lay_out(kernels.batching, SEQUENCES))
     expected_logprobs, expected = one_at_a_time()
+    if kernels.batching is Batching.SHARED:  # its trained tokens are in the order of the row
+        parts = expected_logprobs.split([s.trained_tokens for s in SEQUENCES])
+        expected_logprobs = torch.cat([parts[i] for i in SharedRow.of(passed(SEQUENCES)).order])
     assert torch.allclose(logprobs, expected_logprobs, atol=1e-5)
     assert actual.keys() == expected.keys()
     assert max(float((actual[n] - expected[n]).abs().max()) for n in expected) < 1e-5
@@ -102,10 +124,10 @@ def test_every_choice_gives_what_one_sequence_at_a_time_gives(kernels: Kernels, 
 
 def test_a_sequence_does_not_see_another_in_its_row() -> None:
     """Bit for bit in its values: with other neighbours of the same lengths, nothing changes."""
-    policy = Policy(qwen2(PACKED_ATTENTION), TEMPERATURE, False, Kernels(packed=True))
-    others = [sequence(seed + 50, len(s.prompt_ids), len(s.token_ids)) for seed, s in enumerate(SEQUENCES)]
-    first, _ = policy(collate_end_to_end([*SEQUENCES[:2], others[2], SEQUENCES[3]]), 1)
-    second, _ = policy(collate_end_to_end([others[0], SEQUENCES[1], others[2], others[3]]), 1)
+    policy = Policy(qwen2(PACKED_ATTENTION), TEMPERATURE, False, PACKED)
+    others = [sequence(seed + 50, len(s.prompt_ids), len(s.token_ids)) for seed, s in enumerate(ALONE)]
+    first, _ = policy(collate_end_to_end([*ALONE[:2], others[2], ALONE[3]]), 1)
+    second, _ = policy(collate_end_to_end([others[0], ALONE[1], others[2], others[3]]), 1)
     own = slice(5, 6)  # the trained token of the second sequence
     assert torch.equal(first[own], second[own])
     assert not torch.equal(first[:5], second[:5])
@@ -115,7 +137,7 @@ def test_a_sequence_does_not_see_another_in_its_row() -> None:
 def test_a_filler_has_a_gradient_of_zero_for_every_parameter(fused: bool) -> None:
     filler = collate_end_to_end([])
     assert filler.trained_tokens == 0 and filler.input_ids.shape == (1, 1)
-    _, found = gradients(Policy(qwen2(PACKED_ATTENTION), 1.0, False, Kernels(True, fused)), filler)
+    _, found = gradients(Policy(qwen2(PACKED_ATTENTION), 1.0, False, Kernels(Batching.PACKED, fused)), filler)
     assert found and all(not g.any() for g in found.values())
 
 
@@ -128,6 +150,83 @@ def test_a_packed_batch_keeps_each_tokens_own_place() -> None:
         assert torch.equal(getattr(batch, name), getattr(padded, name))
     predicting = batch.input_ids.flatten()[batch.positions]
     assert torch.equal(predicting, padded.input_ids.flatten()[padded.positions])
+
+
+def test_a_shared_batch_has_every_prefix_once() -> None:
+    batch = collate_shared([*BRANCHES, TRACE, ALONE[1]])
+    assert batch.input_ids.shape == (1, TRACE.width + sum(len(s.token_ids) - 1 for s in BRANCHES) + ALONE[1].width)
+    assert batch.lengths is not None and batch.paths is not None and batch.position_ids is not None
+    for own, path in zip(batch.lengths, batch.paths, strict=True):
+        assert batch.position_ids[0, path].tolist() == [*range(len(path))]
+        assert len(set(path[-own:].tolist())) == own
+    assert sum(batch.lengths) == batch.input_ids.numel()
+
+
+def test_equal_sequences_take_the_positions_of_one() -> None:
+    batch = collate_shared([TRACE, TRACE])
+    assert batch.input_ids.numel() == TRACE.width and batch.lengths == (TRACE.width,)
+    assert batch.trained_tokens == 2 * TRACE.trained_tokens
+    assert batch.positions.tolist() == 2 * batch.positions.tolist()[: TRACE.trained_tokens]
+
+
+def test_sequences_without_a_common_prefix_are_packed() -> None:
+    unlike = [replace(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first, s in enumerate(ALONE)]
+    shared, packed = collate_shared(unlike[::-1]), collate_end_to_end(unlike)
+    assert shared.lengths == packed.lengths and torch.equal(shared.input_ids, packed.input_ids)
+    assert torch.equal(shared.positions, packed.positions)
+
+
+def test_branches_of_another_prefix_change_nothing_for_a_sequence() -> None:
+    """Bit for bit in its values: what is beside a path is not attended to."""
+    policy = Policy(qwen2(PACKED_ATTENTION), TEMPERATURE, False, Kernels(Batching.SHARED))
+    changed = replace(BRANCHES[3], token_ids=[(t + 1) % VOCABULARY for t in BRANCHES[3].token_ids])
+    found = []
+    for third in (BRANCHES[3], changed):
+        batch = collate_shared([TRACE, third])
+        assert batch.lengths == (TRACE.width, third.width - 20) or batch.lengths == (third.width, TRACE.width - 20)
+        logprobs, _ = policy(batch, 1)
+        order = SharedRow.of(passed([TRACE, third])).order
+        found.append(logprobs.split([(TRACE, third)[i].trained_tokens for i in order])[order.index(0)])
+    assert torch.allclose(*found, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_of_rows_that_are_taken_repeatedly_are_summed_in_32_bits(dtype: torch.dtype) -> None:
+    rows = torch.zeros(2, 1, dtype=dtype, requires_grad=True)
+    taken = take_rows(rows, torch.tensor([0] * 1000 + [1]), repeated=True)
+    taken.backward(torch.full_like(taken, 1.0))
+    assert rows.grad is not None and rows.grad.tolist() == [[1000.0], [1.0]]  # in bfloat16 the sum stops at 256
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=25), min_size=1, max_size=8),
+    st.sampled_from([1, 2, 4]),
+)
+def test_blocks_attend_along_paths(ids: list[list[int]], key_heads: int) -> None:
+    torch.manual_seed(0)
+    row = SharedRow.of([np.array(tokens) for tokens in ids])
+    parts = [(own, path) for own, path in zip(row.own, row.paths, strict=True) if own]
+    lengths, paths = [own for own, _ in parts], [path for _, path in parts]
+    query, key, value = (
+        torch.randn(len(row.ids), heads, 8, dtype=torch.float64, requires_grad=True)
+        for heads in (4, key_heads, key_heads)
+    )
+    actual = Blocks.of(lengths, CPU, paths).attend(query, key, value, 0.3)
+    seen = torch.zeros(len(row.ids), len(row.ids), dtype=torch.bool)  # the mask of the whole tree
+    for path in paths:
+        seen[path[:, None], path[None]] = torch.ones(len(path), len(path)).tril().bool()
+    wide = [t.repeat_interleave(4 // key_heads, 1).transpose(0, 1) for t in (key, value)]
+    scores = ((query.transpose(0, 1) @ wide[0].transpose(1, 2)) * 0.3).masked_fill(~seen, -torch.inf)
+    expected = (scores.softmax(-1) @ wide[1]).transpose(0, 1)
+    weights = torch.randn_like(expected)
+    assert torch.allclose(actual, expected)
+    for a, b in zip(
+        torch.autograd.grad((actual * weights).sum(), (query, key, value)),
+        torch.autograd.grad((expected * weights).sum(), (query, key, value)),
+        strict=True,
+    ):
+        assert torch.allclose(a, b)
 
 
 @settings(deadline=None, max_examples=30)
@@ -182,7 +281,7 @@ def test_other_families_of_models_work_on_packed_rows() -> None:
         LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation=PACKED_ATTENTION)),
         GemmaForCausalLM(GemmaConfig(**SHAPE, head_dim=4, attn_implementation=PACKED_ATTENTION)),
     ):
-        packed, _ = Policy(model, 1.0, False, Kernels(packed=True))(collate_end_to_end(SEQUENCES), 1)
+        packed, _ = Policy(model, 1.0, False, PACKED)(collate_end_to_end(SEQUENCES), 1)
         model.set_attn_implementation("sdpa")
         padded, _ = Policy(model, 1.0, False, Kernels())(collate(SEQUENCES), 1)
         assert torch.allclose(packed, padded, atol=1e-5)
@@ -192,7 +291,7 @@ def test_a_model_with_a_sliding_window_is_refused_on_packed_rows() -> None:
     config = Qwen2Config(
         **SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=0, attn_implementation=PACKED_ATTENTION
     )
-    policy = Policy(Qwen2ForCausalLM(config), 1.0, False, Kernels(packed=True))
+    policy = Policy(Qwen2ForCausalLM(config), 1.0, False, PACKED)
     with pytest.raises(UserError, match="packed rows"):
         policy(collate_end_to_end(SEQUENCES), 1)
 
@@ -200,7 +299,7 @@ def test_a_model_with_a_sliding_window_is_refused_on_packed_rows() -> None:
 def test_a_padded_batch_is_refused_by_the_attention_of_packed_rows() -> None:
     assert PACKED_ATTENTION in ALL_ATTENTION_FUNCTIONS
     with pytest.raises(UserError, match="packed rows"):
-        Policy(qwen2(PACKED_ATTENTION), 1.0, False, Kernels(packed=True))(replace(collate(SEQUENCES), lengths=None), 1)
+        Policy(qwen2(PACKED_ATTENTION), 1.0, False, PACKED)(replace(collate(SEQUENCES), lengths=None), 1)
 
 
 def test_the_locked_torch_has_flash_attention_for_different_lengths() -> None:
@@ -211,6 +310,34 @@ def test_the_locked_torch_has_flash_attention_for_different_lengths() -> None:
     inspect.signature(VARIABLE_LENGTH_ATTENTION).bind(*tensors, ends, ends, 4, 4, scale=0.3, window_size=CAUSAL)
     form = VariableLengths.of([3, 4], CPU)
     assert form.ends.tolist() == [0, 3, 7] and form.ends.dtype == torch.int32 and form.longest == 4
+    assert form.path_ends is form.ends and form.longest_path == 4 and form.paths is None
+
+
+def plain_attention_of_different_lengths(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, key_ends: torch.Tensor,
+    longest: int, longest_key: int, *, scale: float, window_size: tuple[int, int],
+) -> torch.Tensor:  # fmt: skip
+    """What flash attention computes for causal windows: the last query of a part is at its last key."""
+    assert window_size == CAUSAL
+    outputs = []
+    for (a, b), (c, d) in zip(pairwise(ends.tolist()), pairwise(key_ends.tolist()), strict=True):
+        assert b - a <= longest and d - c <= longest_key
+        seen = torch.ones(b - a, d - c).tril(d - c - (b - a)).bool()
+        rows = [t.transpose(0, 1)[None] for t in (query[a:b], key[c:d], value[c:d])]
+        output = F.scaled_dot_product_attention(*rows, seen, scale=scale, enable_gqa=True)
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def test_flash_attention_is_given_the_keys_of_each_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel itself needs a GPU: its arguments are tested with the same attention computed plainly."""
+    monkeypatch.setattr(attention, "VARIABLE_LENGTH_ATTENTION", plain_attention_of_different_lengths)
+    row = SharedRow.of(passed([TRACE, *BRANCHES]))
+    forms = [form.of(row.own, CPU, row.paths) for form in (VariableLengths, Blocks)]
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(len(row.ids), heads, 8) for heads in (4, 2, 2))
+    first, second = (form.attend(query, key, value, 0.3) for form in forms)
+    assert torch.allclose(first, second, atol=1e-5)
 
 
 def test_a_cpu_uses_blocks() -> None:

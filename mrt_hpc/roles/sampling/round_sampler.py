@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.algorithms.starts import Starts
     from mrt_hpc.domains.pool import GraderPool
-    from mrt_hpc.inference.client import GenerationClient
+    from mrt_hpc.inference.sampler import Generator
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
     from mrt_hpc.recipe.schema import Recipe
@@ -53,10 +53,10 @@ class RoundSampler:
     problems: list[Problem]
     """All training problems."""
     pool: GraderPool
-    client: GenerationClient
-    """Of the server that serves the policy."""
-    mu: GenerationClient
-    """Of the server that serves the prover."""
+    client: Generator
+    """Of the servers that serve the policy."""
+    mu: Generator
+    """Of the servers that serve the prover."""
     held: Callable[[], Weights]
     """The weights that the policy's server holds at this moment."""
     room: asyncio.Semaphore

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,11 @@ from mrt_hpc.inference.attached_server import AGAIN, AttachedServer
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.server import ServerSettings, VllmServer
 from mrt_hpc.inference.server_control import Address, ServerControl
+from mrt_hpc.inference.server_pool import ServerPool
+from mrt_hpc.inference.spreading import spread_over
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.weights import Weights, published_versions
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from mrt_hpc.inference.client import GenerationClient
-    from mrt_hpc.inference.server_control import Server
+    from mrt_hpc.inference.sampler import Generator
+    from mrt_hpc.inference.server_control import Server, Servers
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.schema import NumberFormat, ProblemSource
     from mrt_hpc.roles.task.context import Task
@@ -128,8 +132,8 @@ def running_server(
     common_seeds: bool = False,
     dtype: NumberFormat | None = None,
     while_starting: Callable[[], None] | None = None,
-) -> Iterator[Server]:
-    """This task's own vLLM server, with the key of the run.
+) -> Iterator[Servers]:
+    """This task's own vLLM servers, with the key of the run.
 
     Args:
         task: whose.
@@ -141,14 +145,41 @@ def running_server(
         dtype: its number format; None takes that of ``serving``.
         while_starting: called again and again until it answers; raises when it is not needed any more.
     """
-    settings = server_settings(
-        task, weights.directory, max_model_len, share=share, common_seeds=common_seeds, dtype=dtype
-    )
+    count = layout_of(task).servers
+    names = [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
     key = (task.layout.secrets / "server_key").read_text()
-    log_file, version = task.log(name), weights.version
-    with VllmServer(settings, log_file, weights_version=version, key=key, while_starting=while_starting) as server:
-        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
-        yield server
+    made = [
+        VllmServer(
+            server_settings(
+                task,
+                weights.directory,
+                max_model_len,
+                share=share,
+                common_seeds=common_seeds,
+                dtype=dtype,
+                number=number,
+            ),
+            task.log(names[number]),
+            weights_version=weights.version,
+            key=key,
+            while_starting=while_starting,
+        )
+        for number in range(count)
+    ]
+    with made[0] if count == 1 else ServerPool(tuple(made)) as servers:
+        for server in servers.each:
+            task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
+        yield servers
+
+
+def layout_of(task: Task) -> ServerLayout:
+    """How the task's GPUs are divided among its own servers."""
+    return ServerLayout.of(task.experiment.serving, task.job.resources.gpus_per_rank)
+
+
+def room_of(task: Task, servers: Servers) -> asyncio.Semaphore:
+    """One place for each trace that the servers of a task sample at a time."""
+    return asyncio.Semaphore(task.experiment.serving.max_concurrent_sequences * len(servers.each))
 
 
 @contextmanager
@@ -160,8 +191,8 @@ def policy_server(
     common_seeds: bool,
     while_starting: Callable[[], None],
     **own: Any,
-) -> Iterator[Server]:
-    """The server of the inference role: the one that the recipe names, or this task's own.
+) -> Iterator[Servers]:
+    """The servers of the inference role: the one that the recipe names, or this task's own ones.
 
     Args:
         task: whose.
@@ -224,24 +255,44 @@ def server_settings(
     share: float,
     common_seeds: bool,
     dtype: NumberFormat | None = None,
+    number: int = 0,
 ) -> ServerSettings:
-    """The settings of a task's server; the arguments are those of :func:`running_server`."""
-    serving = task.experiment.serving
+    """The settings of one of a task's servers.
+
+    Args:
+        task: whose; see :func:`running_server` for all other arguments.
+        number: of the server among those of the task.
+    """
+    serving, layout = task.experiment.serving, layout_of(task)
     return ServerSettings(
         model_dir=model_dir,
         max_model_len=max_model_len,
         dtype=dtype or serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
-        tensor_parallel=max(1, task.job.resources.gpus_per_rank),
+        tensor_parallel=layout.tensor_parallel,
+        gpus=gpus_of(task, number),
         gpu_memory_utilization=serving.gpu_memory_utilization * share,
-        kv_cache_gib=serving.kv_cache_gib * share,
-        cpu_threads=max(1, round(_threads(task) * share)),
+        kv_cache_gib=serving.kv_cache_gib * share / layout.tensor_parallel,
+        cpu_threads=max(1, round(_threads(task) * share / (layout.servers * layout.tensor_parallel))),
         seed=task.experiment.seed % SEEDS,
         start_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
         noise_by_request=common_seeds,
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
+
+
+def gpus_of(task: Task, number: int) -> tuple[str, ...]:
+    """The GPUs of one of a task's servers, as CUDA names them; none where it is the only one and takes those that the
+    task sees.
+    """
+    layout = layout_of(task)
+    if layout.servers == 1 or not task.job.resources.gpus_per_rank:
+        return ()
+    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    seen = told.split(",") if told else [str(gpu) for gpu in range(task.job.resources.gpus_per_rank)]
+    first = number * layout.tensor_parallel
+    return tuple(seen[first : first + layout.tensor_parallel])
 
 
 def _threads(task: Task) -> int:
@@ -251,8 +302,29 @@ def _threads(task: Task) -> int:
 
 
 @asynccontextmanager
-async def client_of(task: Task, server: Server) -> AsyncIterator[GenerationClient]:
-    """A client of the server for the length of the block. A server that dies or hangs is started again."""
+async def client_of(task: Task, servers: Servers) -> AsyncIterator[Generator]:
+    """What samples through the servers for the length of the block. A server that dies or hangs is started again, while
+    the others go on.
+    """
+    watches: list[asyncio.Task[None]] = []
+    async with AsyncExitStack() as connections:
+        clients = [await connections.enter_async_context(_connected(task, one, watches)) for one in servers.each]
+        try:
+            yield spread_over(clients)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            if task.shutdown.leaving:
+                task.shutdown.announce()  # recorded before the seconds that the servers take to end
+                servers.close()  # threads that wait for their answers stop waiting
+            for watch in watches:
+                await _ended(watch)
+
+
+@asynccontextmanager
+async def _connected(task: Task, server: Server, watches: list[asyncio.Task[None]]) -> AsyncIterator[GenerationClient]:
+    """A client of one server; what watches the server is added to ``watches``."""
+    limit_s = task.experiment.serving.stall_limit_s
 
     def started_again() -> None:
         task.events.emit(EventKind.SERVER_RESTARTED, version=server.weights_version, server_pid=server.pid)
@@ -262,20 +334,13 @@ async def client_of(task: Task, server: Server) -> AsyncIterator[GenerationClien
             started_again()
 
     async def restart() -> None:
-        log.warning("the server has done nothing for %g s and is started again", task.experiment.serving.stall_limit_s)
+        log.warning("the server has done nothing for %g s and is started again", limit_s)
         await asyncio.to_thread(server.restart)
         started_again()
 
     async with connect(server.control.address, server.control.key, revive=revive) as client:
-        watch = asyncio.create_task(restart_when_hung(server, client, task.experiment.serving.stall_limit_s, restart))
-        try:
-            yield client
-        finally:
-            watch.cancel()
-            if task.shutdown.leaving:
-                task.shutdown.announce()  # recorded before the seconds that the server takes to end
-                server.close()  # threads that wait for its answers stop waiting
-            await _ended(watch)
+        watches.append(asyncio.create_task(restart_when_hung(server, client, limit_s, restart)))
+        yield client
 
 
 async def _ended(watch: asyncio.Task[None]) -> None:

@@ -1,0 +1,94 @@
+"""Several vLLM servers of one model side by side in one task, each on GPUs of its own.
+
+The task gives all of them the same weights. A server that dies or hangs is restarted alone, while the others go on.
+Requests are spread over them by `mrt_hpc.inference.spreading`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mrt_hpc.recipe.schema import WeightSwap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from mrt_hpc.inference.server import VllmServer
+
+T = TypeVar("T")
+
+_LOOK_EVERY_S = 0.2
+"""The longest time after which a signal that arrives during a wait is heeded."""
+
+
+@dataclass(frozen=True)
+class ServerPool:
+    """Servers that a task starts and ends together, used as a context manager."""
+
+    each: tuple[VllmServer, ...]
+    """At least one; none of them runs yet."""
+
+    def __enter__(self) -> ServerPool:
+        self._at_once([partial(one.start, one.while_starting) for one in self.each], until_failure=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
+        """Load new weights into all servers at once, and return when all of them hold these.
+
+        Returns:
+            The report of the server that took longest, see :meth:`VllmServer.load_weights`.
+
+        Raises:
+            UserError: a server could not load them. The others have ended their load, and hold one version each.
+        """
+        reports = self._at_once([partial(one.load_weights, directory, version, swap) for one in self.each])
+        return max(reports, key=lambda report: float(report["seconds"]))
+
+    def close(self) -> None:
+        """End all servers at once; afterwards no thread restarts one of them."""
+        with ThreadPoolExecutor(len(self.each)) as threads:
+            list(threads.map(lambda one: one.close(), self.each))
+
+    def _at_once(self, work: Sequence[Callable[[], T]], *, until_failure: bool = False) -> list[T]:
+        """Do one piece of work for each server, each in a thread of its own, and return the results in order.
+
+        Args:
+            work: for each server.
+            until_failure: whether the first failure ends all servers, and with them what is left of the work. A signal
+                that ends the task always does.
+
+        Raises:
+            BaseException: the first failure.
+        """
+        with ThreadPoolExecutor(len(work), thread_name_prefix="server") as threads:
+            running = [threads.submit(one) for one in work]
+            try:
+                _wait_for(running, until_failure=until_failure)
+            except BaseException:
+                self.close()
+                raise
+        return [one.result() for one in running]
+
+
+def _wait_for(running: Sequence[Future[Any]], *, until_failure: bool) -> None:
+    """Wait for the end of all work, or for its first failure. Signals are heeded meanwhile.
+
+    Raises:
+        BaseException: the first failure, if it was waited for.
+    """
+    left = set(running)
+    while left:
+        done, left = wait(left, _LOOK_EVERY_S, FIRST_EXCEPTION)
+        if until_failure:
+            for one in done:
+                one.result()

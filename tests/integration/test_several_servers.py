@@ -1,0 +1,107 @@
+"""Two real servers of one model in one task: one computes in one process, the other divides each layer over two."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from test_inference_server import (
+    PROMPT,
+    Reached,
+    assert_drawn_by_seed,
+    assert_gone,
+    assert_sampled_from,
+    family,
+    reference_distributions,
+    write_model,
+)
+
+from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
+from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server_pool import ServerPool
+from mrt_hpc.inference.spreading import spread_over
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SEEDS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("models")
+    return [write_model(root / str(seed), tied=True, seed=seed) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def pool(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
+    logs = tmp_path_factory.mktemp("logs")
+    settings = [
+        ServerSettings(
+            models[0], 512, "float32", kv_cache_gib=0.125, max_num_seqs=32, tensor_parallel=width, cpu_threads=1
+        )
+        for width in (1, 2)
+    ]
+    with ServerPool(tuple(VllmServer(s, logs / f"{s.tensor_parallel}.log") for s in settings)) as servers:
+        yield servers
+        processes = [process for one in servers.each if one.pid for process in family(one.pid)]
+    assert_gone(processes)
+
+
+def reached(server: VllmServer) -> Reached:
+    return Reached(server.socket, server.key, server.pid or 0, server.load_weights)
+
+
+def assert_agree(pool: ServerPool, model: Path, version: int) -> None:
+    """Both servers sample from the model, with the noise of seed and place and the same log-probabilities."""
+    for server in pool.each:
+        completions = reached(server).sample(seeds=SEEDS)
+        assert_sampled_from(model, completions, 1.0)
+        assert {c.weights_version for c in completions} == {version}
+        for seed, completion in zip(SEEDS, completions, strict=True):
+            ids = completion.token_ids
+            assert_drawn_by_seed(reference_distributions(model, PROMPT, ids, 1.0), ids, seed)
+
+
+def test_both_sample_from_the_model_before_and_after_new_weights(pool: ServerPool, models: list[Path]) -> None:
+    assert_agree(pool, models[0], 0)
+    pool.load_weights(models[1], 1)
+    assert [one.weights_version for one in pool.each] == [1, 1]
+    assert_agree(pool, models[1], 1)
+
+
+def test_one_that_is_killed_is_restarted_alone_with_the_weights_loaded_last(
+    pool: ServerPool, models: list[Path]
+) -> None:
+    """A process of the divided one is killed: the problem that it samples is finished after its restart."""
+    single, divided = pool.each
+    pool.load_weights(models[1], 1)
+    worker = family(divided.pid or 0)[-1].pid
+
+    async def sample() -> list[list[Completion]]:
+        async with (
+            connect(single.control.address, single.key) as first,
+            connect(
+                divided.control.address, divided.key, revive=lambda: asyncio.to_thread(divided.restart_if_dead)
+            ) as second,
+        ):
+            generator = spread_over([first, second])
+
+            async def problem(name: str) -> list[Completion]:
+                request = Request(PROMPT, list(range(32)), SamplingSettings(400, ignore_stop=True), family=name)
+                return [c async for c in generator.stream([request])]
+
+            both = asyncio.gather(problem("a"), problem("b"))
+            while second.under_way == 0 or not first.under_way:
+                await asyncio.sleep(0)
+            os.kill(worker, signal.SIGKILL)
+            return await both
+
+    for completions in asyncio.run(sample()):
+        assert sorted(c.sample for c in completions) == list(range(32))
+        assert_sampled_from(models[1], completions[:2], 1.0)
+    assert (single.starts, divided.starts) == (1, 2)

@@ -1,0 +1,206 @@
+"""Several servers of one task: they start, load and end together, and requests of one problem stay on one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.protocol import Request, SamplingSettings
+from mrt_hpc.inference.server_pool import ServerPool
+from mrt_hpc.inference.spreading import MOST_FAMILIES, SpreadGenerator, spread_over
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.inference.client import Completion
+    from mrt_hpc.inference.server import VllmServer
+    from mrt_hpc.recipe.schema import WeightSwap
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class ScriptedServer:
+    """A server without a process."""
+
+    starting: Callable[[], None] = lambda: None
+    loading: Callable[[], None] = lambda: None
+    seconds: float = 1.0
+    while_starting: None = None
+    closed: threading.Event = field(default_factory=threading.Event)
+    version: int = 0
+
+    def start(self, _: object) -> None:
+        self.starting()
+
+    def load_weights(self, _: Path, version: int, __: WeightSwap) -> dict[str, Any]:
+        self.loading()
+        self.version = version
+        return {"seconds": self.seconds}
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def answers_until_closed(self) -> None:
+        """Take as long to start as nobody closes it."""
+        assert self.closed.wait(DEADLINE_S)
+        raise UserError("the vLLM server was closed")
+
+
+def pool_of(*servers: ScriptedServer) -> ServerPool:
+    return ServerPool(cast("tuple[VllmServer, ...]", servers))
+
+
+def together(count: int) -> Callable[[], None]:
+    """Work that ends only when it is done for all at the same time."""
+    barrier = threading.Barrier(count)
+    return lambda: cast("None", barrier.wait(DEADLINE_S))
+
+
+def failing() -> None:
+    raise UserError("refused")
+
+
+def test_servers_start_and_load_at_the_same_time(tmp_path: Path) -> None:
+    start, load = together(3), together(3)
+    servers = [ScriptedServer(start, load, seconds) for seconds in (1.0, 3.0, 2.0)]
+    with pool_of(*servers) as pool:
+        assert pool.load_weights(tmp_path, 4) == {"seconds": 3.0}
+        assert [one.version for one in servers] == [4, 4, 4]
+        assert not any(one.closed.is_set() for one in servers)
+    assert all(one.closed.is_set() for one in servers)
+
+
+def test_a_server_that_fails_to_start_ends_those_that_are_still_starting() -> None:
+    slow = ScriptedServer()
+    slow.starting = slow.answers_until_closed
+    with pytest.raises(UserError, match="refused"), pool_of(slow, ScriptedServer(failing)):
+        pytest.fail("one of them has not started")
+    assert slow.closed.is_set()
+
+
+def test_a_load_that_fails_on_one_server_is_told_when_all_have_ended_theirs(tmp_path: Path) -> None:
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        failing()
+
+    def wait_for_it() -> None:
+        assert failed.wait(DEADLINE_S)
+
+    other = ScriptedServer(loading=wait_for_it)
+    with pool_of(ScriptedServer(loading=fail), other) as pool:
+        with pytest.raises(UserError, match="refused"):
+            pool.load_weights(tmp_path, 4)
+        assert other.version == 4
+
+
+def test_a_signal_during_a_load_ends_the_servers_and_with_them_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Told(BaseException):
+        pass
+
+    def told(*_: object) -> None:
+        wait_until(begun.is_set, reason="the load to begin", deadline_s=DEADLINE_S)
+        raise Told
+
+    def load() -> None:
+        begun.set()
+        slow.answers_until_closed()
+
+    begun, slow = threading.Event(), ScriptedServer()
+    slow.loading = load
+    with pool_of(slow, ScriptedServer()) as pool:
+        monkeypatch.setattr("mrt_hpc.inference.server_pool.wait", told)
+        with pytest.raises(Told):
+            pool.load_weights(tmp_path, 4)
+    assert slow.closed.is_set()
+
+
+@dataclass
+class Held:
+    """A generator that answers each sample when it is told to, and notes what it was asked."""
+
+    asked: list[str] = field(default_factory=list)
+    answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Yield one answer for each seed."""
+        self.asked += [request.family for request in requests]
+        for request in requests:
+            for seed in request.seeds:
+                await self.answers.acquire()
+                yield cast("Completion", seed)
+
+
+def request(family: str, samples: int) -> Request:
+    return Request([1], list(range(samples)), SamplingSettings(1), family=family)
+
+
+async def asked_for(generator: SpreadGenerator, family: str, samples: int = 1) -> asyncio.Task[int]:
+    """Ask, and come back when the server has been asked."""
+
+    async def all_of_them() -> int:
+        return len([c async for c in generator.stream([request(family, samples)])])
+
+    task = asyncio.create_task(all_of_them())
+    await asyncio.sleep(0)
+    return task
+
+
+def test_a_problem_goes_where_least_is_to_be_done_and_stays_there() -> None:
+    async def ask() -> None:
+        held = [Held(), Held()]
+        generator = SpreadGenerator(tuple(held))
+        work = [await asked_for(generator, family, samples) for family, samples in [("a", 4), ("b", 1), ("c", 1)]]
+        assert [one.asked for one in held] == [["a"], ["b", "c"]], "b and c have less to do together than a"
+        work.append(await asked_for(generator, "b", 8))
+        assert held[1].asked == ["b", "c", "b"], "b stays where its prefixes are, however much is to be done there"
+        assert generator.unfinished == [4, 10]
+        work.append(await asked_for(generator, "d"))
+        assert held[0].asked == ["a", "d"]
+        for one in held:
+            for _ in range(20):
+                one.answers.release()
+        assert await asyncio.gather(*work) == [4, 1, 1, 8, 1]
+        assert generator.unfinished == [0, 0]
+
+    asyncio.run(ask())
+
+
+def test_what_is_given_up_is_no_longer_counted() -> None:
+    async def ask() -> None:
+        generator = SpreadGenerator((Held(), Held()))
+        task = await asked_for(generator, "a", 4)
+        assert generator.unfinished == [4, 0]
+        task.cancel()
+        await asyncio.wait([task])
+        assert generator.unfinished == [0, 0]
+
+    asyncio.run(ask())
+
+
+def test_no_more_problems_are_remembered_than_may_be_sampled() -> None:
+    async def ask() -> None:
+        held = [Held(), Held()]
+        generator = SpreadGenerator(tuple(held))
+        for number in range(MOST_FAMILIES + 5):
+            (await asked_for(generator, str(number))).cancel()
+        assert len(generator._server_of) == MOST_FAMILIES
+        assert "0" not in generator._server_of
+
+    asyncio.run(ask())
+
+
+def test_a_single_server_is_asked_without_a_way_round() -> None:
+    only = Held()
+    assert spread_over([only]) is only
