@@ -52,6 +52,15 @@ class Turn:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._mine = False
 
+    def remove(self) -> None:
+        """Give the turn up for good and remove its file; for the process that ends last."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._mine = False
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
     def _opened(self, path: Path) -> int:
         if self._descriptor is None:
             self._descriptor = _own_file(path)
