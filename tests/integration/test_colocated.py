@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +17,29 @@ import pytest
 from chaos_backends import started, submit_command
 from chaos_target import Target
 
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.task.companion import Companion
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_problems, read_problems
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.groups import complete_groups
+from mrt_hpc.run.groups import Sampled, commit_group, complete_groups
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskState, read_task
+from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from mrt_hpc.roles.trainer import Trainer
+    from mrt_hpc.training.rendezvous import Ranks
 
 ITERATIONS, GROUPS = 2, 4
 JOB = "segment-000.colocated"
@@ -122,3 +138,69 @@ def test_no_file_of_turns_is_left(killed: tuple[RunLayout, list[str]]) -> None:
     attempts = {e["attempt"] for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB}
     assert len(attempts) == 3
     assert not [path for one in attempts for path in Path(tempfile.gettempdir()).glob(f"*.{one}.turn")]
+
+
+# -- the trainer's side of the turns
+
+
+HOLDER = "import sys, time; from pathlib import Path; from mrt_hpc.run.turns import Turn; \
+turn = Turn(Path(sys.argv[1])); print(turn.take(), flush=True); time.sleep(600)"
+NOTHING = GroupStatistics(
+    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, prefilled_tokens=0,
+    seconds={},
+)  # fmt: skip
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the turn until it is told to end."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "turn")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"True\n"
+        yield process
+        process.kill()
+
+
+def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
+    """A trainer whose first iteration is sampled, beside a process that has the turn. It has no engine yet."""
+    from mrt_hpc.roles.trainer import Trainer
+    from mrt_hpc.roles.training.artifacts import Keeper
+    from mrt_hpc.roles.training.iteration_data import intakes
+    from mrt_hpc.roles.training.turn_taking import TurnTaking
+
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "quickstart.yaml", SMALL)
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    publish(layout, 0, lambda directory: (directory / "model.safetensors").touch())
+    for position in range(GROUPS):
+        commit_group(layout.group(0, position), Sampled(rollouts=[], statistics=NOTHING))
+    companion = Companion(holder, tmp_path / "log")
+    task = load_task(layout, JOB, 0, Placement(0, 1, 0, "a"))
+    task = replace(task, turn=Turn(tmp_path / "turn"), companion=companion)
+    engine, lessons = None, intakes(task)
+    keeper = Keeper(task, engine, saved=0)  # type: ignore[arg-type]
+    return Trainer(task, engine, None, keeper, lessons, lessons(0), {}, TurnTaking(task))  # type: ignore[arg-type]
+
+
+def test_nothing_is_trained_without_the_turn(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+    from mrt_hpc.roles.trainer import Next
+
+    trainer = trainer_beside(tmp_path, holder)
+    assert trainer.intake.is_complete()
+    assert trainer._next() is None
+    holder.kill()
+    holder.wait()
+    assert trainer._next() is Next.TRAIN
+
+
+def test_a_trainer_that_has_to_save_takes_the_turn(
+    tmp_path: Path, holder: subprocess.Popen[bytes], one_rank: Ranks
+) -> None:
+    assert one_rank.world_size == 1
+    trainer = trainer_beside(tmp_path, holder)
+    assert not trainer.turns.may_pass_on
+    trainer.turns.regain()
+    assert trainer.turns.may_pass_on
+    assert holder.wait(30) == -signal.SIGTERM
+    trainer.turns.pass_on()
+    assert not trainer.task.turn.is_mine
