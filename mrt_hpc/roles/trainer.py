@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -119,8 +119,11 @@ class Trainer:
     """The intake of the current iteration."""
     statements: dict[str, str]
     """The texts of the training problems by id; None where given samples are learnt."""
-    turns: TurnTaking
+    turns: TurnTaking = field(init=False)
     _longest_step_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.turns = TurnTaking(self.task)
 
     @property
     def iteration(self) -> int:
@@ -144,7 +147,7 @@ class Trainer:
         keeper.mend(iteration)
         tracker.resume(iteration)
         statements = {p.id: p.problem for p in problems}
-        return Trainer(task, engine, tracker, keeper, lessons, lessons(iteration), statements, TurnTaking(task))
+        return Trainer(task, engine, tracker, keeper, lessons, lessons(iteration), statements)
 
     def go_on(self) -> None:
         """Wait for what can be done next, and do it.

@@ -50,7 +50,7 @@ SMALL = (
     f"sampling.problems_per_iteration={GROUPS}",
     "sampling.rollouts_per_problem=4",
     "sampling.max_tokens=64",
-    "model.warm_start_steps=0",
+    "model.warm_start_steps=1",
     "serving.kv_cache_gib=0.25",
     "evaluation.benchmarks=[]",
 )
@@ -167,7 +167,6 @@ def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
     from mrt_hpc.roles.trainer import Trainer
     from mrt_hpc.roles.training.artifacts import Keeper
     from mrt_hpc.roles.training.iteration_data import intakes
-    from mrt_hpc.roles.training.turn_taking import TurnTaking
 
     recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "quickstart.yaml", SMALL)
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
@@ -179,7 +178,7 @@ def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
     task = replace(task, turn=Turn(tmp_path / "turn"), companion=companion)
     engine, lessons = None, intakes(task)
     keeper = Keeper(task, engine, saved=0)  # type: ignore[arg-type]
-    return Trainer(task, engine, None, keeper, lessons, lessons(0), {}, TurnTaking(task))  # type: ignore[arg-type]
+    return Trainer(task, engine, None, keeper, lessons, lessons(0), {})  # type: ignore[arg-type]
 
 
 def test_nothing_is_trained_without_the_turn(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
