@@ -28,8 +28,7 @@ at its limit is not queued again.
 def heed_signals(task: Task) -> None:
     """Install the handlers, for the rest of this process."""
     signal.signal(signal.SIGTERM, lambda number, _: _stop(task, number))
-    if task.rank < task.world_size:  # the companion of a colocated task ends when the first rank tells it
-        signal.signal(signal.SIGUSR2, lambda _number, _frame: _give_back(task))
+    signal.signal(signal.SIGUSR2, lambda _number, _frame: _give_back(task))
 
 
 def _stop(task: Task, number: int) -> None:

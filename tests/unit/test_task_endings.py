@@ -216,7 +216,6 @@ class Told:
     def __init__(self) -> None:
         self.shutdown = ShutdownRequest()
         self.seconds_left = float("inf")
-        self.rank, self.world_size = 0, 1
 
 
 @pytest.fixture
