@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, turn_of
-from mrt_hpc.run.uses import Use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,17 +45,15 @@ def run(task: Task) -> None:
 def _sampling(task: Task) -> Iterator[Task]:
     """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled."""
     turn = turn_of(task)
-    turn.take()
-    companion = start_companion(task)
-    task.shutdown.forward = companion.tell
-    try:
+    with ExitStack() as stack:
+        stack.callback(turn.remove)
+        turn.take()
+        companion = start_companion(task)
+        stack.callback(companion.end)
+        task.shutdown.forward = companion.tell
         yield replace(task, turn=turn, companion=companion)
         turn.pass_on()
-        task.spend(Use.ENDING)
         companion.wait_for_end()
-    finally:
-        companion.end()
-        turn.remove()
 
 
 def start_companion(task: Task) -> Companion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -205,6 +206,9 @@ def test_its_failure_is_the_failure_of_the_task(layout: RunLayout) -> None:
     layout.train_data.unlink(missing_ok=True)
     trainer = process(layout, 0)
     companion = start_companion(trainer)
+    blocked = Path(f"/proc/{companion.process.pid}/status").read_text().partition("SigBlk:")[2].split()[0]
+    assert int(blocked, 16) & 1 << signal.SIGUSR2 - 1, "the signal of the time limit is for the first rank"
+    assert signal.SIGUSR2 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert companion.process.wait(120) != 0
     with pytest.raises(UserError) as failure:
         replace(trainer, companion=companion)._check_companion()
