@@ -84,14 +84,18 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, list[st
         when(lambda: layout.weights_version(1).exists() and target.tasks("inference"), "weights version 1")
         family = [*target.tasks("inference"), *target.servers()]
         _kill(target.tasks("trainer"))
-        _, alive = psutil.wait_procs(family, timeout=30)
-        assert not alive, "the sampling process and its server end with the trainer"
+        what = "the sampling process and its server to end with the trainer"
+        wait_until(lambda: all(map(_has_ended, family)), reason=what, deadline_s=40)
         assert process.wait(DEADLINE_S) == 0
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     return layout, messages
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def _kill(processes: list[psutil.Process]) -> None:

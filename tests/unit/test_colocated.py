@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from mrt_hpc.analysis.attempts import attempts
@@ -31,12 +33,14 @@ from mrt_hpc.roles.sampling.rounds import Rounds
 from mrt_hpc.roles.task.companion import Companion, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed
+from mrt_hpc.run.data import write_problems
+from mrt_hpc.run.events import EventKind, EventLog, event_file, has_progressed, read_events
 from mrt_hpc.run.groups import Sampled, commit_group
-from mrt_hpc.run.records import GroupStatistics
+from mrt_hpc.run.records import GroupStatistics, Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.uses import Use
+from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
@@ -218,6 +222,45 @@ def test_its_failure_is_the_failure_of_the_task(layout: RunLayout) -> None:
     assert str(layout.train_data) in record.message
     assert event_file(layout.events, JOB, 0, 1, "a").is_file()
     assert not turn_of(trainer).path.exists()  # type: ignore[union-attr]
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from mrt_hpc.launch.colocated import start_companion
+from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.roles.task.companion import turn_of
+from mrt_hpc.run.layout import RunLayout
+task = load_task(RunLayout(Path(sys.argv[1])), "segment-000.colocated", 0, Placement(0, 1, 0, "a"))
+turn = turn_of(task)
+turn.take()
+print(start_companion(task).process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_waits_for_its_turn_and_ends_with_the_trainer(layout: RunLayout) -> None:
+    """Two real processes: the trainer has the turn, and is killed while its companion waits for it."""
+    write_problems(layout.train_data, [Problem("p", "1 + 1", "2")])
+    command = [sys.executable, "-c", PARENT, str(layout.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as trainer:
+        try:
+            assert trainer.stdout is not None
+            companion = psutil.Process(int(trainer.stdout.readline()))
+            mine = event_file(layout.events, JOB, 0, 1, "a")
+            wait_until(lambda: mine.is_file() and b"waiting" in mine.read_bytes(), reason="a wait", deadline_s=120)
+            assert not read_events(layout.events, EventKind.SERVER_STARTED)
+        finally:
+            trainer.kill()
+    wait_until(lambda: has_ended(companion), reason="the companion to end", deadline_s=60)
+    assert "stopped" in mine.read_text()
+    assert read_task(layout, JOB, 0).state is TaskState.RUNNING, "the end of the trainer is for its back end to record"
+    assert not turn_of(process(layout, 0)).path.exists()  # type: ignore[union-attr]
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(
