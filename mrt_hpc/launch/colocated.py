@@ -23,6 +23,7 @@ from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, turn_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mrt_hpc.plan.jobs import JobResources
     from mrt_hpc.roles.task.context import Task
 
 
@@ -68,7 +69,7 @@ def start_companion(task: Task) -> Companion:
         with log.open("ab") as stream:
             process = subprocess.Popen(
                 [sys.executable, *_arguments(task)],
-                env={**os.environ, **_import_path(), **place.environment()},
+                env={**os.environ, **_import_path(), **_threads(task.job.resources), **place.environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -80,6 +81,12 @@ def start_companion(task: Task) -> Companion:
 
 def _arguments(task: Task) -> list[str]:
     return ["-m", "mrt_hpc.launch.entry", str(task.layout.root), task.job.name, str(task.index), Role.INFERENCE.value]
+
+
+def _threads(resources: JobResources) -> dict[str, str]:
+    """The variables that give it all cores of the task, unless the site has set a number of threads."""
+    of_a_rank = os.environ.get("OMP_NUM_THREADS") == str(resources.cpus_per_rank)
+    return {"OMP_NUM_THREADS": str(resources.cpus)} if of_a_rank else {}
 
 
 def _import_path() -> dict[str, str]:
