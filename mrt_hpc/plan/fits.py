@@ -112,7 +112,7 @@ def fits(recipe: Experiment, site: SiteSettings) -> Fits:
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
-def _policy_shape(recipe: Recipe) -> ModelShape:
+def policy_shape(recipe: Recipe) -> ModelShape:
     """The shape of the trained model.
 
     Raises:
@@ -133,7 +133,7 @@ def _shape(path: str, field: str) -> ModelShape:
 def _evaluated_shape(recipe: Experiment) -> ModelShape:
     """The shape of the evaluated model that takes the most memory, of those that are there."""
     if not isinstance(recipe, EvaluationRecipe):
-        return _policy_shape(recipe)
+        return policy_shape(recipe)
     there = [model for model in recipe.models if model.run is None or Path(model.path).is_dir()]
     if not there:
         raise UnknownShapeError("the memory was not checked, as the runs have yet to publish the models")
@@ -149,7 +149,7 @@ def _trainer(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
     resources, training = recipe.resources.trainer, recipe.training
     setting = TrainerSetting(
         training,
-        _policy_shape(recipe),
+        policy_shape(recipe),
         resources.ranks,
         recipe.algorithm.longest_trained(recipe),
         on_gpu=resources.gpus > 0,
@@ -224,7 +224,7 @@ def _inference(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
     longest, mean = longest_in_training(recipe), sequence_tokens(recipe, recipe.schedule.iterations)
     own = prover is not None and prover.model is not None
     share = prover.memory_share if prover is not None and own else 0.0
-    servers = [_Server("inference", _policy_shape(recipe), width, longest, mean, 1 - share)]
+    servers = [_Server("inference", policy_shape(recipe), width, longest, mean, 1 - share)]
     if prover is not None and prover.model is not None:
         held = prover.model_max_tokens or longest
         shape = _shape(prover.model, "prover.model")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.fits import fits, rounded_up
+from mrt_hpc.plan.fits import fits, policy_shape, rounded_up
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.recipe.batching import Batching
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def _fits(role: Role, recipe: Experiment, site: SiteSettings) -> bool:
         return all(one.fits for one in fits(recipe, site).roles if one.role is role)
     training = recipe.training
     is_valid = training.zero_stage > 0 or not training.offload_optimizer
-    return is_valid and all(one.fits for one in fits(recipe, site).roles if one.role is role)
+    shares = training.sequence_parallel == 1 or training.batching is not Batching.PADDED
+    divides = recipe.resources.trainer.ranks % training.sequence_parallel == 0
+    return is_valid and shares and divides and all(one.fits for one in fits(recipe, site).roles if one.role is role)
 
 
 def changed(recipe: Experiment, change: tuple[Change, ...]) -> Experiment:
@@ -121,6 +124,9 @@ def _trainer_knobs(recipe: Recipe, site: SiteSettings) -> Iterator[Knob]:
     if resources.gpus:
         yield () if training.offload_optimizer else (("training.offload_optimizer", True),)
         yield _more_memory_for_the_host(recipe, site)
+        yield (("training.batching", "packed"),) if training.batching is Batching.PADDED else ()
+        wider = (n for n in GROWTH if n > training.sequence_parallel)
+        yield tuple(("training.sequence_parallel", n) for n in wider if policy_shape(recipe).heads % n == 0)
     yield tuple(("resources.trainer.ranks", resources.ranks * factor) for factor in GROWTH)
 
 

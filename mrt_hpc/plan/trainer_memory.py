@@ -8,6 +8,7 @@ measured with DeepSpeed 0.19 on one and on two ranks (``tests/benchmarks/bench_m
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import lcm
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.batching import Precision
@@ -45,8 +46,11 @@ class TrainerSetting:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the largest micro-batch: a sequence that is longer than the limit has one of its own."""
-        return max(self.longest, self.training.max_tokens_per_micro_batch)
+        """The tokens of the largest micro-batch, or of this rank's part of it: a sequence that is longer than the limit
+        has one of its own.
+        """
+        whole = max(self.longest, self.training.max_tokens_per_micro_batch)
+        return -(-whole // self.training.sequence_parallel)
 
     @property
     def width(self) -> int:
@@ -212,8 +216,19 @@ def layer_bytes(setting: TrainerSetting) -> float:
     shape, inner, stream = setting.shape, _inner_width(setting), setting.width
     norms = 2 * (4 + 2 * stream if stream == 2 else 8) * shape.hidden
     casts = 2 * 2 * shape.hidden if setting.training.precision is Precision.BF16_AUTOCAST else 0
-    attention = inner * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads
+    attention = inner * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads + _exchanged_bytes(setting)
     return norms + casts + stream * shape.hidden + attention + 4 * inner * shape.intermediate
+
+
+def _exchanged_bytes(setting: TrainerSetting) -> int:
+    """Bytes of one token that attention takes besides where ranks share rows: its output after the exchange; queries,
+    keys and values as they are sent; and copies of keys and values where there are fewer heads of these than ranks.
+    """
+    shape, parts = setting.shape, setting.training.sequence_parallel
+    if parts == 1:
+        return 0
+    sent_keys = lcm(shape.kv_heads, parts) * shape.head_size
+    return _inner_width(setting) * (2 * shape.queries + 2 * sent_keys + 2 * (sent_keys - shape.keys))
 
 
 def _inner_width(setting: TrainerSetting) -> int:

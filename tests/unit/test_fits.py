@@ -176,6 +176,29 @@ def test_a_sequence_longer_than_the_limit_has_a_micro_batch_of_its_own() -> None
     assert trainer(longest=100).tokens == 100
 
 
+def test_ranks_that_share_a_sequence_hold_a_part_of_its_activations() -> None:
+    """Of 5 tokens a rank of two has 3, with 2 x (2 x 8 + 2 x 8 + 2 x 4) bytes more each: the one head of keys and the
+    one of values are copied.
+    """
+    alone, shared = trainer(longest=5), trainer(longest=5, sequence_parallel=2)
+    assert (alone.tokens, shared.tokens) == (5, 3)
+    assert activation_bytes(shared) == 3 * (activation_bytes(alone) / 5 + 80)
+    assert logit_bytes(shared) == 20 * 3 * 100
+
+
+def test_a_trace_that_fits_no_gpu_is_shared_by_several(tmp_path: Path) -> None:
+    path = model(tmp_path / "model", LLAMA_8B)
+    fields = (
+        f"model.path={path}", "sampling.max_tokens=400000", "resources.trainer.ranks=8", "training.zero_stage=3",
+        "training.gradient_checkpointing=true", "training.projection=fused", "training.offload_optimizer=true",
+        "training.max_tokens_per_micro_batch=16384", "resources.trainer.memory_gib=900", "training.batching=packed",
+    )  # fmt: skip
+    asked = load_recipe(RECIPES / "mrt.yaml", fields)
+    unfit = next(one for one in fits(asked, a100(79.0)).roles if one.role is Role.TRAINER and not one.fits)
+    change = nearest_change(unfit, asked, a100(79.0))
+    assert change is not None and [field for field, _ in change] == ["training.sequence_parallel"]
+
+
 # -- servers ----------------------------------------------------------------------------------------------------------
 
 

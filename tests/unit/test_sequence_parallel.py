@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import Batching, Precision
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
 from mrt_hpc.training.policy import load_policy
 from mrt_hpc.training.sequence import TrainingSequence
