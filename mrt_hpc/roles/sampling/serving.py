@@ -152,7 +152,7 @@ def collecting_weights(task: Task, version: int) -> Weights:
 
 def trainer_to(plan: Plan, version: int) -> list[tuple[str, int]]:
     """The task that publishes a weights version at its end."""
-    trainers = [job for job in plan.jobs if job.role is Role.TRAINER]
+    trainers = [job for job in plan.jobs if job.does(Role.TRAINER)]
     return [(job.name, 0) for job in trainers if job.end_iteration == version]
 
 
@@ -209,7 +209,7 @@ def running_server(
 
 def layout_of(task: Task) -> ServerLayout:
     """How the task's GPUs are divided among its own servers."""
-    return ServerLayout.of(task.experiment.serving, task.job.resources.gpus_per_rank)
+    return ServerLayout.of(task.experiment.serving, task.job.resources.gpus)
 
 
 def room_of(task: Task, servers: Servers) -> asyncio.Semaphore:
@@ -313,6 +313,7 @@ def server_settings(
         seed=task.experiment.seed % SEEDS,
         start_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
+        sleeps=task.turn.is_shared,
         noise_by_request=common_seeds,
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
@@ -323,10 +324,10 @@ def gpus_of(task: Task, number: int) -> tuple[str, ...]:
     task sees.
     """
     layout = layout_of(task)
-    if layout.servers == 1 or not task.job.resources.gpus_per_rank:
+    if layout.servers == 1 or not task.job.resources.gpus:
         return ()
     told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    seen = told.split(",") if told else [str(gpu) for gpu in range(task.job.resources.gpus_per_rank)]
+    seen = told.split(",") if told else [str(gpu) for gpu in range(task.job.resources.gpus)]
     first = number * layout.tensor_parallel
     return tuple(seen[first : first + layout.tensor_parallel])
 
