@@ -507,7 +507,7 @@ def test_an_attached_server_that_does_not_fit_is_refused(vllm: VllmServer, model
 
 def test_nothing_outlives_an_owner_that_was_killed(owner: subprocess.Popen[str], untied: Reached) -> None:
     processes = family(untied.pid)
-    assert len(processes) > 2
+    assert len(processes) > 1
     owner.kill()
     assert_gone(processes)
     assert not untied.socket.parent.exists()
