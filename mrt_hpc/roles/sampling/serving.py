@@ -7,9 +7,11 @@ import logging
 import os
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.domains.lane import Lane
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import ExitCode, UserError
@@ -29,6 +31,7 @@ from mrt_hpc.run.weights import Weights, published_versions
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from mrt_hpc.domains.pool import LaneMaker
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.sampler import Generator
     from mrt_hpc.inference.server_control import Server, Servers
@@ -174,7 +177,8 @@ def running_server(
 
 def layout_of(task: Task) -> ServerLayout:
     """How the task's GPUs are divided among its own servers."""
-    return ServerLayout.of(task.experiment.serving, task.job.resources.gpus_per_rank)
+    resources = task.job.resources
+    return ServerLayout.of(task.experiment.serving, resources.gpus_per_rank, resources.nodes)
 
 
 def room_of(task: Task, servers: Servers) -> asyncio.Semaphore:
@@ -270,6 +274,8 @@ def server_settings(
         dtype=dtype or serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
         tensor_parallel=layout.tensor_parallel,
+        stages=layout.stages,
+        over_ray=task.job.resources.nodes > 1 and task.job.resources.gpus_per_rank > 0,
         gpus=gpus_of(task, number),
         gpu_memory_utilization=serving.gpu_memory_utilization * share,
         kv_cache_gib=serving.kv_cache_gib * share / layout.tensor_parallel,
@@ -374,12 +380,14 @@ async def restart_when_hung(
 
 
 @contextmanager
-def grader_pool(task: Task, problems: ProblemSource) -> Iterator[GraderPool]:
+def grader_pool(task: Task, problems: ProblemSource, nodes: tuple[str, ...] = ()) -> Iterator[GraderPool]:
     """The grader processes of this task.
 
     Args:
         task: whose.
         problems: the section of the recipe that the problems are from: it names their verifier.
+        nodes: the ids of the nodes of the task's Ray cluster, on each of which answers are graded; none where it has no
+            cluster.
     """
     grading = task.experiment.grading
     with GraderPool(
@@ -387,5 +395,12 @@ def grader_pool(task: Task, problems: ProblemSource) -> Iterator[GraderPool]:
         grading.processes,
         grading.time_limit_s,
         memory_limit_gib=grading.memory_limit_gib,
+        lane=_lane_over(nodes) if nodes else Lane,
     ) as pool:
         yield pool
+
+
+def _lane_over(nodes: tuple[str, ...]) -> LaneMaker:
+    from mrt_hpc.domains.spread_lane import SpreadLane  # Ray is loaded by tasks of several nodes only
+
+    return partial(SpreadLane, nodes=nodes)
