@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LOOPBACK = "127.0.0.1"
+STAYS_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""The variable that, at 0, lets Ray be on the loopback address; else Ray replaces it by that of a network card. It is
+read when Ray is imported.
+"""
 STOP_DEADLINE_S = 5.0
 """Seconds for a node to end by itself, before its processes are killed. It has nothing to save."""
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -50,7 +54,7 @@ class RayPlace:
 
     def environment(self) -> dict[str, str]:
         """The environment variables with which a process of this node joins the cluster."""
-        on_loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if self.address == LOOPBACK else {}
+        on_loopback = {STAYS_ON_LOOPBACK: "0"} if self.address == LOOPBACK else {}
         return {
             "RAY_ADDRESS": self.head,
             "RAY_AUTH_MODE": "token",
@@ -59,7 +63,7 @@ class RayPlace:
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             "RAY_memory_monitor_refresh_ms": "0",  # Slurm, and the limits on graders, say what memory may be used
             "VLLM_HOST_IP": self.address,
-            **on_loopback,  # without it Ray replaces this address by that of a network card
+            **on_loopback,
         }
 
 
@@ -163,7 +167,8 @@ class RayNode:
             OWNER_VARIABLE: str(os.getpid()),
             DIRECTORY_VARIABLE: str(self._directory),
         }
-        del environment["RAY_ADDRESS"]  # for those who join a cluster that runs
+        for name in ("RAY_ADDRESS", STAYS_ON_LOOPBACK):  # they are for programs that use a cluster
+            environment.pop(name, None)
         if self.place.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.place.gpus)
         return environment

@@ -183,7 +183,7 @@ def _token(task: Task) -> str:
 
 
 def node_gpus(task: Task) -> tuple[str, ...]:
-    """The GPUs of this rank, as CUDA names them. Where it sees those of all ranks of its machine, it takes its share."""
+    """The GPUs of this rank, as CUDA names them: its share, where it sees those of all ranks of its machine."""
     own = task.job.resources.gpus_per_rank
     told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     seen = told.split(",") if told else [str(gpu) for gpu in range(own)]
@@ -194,10 +194,10 @@ def node_gpus(task: Task) -> tuple[str, ...]:
 @contextmanager
 def _driver(place: RayPlace) -> Iterator[None]:
     """This process, and those that it starts, are of the cluster for the length of the block."""
-    import ray
-
     before = dict(os.environ)
     os.environ.update(place.environment())
+    import ray  # it reads some of these variables when it is imported
+
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(place.head, log_to_driver=False, configure_logging=False)

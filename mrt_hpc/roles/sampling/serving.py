@@ -395,12 +395,13 @@ def grader_pool(task: Task, problems: ProblemSource, nodes: tuple[str, ...] = ()
         grading.processes,
         grading.time_limit_s,
         memory_limit_gib=grading.memory_limit_gib,
-        lane=_lane_over(nodes) if nodes else Lane,
+        lane=lane_over(nodes) if nodes else Lane,
     ) as pool:
         yield pool
 
 
-def _lane_over(nodes: tuple[str, ...]) -> LaneMaker:
+def lane_over(nodes: tuple[str, ...]) -> LaneMaker:
+    """What makes lanes of graders on these nodes of a Ray cluster."""
     from mrt_hpc.domains.spread_lane import SpreadLane  # Ray is loaded by tasks of several nodes only
 
     return partial(SpreadLane, nodes=nodes)
