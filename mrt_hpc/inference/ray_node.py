@@ -30,8 +30,6 @@ STAYS_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """The variable that, at 0, lets Ray be on the loopback address; else Ray replaces it by that of a network card. It is
 read when Ray is imported.
 """
-STOP_DEADLINE_S = 5.0
-"""Seconds for a node to end by itself, before its processes are killed. It has nothing to save."""
 OBJECT_STORE_BYTES = 128 * 2**20
 """Memory for what Ray passes between processes: here answers and verdicts, which are small."""
 LONGEST_FOLDER = 40
@@ -95,9 +93,7 @@ class RayNode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_DEADLINE_S)
+        # Told to end, Ray would wait for half a minute; it has nothing to save.
         with contextlib.suppress(ProcessLookupError):  # all of its processes have ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -130,7 +126,7 @@ class RayNode:
             UserError: it ended, or did not in time.
         """
         wait_until(
-            lambda: _answers(self.place.head),
+            lambda: answers(self.place.head),
             reason=f"the first Ray node (log: {self.log})",
             deadline_s=deadline_s,
             check=self.raise_if_ended,
@@ -201,7 +197,8 @@ def free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _answers(head: str) -> bool:
+def answers(head: str) -> bool:
+    """Whether the first node of a cluster takes connections."""
     host, _, port = head.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1.0).close()

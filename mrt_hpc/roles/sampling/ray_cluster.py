@@ -14,14 +14,13 @@ import os
 import signal
 import socket
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.ray_node import LOOPBACK, RayNode, RayPlace, address_towards, free_port
+from mrt_hpc.inference.ray_node import LOOPBACK, RayNode, RayPlace, address_towards, answers, free_port
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.waiting import wait_until
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
     from mrt_hpc.roles.task.context import Task
 
-LEAVING_S = 15.0
-"""Seconds that a rank which is told to leave waits for rank 0, whose work ends at once without the node."""
 LONGEST_LOOK_S = 0.5
 
 
@@ -113,19 +110,11 @@ def lend_node(task: Task) -> None:
 
 
 def _stay(task: Task, node: RayNode, meeting: Meeting) -> None:
-    """Wait for the end of rank 0. A rank that is told to leave gives rank 0, which is told as well, time to end; if
-    rank 0 was killed, it says nothing any more.
+    """Wait for the end of rank 0. A rank that is told to leave gives rank 0, which is told as well, time to end. If rank
+    0 was killed, it says nothing any more, and its node has ended.
     """
-    leaving: float | None = None
-
-    def may_end() -> bool:
-        nonlocal leaving
-        if task.shutdown.given and leaving is None:
-            leaving = time.monotonic()
-        return meeting.over.exists() or (leaving is not None and time.monotonic() - leaving > LEAVING_S)
-
     wait_until(
-        may_end,
+        lambda: meeting.over.exists() or (task.shutdown.given and not answers(node.place.head)),
         reason="the end of the first rank",
         deadline_s=inf,
         check=node.raise_if_ended,
