@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.sampling.ray_cluster import Cluster
 
 WORKER = Path(__file__).with_name("ray_rank_worker.py")
-HANGS = "(10^9)!"
+HANGS = "10^{10^{10}}"
 
 
 def start(root: Path, rank: int) -> subprocess.Popen[str]:
@@ -100,7 +100,7 @@ def test_answers_are_graded_on_both_nodes(two_nodes: Cluster, pool: GraderPool) 
 
 
 def test_an_answer_that_hangs_is_stopped_and_the_next_is_graded(pool: GraderPool) -> None:
-    hung, right = grade_all(pool, [(HANGS, "x"), ("y+1", "1+y")])
+    hung, right = grade_all(pool, [(HANGS, "7"), ("y+1", "1+y")])
     assert (hung.reward, hung.status) == (0.0, VerdictStatus.TIMED_OUT)
     assert right.reward == 1.0
 
@@ -122,7 +122,8 @@ def test_no_port_is_open_to_other_machines(two_nodes: Cluster) -> None:
     """Between processes of one machine; a node of its own listens at its address in the cluster."""
     connections = [c for p in family(two_nodes.node.pid) for c in p.net_connections("tcp")]
     listening = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
-    assert listening == {"127.0.0.1"}
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    assert listening
 
 
 def test_who_has_not_the_token_cannot_join(two_nodes: Cluster) -> None:

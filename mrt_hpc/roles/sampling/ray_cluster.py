@@ -110,8 +110,8 @@ def lend_node(task: Task) -> None:
 
 
 def _stay(task: Task, node: RayNode, meeting: Meeting) -> None:
-    """Wait for the end of rank 0. A rank that is told to leave gives rank 0, which is told as well, time to end. If rank
-    0 was killed, it says nothing any more, and its node has ended.
+    """Wait for the end of rank 0. A rank that is told to leave gives rank 0, which is told as well, time to end. A rank
+    0 that was killed says nothing any more, and its node has ended.
     """
     wait_until(
         lambda: meeting.over.exists() or (task.shutdown.given and not answers(node.place.head)),
