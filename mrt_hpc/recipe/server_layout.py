@@ -80,7 +80,8 @@ def _spanning_fits(recipe: Experiment, gpus: int, nodes: int) -> None:
             "1 with resources.inference.nodes above 1: one server spans the nodes of a task; more servers on one node "
             "each are more tasks (resources.inference.tasks)",
         )
-    if recipe.prover is not None and recipe.prover.model is not None:
+    prover = getattr(recipe, "prover", None)  # an evaluation on its own has none, and no inference tasks
+    if prover is not None and prover.model is not None:
         raise misfit(
             "resources.inference.nodes",
             "1 where prover.model is a model of its own: two servers cannot share GPUs across nodes",

@@ -187,17 +187,25 @@ def _driver(place: RayPlace) -> Iterator[None]:
     os.environ.update(place.environment())
     import ray  # it reads some of these variables when it is imported
 
-    handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(place.head, log_to_driver=False, configure_logging=False)
-        signal.signal(signal.SIGTERM, handler)  # Ray puts its own in its place
+        _join(place.head)
         yield
     finally:
         ray.shutdown()
-        signal.signal(signal.SIGTERM, handler)
         for name in place.environment():
             os.environ.pop(name)
             os.environ.update({name: before[name]} if name in before else {})
+
+
+def _join(head: str) -> None:
+    """Make this process one of the cluster. Its handler of SIGTERM, which Ray replaces, is put back."""
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(head, log_to_driver=False, configure_logging=False)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _all_nodes(node: RayNode, count: int, deadline_s: float) -> tuple[str, ...]:
