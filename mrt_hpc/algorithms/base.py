@@ -103,6 +103,10 @@ class SupervisedAlgorithm(Algorithm):
         """
         return self.sequences_per_iteration * min(self.max_tokens, self.turns * sequence_tokens(recipe, iteration))
 
+    def longest_trained(self, recipe: Recipe) -> int:  # noqa: ARG002 - other algorithms use the recipe
+        """Return the limit of a sample: longer ones are left out."""
+        return self.max_tokens
+
     turns: ClassVar[int] = 1
     """The number of traces in one sample, for the estimate of its length."""
 

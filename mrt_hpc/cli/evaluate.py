@@ -9,7 +9,7 @@ import click
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
-from mrt_hpc.cli.plan import print_cost, print_jobs, print_missing, print_objections, print_starts
+from mrt_hpc.cli.plan import print_cost, print_jobs, print_memory, print_missing, print_objections, print_starts
 from mrt_hpc.cli.submit import listener
 from mrt_hpc.launch.evaluated_models import models_asked
 from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, submit_evaluation
@@ -68,6 +68,7 @@ def print_evaluation_plan(recipe: EvaluationRecipe, site: Site, root: Path) -> N
     print_jobs(console, plan, expected)
     console.print(f"{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.", highlight=False)
     print_cost(console, plan, recipe, expected, rates)
+    print_memory(console, recipe, site, "eval")
     console.print(f"Run directory: {root}", highlight=False, soft_wrap=True)
     if not RunLayout(root).recipe_lock.is_file():
         print_missing(console, recipe, "eval")

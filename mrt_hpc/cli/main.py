@@ -121,8 +121,11 @@ def main() -> None:
 @options.overrides
 @options.run_directory
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
-def plan(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None, show_sbatch: bool) -> None:
-    """Print the jobs of RECIPE without submitting them: arrays, dependencies, resources and GPU-hours.
+@click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
+def plan(
+    recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None, show_sbatch: bool, as_json: bool
+) -> None:
+    """Print the jobs of RECIPE without submitting them: arrays, dependencies, resources, GPU-hours, and memory by role.
 
     \b
     Examples:
@@ -130,10 +133,12 @@ def plan(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path |
       mrt-hpc plan mrt_online --site mycluster --sbatch
       mrt-hpc plan mrt_online --set schedule.iterations_per_job=62
     """
-    from mrt_hpc.cli.plan import print_plan, print_sbatch
+    from mrt_hpc.cli.plan import print_plan, print_plan_as_json, print_sbatch
 
     if show_sbatch:
         print_sbatch(recipe, site, overrides, run)
+    elif as_json:
+        print_plan_as_json(recipe, site, overrides, run)
     else:
         print_plan(recipe, site, overrides, run)
 

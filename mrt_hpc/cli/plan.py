@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from math import ceil
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
+from mrt_hpc.cli.memory_table import memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
@@ -24,6 +26,7 @@ from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, expected_uses, late_checkpoint
+from mrt_hpc.plan.fits import fits
 from mrt_hpc.plan.throughput import RATES, throughput
 from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.site import SiteSettings
 
 TABLE_WIDTH = 140
 """The columns that the table of jobs needs to print every name in one piece."""
@@ -66,6 +70,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
         highlight=False,
     )
     print_cost(console, plan, recipe, expected, rates)
+    print_memory(console, recipe, site, "submit")
     console.print(f"Run directory: {run_path(recipe.name, run)}", highlight=False, soft_wrap=True)
     if layout.recipe_lock.is_file():
         for refused, sentence in foreseen(layout, recipe, plan):
@@ -112,6 +117,18 @@ def print_cost(
         console.print(hours_table(uses, of_gpus=of_gpus, digits=digits, expected=True))
     for line in cost_lines(plan, recipe, expected, rates):
         console.print(line, highlight=False, soft_wrap=is_wide(console))
+
+
+def print_memory(console: Console, recipe: Experiment, site: SiteSettings, command: str) -> None:
+    """Print what each role takes of its memory, how many sequences the caches hold, and what does not fit."""
+    found = fits(recipe, site)
+    if found.roles:
+        console.print(memory_table(found))
+    for line in memory_lines(found):
+        console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
+    for refused, sentence in memory_warnings(found, recipe, site):
+        words = f"does not fit, {command} will refuse" if refused else "doubtful"
+        console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
 
 
 def print_missing(console: Console, recipe: Experiment, command: str) -> None:
@@ -181,6 +198,16 @@ def _until(at: float, now: float) -> str:
     if minutes <= 1:
         return "at once"
     return f"in {minutes} minutes" if minutes < 120 else f"in {minutes // 60} h {minutes % 60} min"
+
+
+def print_plan_as_json(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
+    """Print jobs, expected hours by job, and memory by role, as one JSON object."""
+    recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
+    recipe = kept_recipe(RunLayout(run_path(recipe.name, run)), recipe, lambda _: None)
+    plan, rates = compile_plan(recipe, site), throughput(recipe, site)
+    expected = {} if rates is None else expected_hours(plan, recipe, rates)
+    hours = {name: {"hours": one.hours, "gpu_hours": one.gpu_hours} for name, one in expected.items()}
+    print(json.dumps({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))}, indent=2))
 
 
 def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:

@@ -36,7 +36,7 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
     """
     from mrt_hpc.inference.server import ServerSettings, VllmServer
     from mrt_hpc.inference.server_control import Address
-    from mrt_hpc.launch.create import longest_sequence
+    from mrt_hpc.recipe.longest import longest_sequence
 
     serving, prover = recipe.serving, recipe.prover
     settings = ServerSettings(

@@ -4,9 +4,9 @@ server.
 It ensures that no process of the server outlives the process that started it, even when that process is killed without
 a chance to clean up: on a shared node a remaining engine would hold its GPU until a person notices. vLLM starts its
 engine and workers with ``spawn``, which imports this module again in each of them under the name ``__mp_main__``; there
-the process asks the kernel for a signal when its parent dies. The server itself watches its parent instead: the
-kernel's signal follows the *thread* that started a process, and an owner may restart its server from a thread that
-ends.
+the process asks the kernel for a signal when its parent dies. An engine on CPU is forked, and asks for it in
+`mrt_hpc.inference.engine_process`. The server itself watches its parent instead: the kernel's signal follows the
+*thread* that started a process, and an owner may restart its server from a thread that ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ def main() -> None:
     if owner := os.environ.get(OWNER_VARIABLE):
         end_with_owner(int(owner), os.environ[DIRECTORY_VARIABLE])
     from vllm.entrypoints.launchers.api_server.entry import main as serve
+    from vllm.platforms import current_platform
 
+    if current_platform.is_cpu():
+        from mrt_hpc.inference.engine_process import fork_engines
+
+        fork_engines()
     serve()
 
 

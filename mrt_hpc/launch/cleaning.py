@@ -21,7 +21,7 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.pins import pinned_versions
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskState
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import published_versions, with_bases
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -106,6 +106,7 @@ def _weights(layout: RunLayout, plan: Plan, recipe: Experiment, *, finished: boo
     if isinstance(recipe, Recipe) and not finished:
         kept |= {*versions[-recipe.training.keep_weights :]}
         kept |= {*recipe.algorithm.traces_versions(recipe.schedule.iterations)}
+    kept = with_bases(layout, kept)
     removed = [layout.weights_version(version) for version in versions if version not in kept]
     stay = ", ".join(str(version) for version in versions if version in kept)
     return removed, f"versions {stay} stay; those removed cannot be evaluated again with other settings, or forked"

@@ -18,10 +18,11 @@ from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
-from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, longest_trace
+from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import refuse_unfetched
 from mrt_hpc.recipe.lock import lock_text
+from mrt_hpc.recipe.longest import longest_in_training, longest_sequence
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.schema import (
     Conversations,
@@ -39,6 +40,7 @@ from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, 
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
+from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
 
 if TYPE_CHECKING:
@@ -247,11 +249,14 @@ def check_model(recipe: Experiment) -> None:
         return
     if isinstance(recipe.model, HuggingFaceModel):
         refuse_unfetched(recipe.model.path, "model.path")
+        refuse_delta(Path(recipe.model.path))
         files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
         files.check(longest_sequence(recipe))
         _check_division(files, recipe, "inference", "evaluation")
+        files.check_sharing(recipe.training.sequence_parallel)
     if recipe.prover is not None and recipe.prover.model is not None:
         refuse_unfetched(recipe.prover.model, "prover.model")
+        refuse_delta(Path(recipe.prover.model))
         files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)
         files.check(recipe.prover.model_max_tokens or longest_in_training(recipe), trained=False)
         _check_division(files, recipe, "inference")
@@ -291,26 +296,6 @@ def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> N
     directory = first if first.exists() else Path(recipe.model.path)
     template_given = recipe.prompt.chat_template is not None
     ModelFiles(directory, "model.path", template_given=template_given).check(longest_sequence(recipe))
-
-
-def longest_sequence(recipe: Experiment) -> int:
-    """Return the minimum number of tokens of the longest sequence that a server must hold: prompt, trace and forced
-    answer, without the tokens of the texts that are inserted.
-    """
-    lengths = [0 if isinstance(recipe, EvaluationRecipe) else longest_in_training(recipe)]
-    if (evaluation := recipe.evaluation).benchmarks:
-        answer = 0 if evaluation.prover is None else evaluation.prover.max_tokens
-        prompt = evaluation.max_prompt_tokens or recipe.sampling.max_prompt_tokens
-        lengths.append(prompt + longest_trace(recipe) + answer)
-    return max(lengths)
-
-
-def longest_in_training(recipe: Recipe) -> int:
-    """The same of the sequences that training samples, without those of the evaluation."""
-    if not (recipe.algorithm.samples_rollouts or recipe.algorithm.collects):
-        return recipe.sampling.max_prompt_tokens
-    answer = 0 if recipe.prover is None else recipe.prover.max_tokens
-    return recipe.sampling.max_prompt_tokens + recipe.sampling.max_tokens + answer
 
 
 def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> None:

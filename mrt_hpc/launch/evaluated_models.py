@@ -18,7 +18,7 @@ from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.hub_models import HubModel, found_in_cache, hub_model_of, is_hub_name
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import published_versions, refuse_delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +117,7 @@ def _model(asked: Asked) -> EvaluatedModel:
     Raises:
         UserError: it is neither that nor a run directory.
     """
+    refuse_delta(asked.path)
     if not (asked.path / "config.json").is_file() or asked.versions:
         raise UserError(
             "this is neither a model directory nor a run directory",
@@ -128,7 +129,13 @@ def _model(asked: Asked) -> EvaluatedModel:
 
 
 def _model_of_run(asked: Asked, version: int) -> EvaluatedModel:
+    """A weights version of a run. One that is not there yet will be a whole model, as it is pinned.
+
+    Raises:
+        UserError: it is there, and is no whole model.
+    """
     path = asked.layout.weights_version(version)
+    refuse_delta(path)
     return EvaluatedModel(name=f"{asked.path.name}{AT}{version}", path=str(path), run=str(asked.path), version=version)
 
 

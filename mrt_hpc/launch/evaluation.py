@@ -13,6 +13,7 @@ from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.pinned_models import pin_models, refuse_lost_models
 from mrt_hpc.launch.submission import refuse_objections, start
 from mrt_hpc.plan.compile import evaluation_plan
+from mrt_hpc.plan.fitting import refuse_unfit
 from mrt_hpc.recipe.begun import FREE_SECTIONS
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.find import SUITES, find
@@ -226,6 +227,7 @@ def submit_evaluation(
     """
     plan = evaluation_plan(recipe, site)
     refuse_other_queue(awaited, site)
+    refuse_unfit(recipe, site)
     refuse_objections(site.backend(), plan, listener.warn)
     refuse_lost_models(recipe, root)
     layout = create_or_open(root, recipe, plan, group_access=site.group_access)

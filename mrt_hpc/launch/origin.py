@@ -15,7 +15,7 @@ from mrt_hpc.run.fork_record import ForkRecord, read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.prompt_files import read_experiment
-from mrt_hpc.run.weights import published_versions, take_over
+from mrt_hpc.run.weights import full_versions, refuse_delta, take_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,14 +153,16 @@ def _recipe(layout: RunLayout) -> Recipe:
 
 
 def version_at(layout: RunLayout, at: str) -> int:
-    """The number of a weights version that is there.
+    """The number of a weights version that is there, as a whole model; ``last`` is the last of these.
 
     Raises:
-        UserError: it is not there.
+        UserError: it is not there, or is no whole model.
     """
-    there = published_versions(layout)
+    there = full_versions(layout)
     words = {FIRST: there[0], LAST: there[-1]} if there else {}
     version = words.get(at, int(at) if at.isascii() and at.isdigit() else None)
+    if version is not None:
+        refuse_delta(layout.weights_version(version))
     if version not in there:
         found = ", ".join(map(str, there)) if there else "none yet"
         raise UserError(

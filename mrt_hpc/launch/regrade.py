@@ -21,7 +21,7 @@ from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import list_directory, retrying
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import full_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -121,7 +121,7 @@ def _regrade(
 
 def tokenizer_of(layout: RunLayout, experiment: Experiment, version: int) -> Path:
     """A model directory with the tokenizer of a weights version: another version's where training has pruned it."""
-    there = published_versions(layout)
+    there = full_versions(layout)
     if version in there or isinstance(experiment, EvaluationRecipe):
         return layout.weights_version(version)
     return layout.weights_version(max(there, default=version))

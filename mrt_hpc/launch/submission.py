@@ -21,6 +21,7 @@ from mrt_hpc.launch.renewal import Renewal, is_renewed, renew
 from mrt_hpc.launch.run_progress import task_records
 from mrt_hpc.launch.software import noticed_changes
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.fitting import refuse_unfit
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, read_plan
 from mrt_hpc.recipe.begun import as_begun, differences, with_models_begun
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -70,6 +71,7 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener, origin: O
     """
     recipe = kept_recipe(RunLayout(root), recipe, listener.tell)
     plan = compile_plan(recipe, site)
+    refuse_unfit(recipe, site)
     refuse_objections(site.backend(), plan, listener.warn)
     layout = create_or_open(root, recipe, plan, group_access=site.group_access, origin=origin)
     start(recipe, plan, layout, site, listener)

@@ -1,4 +1,4 @@
-"""Which weights versions of a run must stay, and which its trainer may remove."""
+"""Which weights versions of a run must stay, which its trainer may remove, and which are published in full."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.run.pins import pinned_versions
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import published_versions, with_bases
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def needed_versions(layout: RunLayout, recipe: Recipe, version: int) -> set[int]:
     """The weights versions that must stay once a version is published: those that the recipe needs, those that were
-    evaluated, and those that evaluations on their own have yet to take over.
+    evaluated, those that evaluations on their own have yet to take over, and those that deltas among them were made of.
     """
-    return kept_versions(recipe, version) | evaluated(layout) | pinned_versions(layout)
+    return with_bases(layout, kept_versions(recipe, version) | evaluated(layout) | pinned_versions(layout))
 
 
 def kept_versions(recipe: Recipe, version: int) -> set[int]:
@@ -25,12 +25,28 @@ def kept_versions(recipe: Recipe, version: int) -> set[int]:
     that sample traces, as a damaged collection is sampled with them again.
     """
     newest = range(version - recipe.training.keep_weights + 1, version + 1)
-    return {0, *newest, *evaluated_versions(recipe), *recipe.algorithm.traces_versions(recipe.schedule.iterations)}
+    return {*newest, *_lasting(recipe)}
+
+
+def _lasting(recipe: Recipe) -> set[int]:
+    """The weights versions that are models of their own to the run, also when it has ended."""
+    return {0, *evaluated_versions(recipe), *recipe.algorithm.traces_versions(recipe.schedule.iterations)}
 
 
 def stays(layout: RunLayout, recipe: Recipe, version: int) -> bool:
-    """Whether a weights version is never removed, also without a pin."""
-    return version in kept_versions(recipe, recipe.schedule.iterations) | evaluated(layout)
+    """Whether a weights version is never removed, also without a pin, and is a whole model."""
+    kept = kept_versions(recipe, recipe.schedule.iterations) | evaluated(layout)
+    return version in kept and is_in_full(layout, recipe, version)
+
+
+def is_in_full(layout: RunLayout, recipe: Recipe, version: int) -> bool:
+    """Whether a weights version is published as a whole model even without a pin: every so many, those at the end of a
+    segment, where other tasks begin, and all that are evaluated or sample traces.
+    """
+    if version % recipe.training.full_weights_every == 0:
+        return True
+    ends_segment = version % recipe.schedule.iterations_per_job == 0 or version == recipe.schedule.iterations
+    return ends_segment or version in _lasting(recipe) or layout.evaluations(version).exists()
 
 
 def evaluated(layout: RunLayout) -> set[int]:

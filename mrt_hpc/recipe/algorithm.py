@@ -70,6 +70,10 @@ class AlgorithmSettings(Section):
         """Expected tokens that an update computes, prompts and prefixes included."""
         raise NotImplementedError
 
+    def longest_trained(self, recipe: Recipe) -> int:
+        """Tokens of the longest sequence that an update computes."""
+        return recipe.sampling.max_prompt_tokens + recipe.sampling.max_tokens
+
     def summary(self, recipe: Recipe) -> dict[str, str]:
         """The size of an iteration in words, for the report."""
         raise NotImplementedError

@@ -121,6 +121,33 @@ def training_fits(recipe: Recipe) -> None:
     """Refuse settings that the trainer cannot apply."""
     if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
         raise misfit("training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload")
+    sharing, ranks = recipe.training.sequence_parallel, recipe.resources.trainer.ranks
+    if sharing == 1:
+        return
+    if ranks % sharing:
+        raise misfit("resources.trainer.ranks", f"a multiple of training.sequence_parallel ({sharing})")
+    if recipe.training.batching == "padded":
+        raise misfit(
+            "training.batching", "packed or shared with training.sequence_parallel above 1: ranks share one row"
+        )
+
+
+def weights_fit(recipe: Recipe) -> None:
+    """Refuse deltas of weights that no task would read, or that the server could not."""
+    if recipe.training.full_weights_every == 1:
+        return
+    attach, schedule = recipe.serving.attach, recipe.schedule
+    reasons = {
+        f"algorithm {recipe.algorithm.type} samples nothing while it trains": not recipe.algorithm.samples_rollouts,
+        "with schedule.iterations_per_job: 1 every version ends a segment": schedule.iterations_per_job == 1,
+        "with coupling: sequential inference has ended when versions are published": schedule.coupling == "sequential",
+        "a server at an http address does not see the folder in which an inference task puts versions together": (
+            attach is not None and attach.address.startswith("http")
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise misfit("training.full_weights_every", f"1: {reason}")
 
 
 def sampling_fits(recipe: Recipe) -> None:

@@ -101,6 +101,16 @@ class ModelFiles:
                 "resources.inference.gpus and resources.evaluation.gpus to multiples of it",
             )
 
+    def check_sharing(self, sequence_parallel: int) -> None:
+        """Refuse a model whose attention heads do not divide over the ranks that share a sequence.
+
+        Raises:
+            UserError: they do not.
+        """
+        heads, _ = attention_heads(self._json("config.json", "config.json"))
+        if heads % sequence_parallel:
+            raise uneven_heads(heads, sequence_parallel, self.field)
+
     def _check_tokenizer(self) -> None:
         if not any(all(self._has(name) for name in names) for names in TOKENIZERS):
             raise self._lacks("a tokenizer", "tokenizer.json, or tokenizer.model, or vocab.json and merges.txt")
@@ -262,3 +272,16 @@ def divides(tensor_parallel: int, heads: int, shared: int) -> bool:
     """
     larger, smaller = max(shared, tensor_parallel), min(shared, tensor_parallel)
     return heads % tensor_parallel == 0 and larger % smaller == 0
+
+
+def uneven_heads(heads: int, sequence_parallel: int, field: str) -> UserError:
+    """The error that so many ranks cannot share the attention heads of a model evenly."""
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0]
+    return UserError(
+        f"the model's {heads} attention heads do not divide over the ranks that share a sequence",
+        value=f"{sequence_parallel} ranks",
+        where=f"{field}, training.sequence_parallel",
+        expected=f"one of {', '.join(map(str, fitting))}",
+        advice=f"--set training.sequence_parallel={max(n for n in fitting if n <= sequence_parallel)}, and "
+        "resources.trainer.ranks a multiple of it",
+    )

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
 from mrt_hpc.recipe.base import Count, Line, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.combinations import (
     data_fit,
     evaluation_fits,
@@ -25,6 +26,7 @@ from mrt_hpc.recipe.combinations import (
     serving_fits,
     training_fits,
     verifiers_fit,
+    weights_fit,
 )
 from mrt_hpc.recipe.extraction import Extraction
 from mrt_hpc.recipe.mode import ModeSettings
@@ -301,32 +303,6 @@ class Grading(Section):
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-class Precision(StrEnum):
-    """Number formats of the trainer."""
-
-    FP32 = "fp32"
-    """Weights, gradients and activations in 32 bits."""
-    BF16 = "bf16"
-    """Weights and activations in bfloat16, master weights and optimiser in 32 bits."""
-    BF16_AUTOCAST = "bf16_autocast"
-    """Weights in 32 bits, matrix products in bfloat16."""
-
-
-class Batching(StrEnum):
-    """How sequences share a micro-batch of the trainer."""
-
-    PADDED = "padded"
-    """Each sequence gets a row, filled up to the longest."""
-    PACKED = "packed"
-    """Sequences lie end to end in one row, without padding, and each attends to itself alone. A GPU computes this fast
-    only with precision bf16 or bf16_autocast.
-    """
-    SHARED = "shared"
-    """As ``packed``, and where sequences begin with the same tokens, these are computed once: the prompt of a group,
-    and the prefix of branches (train_branches) and of the rollouts of algorithm mrt.
-    """
-
-
 class Training(Section):
     """The DeepSpeed update of an iteration."""
 
@@ -381,6 +357,11 @@ class Training(Section):
     """
     batching: Batching = Batching.PADDED
     """How sequences share a micro-batch. Results agree up to rounding."""
+    sequence_parallel: Positive = 1
+    """The number of ranks that share each micro-batch, for traces whose activations do not fit one GPU: each computes
+    an equal part of its positions, and attention of an equal part of the heads. It must divide resources.trainer.ranks
+    and the model's attention heads, and takes batching packed or shared. Results agree up to rounding.
+    """
     projection: Literal["chunked", "fused"] = "chunked"
     """How hidden states become log-probabilities. ``chunked`` keeps the logits of a micro-batch for the backward pass,
     or computes them in pieces where they are many. ``fused`` keeps one number a token, and computes the gradient in
@@ -403,6 +384,11 @@ class Training(Section):
     """The number of checkpoints that stay on disk."""
     keep_weights: Annotated[int, Field(ge=2)] = 3
     """The number of the newest weights versions that stay on disk. Versions to be evaluated stay in any case."""
+    full_weights_every: Positive = 1
+    """The number of weights versions from one that is published as a whole model to the next. Those between hold only
+    what has changed since the version before, to the bit; inference tasks put them together. 1 publishes whole models
+    only. Versions that are evaluated, sample traces or end a segment are whole models in any case.
+    """
 
 
 # -- schedule, evaluation, resources
@@ -651,6 +637,7 @@ class Recipe(Section):
         sampling_fits(self)
         serving_fits(self)
         training_fits(self)
+        weights_fit(self)
         check_refresh(self)
         return self
 

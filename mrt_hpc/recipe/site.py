@@ -53,6 +53,10 @@ class SiteSettings(Section):
     """The environment variables of every task; in job scripts their values are quoted."""
     throughput: MeasuredThroughput = MeasuredThroughput()
     """The measured speed of processes on this site."""
+    gpu_memory_gib: PositiveFloat | None = None
+    """The memory of one GPU that a program can use, GiB, as ``nvidia-smi`` shows it. `mrt-hpc plan` compares it with
+    what a recipe needs; null takes that of gpu_type, where the name is known.
+    """
     group_access: bool = False
     """Whether members of your group may read the runs that are made with this profile; they may never write, and the
     run's secrets stay yours alone.

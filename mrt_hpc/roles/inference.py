@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.prefetch import Prefetch
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node
 from mrt_hpc.roles.sampling.rolling import RollingSampler
@@ -79,7 +80,8 @@ def _sample_segment(task: Task) -> None:
     weights = verified_weights(task, 0)  # never removed, however long the server takes to start
     worker = Worker.of(task, problems, weights)
     try:
-        with equipped(task, weights, worker.max_model_len, NeedWatch(Rounds(task, len(problems)))) as equipment:
+        watch = NeedWatch(Rounds(task, len(problems)))
+        with worker.local.open(), equipped(task, weights, worker.max_model_len, watch) as equipment:
             # other tasks have continued while the server started
             while (work := Rounds(task, len(problems)).awaited()) is not None:
                 if worker.has_weights(work, equipment.server):
@@ -143,6 +145,11 @@ class Worker:
     """Seconds that the loading of the weights took for the current round."""
     prefetch: Prefetch | None = None
     """The weights version that was verified while the last round was sampled."""
+    local: LocalWeights = field(init=False)
+    """Puts versions together that were published as deltas."""
+
+    def __post_init__(self) -> None:
+        self.local = LocalWeights(self.task.layout)
 
     @staticmethod
     def of(task: Task, problems: list[Problem], weights: Weights) -> Worker:
@@ -181,8 +188,9 @@ class Worker:
         """
         if self.prefetch is not None and (ready := self.prefetch.weights(work.version)) is not None:
             return ready
-        verified = collecting_weights if is_collection(work.iteration) else verified_weights
-        return verified(self.task, work.version)
+        if is_collection(work.iteration):
+            return collecting_weights(self.task, work.version)
+        return verified_weights(self.task, work.version, self.local)
 
     def _is_loaded(self, version: int) -> bool:
         """Whether the published version is the one that the server holds, by its number and digest."""
@@ -196,6 +204,7 @@ class Worker:
         started = time.monotonic()
         server.load_weights(weights.directory, weights.version, swap)
         self.weights = weights
+        self.local.served(weights)
         self.task.events.emit(
             EventKind.WEIGHTS_LOADED,
             version=weights.version,
@@ -208,7 +217,7 @@ class Worker:
         """Claim, sample, grade and commit. Where the recipe does not drain the server, later rounds follow without a
         pause.
         """
-        self.prefetch = Prefetch(self.task.layout, self.weights.version, self._last_version(work))
+        self.prefetch = Prefetch(self.local, self.weights.version, self._last_version(work))
         with self.prefetch.running():
             run_until_told(self.task.shutdown, self._sample(work, equipment))
 

@@ -24,7 +24,7 @@ from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.pins import release
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.uses import Use
-from mrt_hpc.run.weights import publish, take_over
+from mrt_hpc.run.weights import publish, refuse_delta, take_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +96,7 @@ def publish_copy(task: Task, version: int, source: Path, field: str, *, trained:
     Raises:
         UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
     """
+    refuse_delta(source)
     check_architecture(source, field, trained=trained)
     if (source / MANIFEST).exists():  # a weights version of another run
         task.retrying(lambda: verify(source), f"reading {source}")

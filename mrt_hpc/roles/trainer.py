@@ -60,7 +60,9 @@ class Next(Enum):
     WAIT = "wait"
     TRAIN = "train"
     PUBLISH = "publish"
-    """The weights version that inference waits for is missing: it was damaged and set aside."""
+    """The weights version that inference waits for is missing: it was damaged and set aside. It is published as a whole
+    model, so that it depends on no other version.
+    """
     LEAVE = "leave"
 
 
@@ -162,7 +164,7 @@ class Trainer:
         if what is Next.LEAVE:
             self._leave()
         elif what is Next.PUBLISH:
-            self.keeper.publish(self.iteration)
+            self.keeper.publish(self.iteration, in_full=True)
         else:
             self._iterate(timeline)
 

@@ -15,7 +15,7 @@ from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.prompt_files import prompt_contents
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import full_versions, published_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -163,16 +163,18 @@ def has_samples(shard: Path, settings: EvaluationSettings) -> bool:
 
 
 def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
-    """The weights versions that training has passed and that do not exist any more: they cannot be evaluated."""
+    """The weights versions that training has passed and that do not exist any more, or are no whole models: they cannot
+    be evaluated.
+    """
     published = published_versions(layout)
-    return sorted(v for v in set(wanted).difference(published) if v < max(published, default=0))
+    return sorted(v for v in set(wanted).difference(full_versions(layout)) if v < max(published, default=0))
 
 
 def passed_over(layout: RunLayout) -> list[int]:
     """Versions that had been pruned when an evaluation of them was asked for, and that are not there."""
     path = layout.versions_passed_over
     told = json.loads(path.read_text())["versions"] if path.exists() else []
-    return sorted(set(told).difference(published_versions(layout)))
+    return sorted(set(told).difference(full_versions(layout)))
 
 
 def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:

@@ -48,7 +48,9 @@ class EventKind(StrEnum):
     SET_ASIDE = "set_aside"
     """Files that lie after the checkpoint resumed from were moved away; ``reason`` says why."""
     SERVER_STARTED = "server_started"
-    """A vLLM server answers."""
+    """A vLLM server answers, ``seconds`` after it was started or first asked."""
+    FIRST_TOKEN = "first_token"
+    """The first token of an attempt was sampled, ``seconds`` after the attempt began."""
     SERVER_RESTARTED = "server_restarted"
     """A vLLM server had died and answers again."""
     RECIPE_CHANGED = "recipe_changed"
@@ -76,6 +78,11 @@ class EventLog:
     _torn: bool = field(default=False, init=False, repr=False)
     """Whether a full disk has left part of a line."""
     _use: Use = field(default=Use.STARTING, init=False, repr=False)
+    _told: set[EventKind] = field(default_factory=set, init=False, repr=False)
+
+    def has_told(self, kind: EventKind) -> bool:
+        """Whether this process has emitted an event of a kind."""
+        return kind in self._told
 
     def spend(self, use: Use) -> None:
         """Record that the time is used for something else from now on; the same use again writes nothing.
@@ -99,6 +106,7 @@ class EventLog:
             raise ValueError(f"event {kind.value}: {sorted(taken)} tell of its emitter")
         line = {**emitter, **fields}
         text = json.dumps(line).encode() + b"\n"
+        self._told.add(kind)
         retrying(lambda: self._append(text), "an event", self.patience)
 
     def _append(self, text: bytes) -> None:

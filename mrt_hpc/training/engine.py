@@ -1,8 +1,9 @@
 """The trainer: one DeepSpeed engine on any number of ranks, ZeRO stage 0 to 3.
 
-Every rank receives the same whole batch and computes its share of it. The loss is divided by the batch's token count,
-never by a count of micro-batches or ranks, so the result depends on neither. Reads no shards and writes no files: see
-``checkpoint`` and ``export``.
+Every rank receives the same whole batch and computes its share of it: micro-batches of its own, or a part of those that
+it shares with other ranks (see ``sequence_parallel``). The loss is divided by the batch's token count, never by a count
+of micro-batches or ranks, so the result depends on neither. Reads no shards and writes no files: see ``checkpoint`` and
+``export``.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import Precision
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
-from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out
+from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
 from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, parameter_count
+from mrt_hpc.training.sequence_parallel import RowRanks
 from mrt_hpc.training.settings import Objective, TrainerSettings
 from mrt_hpc.training.update_statistics import Stopwatch, Tally, UpdateStats
 
@@ -73,6 +75,7 @@ class TrainerEngine:
         """The number of optimiser steps since the start of the run."""
         self._loss_settings = LossSettings.of(settings.training)
         self._kernels = Kernels.of(settings.training)
+        self._row_ranks = self.policy.row_ranks
 
     @property
     def policy(self) -> Policy:
@@ -106,8 +109,9 @@ class TrainerEngine:
             s for s in sequences if s.trained_tokens and (s.has_signal or self.settings.training.kl_coefficient > 0)
         ]
         world_size, max_tokens = self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch
-        found = arrange(self._kernels.batching, computed, world_size, max_tokens)
-        steps = found.steps or [((),) * world_size]
+        parts = self._row_ranks.parts
+        found = arrange(self._kernels.batching, computed, world_size, max_tokens, parts)
+        steps = found.steps or [((),) * (world_size // parts)]
         chunks = self._chunks(computed, steps)
         return MiniBatch(
             [self._micro_step(computed, step, count) for step, count in zip(steps, chunks, strict=True)],
@@ -168,8 +172,11 @@ class TrainerEngine:
     def _micro_step(
         self, sequences: Sequence[TrainingSequence], step: Sequence[tuple[int, ...]], chunks: int
     ) -> MicroStep:
-        own = [sequences[i] for i in step[self.ranks.rank]]
-        return MicroStep(lay_out(self._kernels.batching, own).to(device()), chunks)
+        own, parts = [sequences[i] for i in step[self._row_ranks.row]], self._row_ranks.parts
+        batch = lay_out(self._kernels.batching, own)
+        if parts > 1:
+            batch = part_of(batch, self._row_ranks.part, parts)
+        return MicroStep(batch.to(device()), chunks)
 
     def _chunks(self, sequences: Sequence[TrainingSequence], plan: Sequence[Sequence[tuple[int, ...]]]) -> list[int]:
         """Return the number of pieces for the projection in each micro-step, the same on every rank.
@@ -178,9 +185,11 @@ class TrainerEngine:
         when the order changes: under ZeRO-3 the count is therefore that of the largest micro-batch that the recipe
         allows, in every micro-step.
         """
-        largest = [max(sum(sequences[i].trained_tokens for i in share) for share in step) for step in plan]
+        # in a shared row one position may predict many tokens, and all of them may be in one part
+        parts = self._row_ranks.parts if self._kernels.batching is Batching.PACKED else 1
+        largest = [max(_most_trained([sequences[i] for i in share], parts) for share in step) for step in plan]
         if self.engine.zero_optimization_partition_weights():
-            bound = max(self.settings.training.max_tokens_per_micro_batch, *largest)
+            bound = max(-(-self.settings.training.max_tokens_per_micro_batch // parts), *largest)
             largest = [bound] * len(plan)
         return [logit_chunks(tokens, self.policy.vocabulary) for tokens in largest]
 
@@ -277,6 +286,7 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
     training = settings.training
     config = deepspeed_config(settings, parameter_count(model_dir))
     partition = config if training.zero_stage == 3 else None
+    row_ranks = RowRanks.of(ranks, training.sequence_parallel)
     policy = load_policy(
         model_dir,
         settings.temperature,
@@ -284,6 +294,7 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
         training.gradient_checkpointing,
         partition,
         Kernels.of(training),
+        row_ranks,
     )
     engine, *_ = deepspeed.initialize(
         model=policy,
@@ -293,7 +304,8 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
         dist_init_required=False,
     )
     engine.train()
-    reference = _reference(settings, reference_dir) if settings.training.kl_coefficient > 0 and reference_dir else None
+    wanted = reference_dir if training.kl_coefficient > 0 else None
+    reference = _reference(settings, wanted, row_ranks) if wanted else None
     return TrainerEngine(engine, settings, model_dir, ranks, reference)
 
 
@@ -322,6 +334,14 @@ def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, An
     }
 
 
+def _most_trained(sequences: Sequence[TrainingSequence], parts: int) -> int:
+    """Return the maximum number of trained tokens in one of the parts of a row in which sequences lie end to end: each
+    position predicts one token.
+    """
+    positions = sum(s.width for s in sequences)
+    return min(sum(s.trained_tokens for s in sequences), -(-positions // parts))
+
+
 def _seed(settings: TrainerSettings, ranks: Ranks) -> None:
     """Seed every generator of this rank."""
     generators.seed(derive_seed(settings.seed, "trainer", ranks.rank))
@@ -337,7 +357,7 @@ def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any
     ]
 
 
-def _reference(settings: TrainerSettings, directory: Path) -> Policy:
-    training = settings.training
-    policy = load_policy(directory, settings.temperature, training.precision, kernels=Kernels.of(training))
+def _reference(settings: TrainerSettings, directory: Path, row_ranks: RowRanks) -> Policy:
+    training, kernels = settings.training, Kernels.of(settings.training)
+    policy = load_policy(directory, settings.temperature, training.precision, kernels=kernels, row_ranks=row_ranks)
     return policy.requires_grad_(False).eval().to(device())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import MANIFEST
+from mrt_hpc.run.weights_delta import TensorBytes, TensorKind
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.rendezvous import on_rank_zero
 
@@ -22,10 +24,47 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NAMES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""The names of number formats in safetensors."""
 COMPANIONS = {".json", ".jinja", ".txt", ".model", ".py"}
 """Suffixes of the small files that belong to a model: tokenizer, chat template, generation defaults, own code."""
 SHARD_SIZE = "1GB"
 """The maximum size of one file of weights; several files let the checksums of a large model be computed in parallel."""
+
+
+@dataclass(frozen=True)
+class GatheredWeights:
+    """The weights of a trainer on rank 0, in the number format in which they are published; empty elsewhere."""
+
+    trainer: TrainerEngine
+    dtype: str
+    tensors: dict[str, torch.Tensor]
+
+    def write(self, directory: Path) -> None:
+        """Fill an existing directory with a complete Hugging Face model."""
+        write(self.trainer, self.tensors, self.dtype, directory)
+
+    def as_bytes(self) -> list[TensorBytes]:
+        """The tensors by name, as bytes that share their memory."""
+        return [_as_bytes(name, self.tensors[name]) for name in sorted(self.tensors)]
+
+
+def _as_bytes(name: str, tensor: torch.Tensor) -> TensorBytes:
+    kind = TensorKind(name, NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
+    return TensorBytes(kind, tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def gathered(trainer: TrainerEngine, dtype: str) -> GatheredWeights:
+    """The trainer's weights; collective.
+
+    Args:
+        trainer: between two updates.
+        dtype: number format of the published weights: float32, bfloat16 or float16.
+    """
+    return GatheredWeights(trainer, dtype, gather(trainer, _dtype(dtype)))
 
 
 def publish(trainer: TrainerEngine, commit: Callable[[Callable[[Path], None]], T], dtype: str) -> T:
@@ -35,13 +74,13 @@ def publish(trainer: TrainerEngine, commit: Callable[[Callable[[Path], None]], T
         trainer: between two updates.
         commit: called on rank 0 with ``write``; ``write(directory)`` fills an existing directory. Example:
             ``lambda write: weights.publish(layout, version, write)``.
-        dtype: number format of the published weights: float32, bfloat16 or float16.
+        dtype: see :func:`gathered`.
 
     Returns:
         The return value of ``commit``, on every rank.
     """
-    weights = gather(trainer, _dtype(dtype))
-    return on_rank_zero(lambda: commit(lambda directory: write(trainer, weights, dtype, directory)))
+    weights = gathered(trainer, dtype)
+    return on_rank_zero(lambda: commit(weights.write))
 
 
 def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor]:

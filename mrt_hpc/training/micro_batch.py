@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
-from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.recipe.batching import Batching
 from mrt_hpc.training.packing import pack, pack_end_to_end, pack_shared, padded_tokens
 from mrt_hpc.training.prefixes import SharedRow, SortedSequences
 
@@ -37,13 +38,13 @@ class MicroBatch:
     """[S] the log-probability of each trained token when it was sampled."""
     lengths: tuple[int, ...] | None = None
     """The lengths of the parts that lie end to end in the row of a packed or shared batch: a sequence, or what it does
-    not share with one before it. None of a padded batch.
+    not share with one before it. None of a padded batch. Where ranks share a row, these are the parts of the whole row.
     """
     position_ids: torch.Tensor | None = None
     """[1, W] the place of each token of a packed or shared batch in its own sequence; None of a padded one."""
     paths: tuple[NDArray[np.int64], ...] | None = None
-    """For each part of a shared batch, the positions in the row of the tokens of its sequence up to its own last one;
-    None of other batches.
+    """For each part of a shared batch, the positions in the whole row of the tokens of its sequence up to its own last
+    one; None of other batches.
     """
 
     @property
@@ -72,20 +73,33 @@ class Arrangement:
     """The number of positions that do not pass again, as another sequence has the same tokens up to there."""
 
 
-def arrange(batching: Batching, sequences: Sequence[TrainingSequence], world_size: int, max_tokens: int) -> Arrangement:
-    """Divide sequences among micro-batches, the same on every rank."""
+def arrange(
+    batching: Batching, sequences: Sequence[TrainingSequence], world_size: int, max_tokens: int, parts: int = 1
+) -> Arrangement:
+    """Divide sequences among micro-batches, the same on every rank.
+
+    Args:
+        batching: how sequences share a micro-batch.
+        sequences: all sequences.
+        world_size: the number of ranks.
+        max_tokens: the maximum number of positions of a micro-batch, unless it is one longer sequence.
+        parts: the number of ranks that share a micro-batch; a micro-step then has ``world_size / parts`` micro-batches.
+    """
     widths = [s.width for s in sequences]
-    total = sum(widths)
+    total, rows = sum(widths), world_size // parts
     if batching is Batching.PADDED:
-        steps = pack(widths, world_size, max_tokens)
+        steps = pack(widths, rows, max_tokens)
         padded = sum(padded_tokens(widths, share) for step in steps for share in step)
         return Arrangement(steps, padded, padded - total, 0)
     if batching is Batching.PACKED:
-        return Arrangement(pack_end_to_end(widths, world_size, max_tokens), total, 0, 0)
+        steps = pack_end_to_end(widths, rows, max_tokens)
+        filler = sum(-sum(widths[i] for i in share) % parts for step in steps for share in step)
+        return Arrangement(steps, total + filler, filler, 0)
     ordered = SortedSequences.of([_passed(s) for s in sequences])
-    steps = pack_shared(ordered, world_size, max_tokens)
-    positions = sum(ordered.positions(ordered.places(share)) for step in steps for share in step)
-    return Arrangement(steps, positions, 0, total - positions)
+    steps = pack_shared(ordered, rows, max_tokens)
+    positions = [ordered.positions(ordered.places(share)) for step in steps for share in step]
+    filler = sum(-count % parts for count in positions)
+    return Arrangement(steps, sum(positions) + filler, filler, total - sum(positions))
 
 
 def lay_out(batching: Batching, sequences: Sequence[TrainingSequence]) -> MicroBatch:
@@ -93,6 +107,29 @@ def lay_out(batching: Batching, sequences: Sequence[TrainingSequence]) -> MicroB
     if batching is Batching.PADDED:
         return collate(sequences)
     return collate_shared(sequences) if batching is Batching.SHARED else collate_end_to_end(sequences)
+
+
+def part_of(batch: MicroBatch, part: int, parts: int) -> MicroBatch:
+    """Return one of several parts of a packed or shared batch, each of equally many consecutive positions.
+
+    The row is filled up on the right to a multiple of ``parts``. The lengths and paths stay those of the whole row.
+    """
+    assert batch.lengths is not None and batch.position_ids is not None  # training_fits refuses padded batches
+    missing = -batch.input_ids.shape[1] % parts
+    width = (batch.input_ids.shape[1] + missing) // parts
+    held = slice(part * width, (part + 1) * width)
+    trained = (batch.positions >= held.start) & (batch.positions < held.stop)
+    filler = np.arange(missing)
+    return MicroBatch(
+        F.pad(batch.input_ids, (0, missing))[:, held],
+        batch.positions[trained] - held.start,
+        batch.targets[trained],
+        batch.advantages[trained],
+        batch.behaviour_logprobs[trained],
+        (*batch.lengths, missing) if missing else batch.lengths,
+        torch.cat([batch.position_ids, torch.from_numpy(filler)[None]], 1)[:, held],
+        (*batch.paths, batch.input_ids.shape[1] + filler) if batch.paths and missing else batch.paths,
+    )
 
 
 def collate(sequences: Sequence[TrainingSequence]) -> MicroBatch:

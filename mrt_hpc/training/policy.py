@@ -19,10 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import Batching, Precision
+from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.model_files import uneven_heads
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.attention import CPU_ATTENTION, PACKED_ATTENTION, segments_of, take_rows
 from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
+from mrt_hpc.training.sequence_parallel import OWN_ROWS, RowRanks, SharedRowSegments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,12 +62,20 @@ class Kernels:
 class Policy(nn.Module):
     """A causal language model that returns log-probabilities of given tokens."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float, autocast: bool, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        temperature: float,
+        autocast: bool,
+        kernels: Kernels,
+        row_ranks: RowRanks = OWN_ROWS,
+    ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.autocast = autocast
         self.kernels = kernels
+        self.row_ranks = row_ranks
         if kernels.fused:
             fuse(model.get_output_embeddings(), temperature, kernels.entropy)
 
@@ -106,6 +116,8 @@ class Policy(nn.Module):
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         dtype = torch.bfloat16 if self.autocast else self.model.dtype
         segments = segments_of(batch.lengths or (), device(), dtype, head_size, batch.paths)
+        if self.row_ranks.parts > 1:
+            segments = SharedRowSegments(segments, self.row_ranks)
         return {"position_ids": batch.position_ids, "segments": segments}
 
     def _score(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,6 +139,7 @@ def load_policy(
     gradient_checkpointing: bool = False,
     partition: dict[str, Any] | None = None,
     kernels: Kernels = Kernels(),
+    row_ranks: RowRanks = OWN_ROWS,
 ) -> Policy:
     """Load the policy from a Hugging Face directory.
 
@@ -138,14 +151,18 @@ def load_policy(
         partition: DeepSpeed's configuration where the ranks partition each parameter as soon as it is created, so that
             no rank ever holds the whole model (ZeRO-3; collective); None for the whole model on this rank.
         kernels: how log-probabilities are computed.
+        row_ranks: the ranks that share each row with this one.
 
     Raises:
-        UserError: there is no such model, its logits are not a plain projection, or the projection cannot be fused.
+        UserError: there is no such model, its logits are not a plain projection, the projection cannot be fused, or the
+            ranks that share a row cannot have equally many heads.
     """
     config = model_config(directory)
     changes = [n for n in LOGIT_CHANGES if getattr(config, n, None) not in (None, 1, 1.0)]
     if changes:
         raise UserError("the trainer does not know how this model changes its logits", value=changes, where=directory)
+    if config.get_text_config().num_attention_heads % row_ranks.parts:
+        raise uneven_heads(config.get_text_config().num_attention_heads, row_ranks.parts, str(directory))
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
     attention = PACKED_ATTENTION if kernels.in_one_row else _attention_of_padded_rows(autocast)
@@ -154,7 +171,7 @@ def load_policy(
     model = cast("PreTrainedModel", loaded)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Policy(model, temperature, autocast, kernels)
+    return Policy(model, temperature, autocast, kernels, row_ranks)
 
 
 def _attention_of_padded_rows(autocast: bool) -> str:

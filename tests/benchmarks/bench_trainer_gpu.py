@@ -1,66 +1,77 @@
-"""Tokens a second, model FLOPs utilisation and peak memory of an update's forward and backward pass, by choice.
+"""Tokens a second, model FLOPs utilisation and peak memory of whole updates on one GPU, by the choices of ``training``.
 
-It needs torch, transformers, DeepSpeed and this package; no model, data, network or Slurm. Weights are random. On GPU:
+It needs torch, transformers, DeepSpeed and the files of this package; no model, data, network or Slurm:
 
-    python tests/benchmarks/bench_trainer_gpu.py                 # the shape of R1-Distill-Qwen-1.5B
-    python tests/benchmarks/bench_trainer_gpu.py --shape 7b
-    python tests/benchmarks/bench_trainer_gpu.py --shape tiny --device cpu --seconds 20
+    PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py               # the shape of R1-Distill-Qwen-1.5B
+    PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py --shape 7b    # 8 of the 28 layers of a 7B
+    PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py --shape tiny --device cpu --seconds 60
 
-Lengths are log-normal with a median of 6K and a 95th percentile of 16K tokens, cut at 16K (``tiny``: a 64th). All
-variants compute the same sequences in turn, a whole pass over them in each round; the first round is left out where
-there is another. It ends by ``--seconds``, and a variant that does not fit the memory is told as such. The optimiser's
-step, which is the same for all, is not part of it.
+An update is what the trainer does: it arranges the sequences, computes their gradient micro-batch by micro-batch, and
+takes DeepSpeed's step with torch's fused AdamW. Weights are random and in bfloat16, master weights, moments and
+gradients in 32 bits: 18 bytes a parameter. With 28 layers a 7B needs 137 GB for them, so ``7b`` has 8 layers unless
+``--layers`` tells another number, and nothing is offloaded. The formula counts the layers that there are; the
+projection has a larger share in them than in the whole model.
 
+Lengths are log-normal with a median of 6K and a 95th percentile of 16K tokens, cut at 16K (``tiny``: a 64th). Two sets:
+``traces``, four to a prompt; and ``branches``, a quarter of the traces with two branches of 64 tokens at each of four
+boundaries, as ``train_branches`` learns them. All variants compute the same sequences in turn, an update in each round;
+the first round is left out where there is another. A variant that does not fit the memory is told as such. After
+``--seconds`` it has ended: an update that would not end in time is skipped, and told.
+
+    tokens/s = positions of all sequences, each on its own / seconds
     MFU = FLOPs / (seconds * peak)
-    FLOPs = sum over sequences of 6 * (positions * parameters of the layers + trained * vocabulary * hidden
-                                       + layers * heads * head size * positions^2)
+    FLOPs = 6 * (positions * parameters of the layers + trained tokens * vocabulary * hidden size
+                 + layers * heads * head size * sum over parts of (end^2 - start^2))
 
-which counts causal attention as half, and neither padding nor activations that are computed again.
+A part is a sequence, from start 0 to its end, so that causal attention counts as half of the square. Of ``shared`` it
+is what a sequence does not share with one before it, and positions are those of all parts: shared prefixes count once
+in the FLOPs, and as often as they are there in the tokens/s. Neither padding nor what is computed twice counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import gc
 import json
 import statistics
+import sys
 import time
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
+from paper_sequences import CUT, SHAPES, SMALLER, batches_of, branched, config_of, flops, sampled
+from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from transformers.utils import is_flash_attn_2_available
 
-from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.training.accelerator import choose_kernels, deepspeed
 from mrt_hpc.training.attention import PACKED_ATTENTION
-from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out
 from mrt_hpc.training.policy import Kernels, Policy, logit_chunks
-from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.rendezvous import Ranks, join, leave
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from mrt_hpc.training.micro_batch import MicroBatch
+    from mrt_hpc.training.sequence import TrainingSequence
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense 16-bit matrix products a second, by the makers' data sheets."""
 
-SHAPES = {
-    "1.5b": (1536, 28, 12, 2, 8960, 151_936),
-    "7b": (3584, 28, 28, 4, 18_944, 152_064),
-    "tiny": (64, 2, 4, 2, 192, 2048),
-}
-"""Hidden size, layers, heads, key heads, intermediate size, vocabulary."""
-
-MEDIAN, PERCENTILE_95, CUT = 6144, 16_384, 16_384
-SMALLER = 64
-"""By how much the lengths of the tiny shape are divided."""
+LEARNING_RATE = 1e-6
+GRACE_S = 40.0
+"""So long after its time is over the process ends at once, whatever hangs."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of computing the same gradient."""
+    """One way of computing the same update."""
 
     name: str
     kernels: Kernels | None
@@ -72,26 +83,33 @@ class Variant:
         return self.kernels.batching if self.kernels else Batching.PADDED
 
 
+PLAIN_ATTENTION = "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+"""Of plain transformers: the package flash-attn, or else torch's own, which chooses its flash kernel in bfloat16."""
+
 VARIANTS = [
-    Variant("plain transformers, padded, whole logits", None),
+    Variant(f"plain transformers, {PLAIN_ATTENTION}, padded, whole logits", None),
     Variant("padded, chunked (the default)", Kernels()),
     Variant("padded, fused, no entropy", Kernels(fused=True, entropy=False)),
     Variant("packed, chunked", Kernels(Batching.PACKED)),
     Variant("packed, fused", Kernels(Batching.PACKED, fused=True)),
-    Variant("shared, fused, no entropy", Kernels(Batching.SHARED, fused=True, entropy=False)),
     Variant("packed, fused, no entropy", Kernels(Batching.PACKED, fused=True, entropy=False)),
+    Variant("shared, fused, no entropy", Kernels(Batching.SHARED, fused=True, entropy=False)),
 ]
 
 
 @dataclass
 class Measured:
-    """What the passes of one variant took."""
+    """What the updates of one variant took."""
 
     name: str
+    flops: float = 0.0
+    """Of one update."""
     seconds: list[float] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    """Those of them in the optimiser's step."""
     peak_gib: float = 0.0
     problem: str = ""
+    skipped: int = 0
 
     @property
     def kept(self) -> list[float]:
@@ -100,125 +118,184 @@ class Measured:
 
 
 class OutOfTime(Exception):
-    """The time of the benchmark is over."""
+    """The time of a set is over."""
 
 
-def config_of(shape: str) -> Qwen2Config:
-    """The configuration of a shape."""
-    hidden, layers, heads, key_heads, intermediate, vocabulary = SHAPES[shape]
-    return Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        intermediate_size=intermediate,
-        max_position_embeddings=2 * CUT,
-        tie_word_embeddings=False,
-    )
+class Scored(nn.Module):
+    """One model, with the loss of a micro-batch as the chosen variant computes it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.deadline = float("inf")
+        self._logprobs: Callable[[MicroBatch], torch.Tensor] = _plain(model)
+
+    def choose(self, variant: Variant) -> None:
+        """Compute as this variant does."""
+        vars(self.model.get_output_embeddings()).pop("forward", None)  # what an earlier variant fused
+        self._logprobs = _ours(self.model, variant.kernels) if variant.kernels else _plain(self.model)
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the sum over trained tokens of the advantage times the negative log-probability.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+        """
+        wait(self.model.device)
+        if time.perf_counter() > self.deadline:
+            raise OutOfTime
+        return -(self._logprobs(batch) * batch.advantages).sum()
 
 
-def sampled(count: int, scale: int, vocabulary: int, seed: int) -> list[TrainingSequence]:
-    """Sequences with lengths as in the paper, divided by ``scale``; a fortieth of the median is the prompt."""
-    rng = np.random.default_rng(seed)
-    sigma = np.log(PERCENTILE_95 / MEDIAN) / 1.645
-    prompt = max(1, MEDIAN // scale // 40)
-    drawn = np.minimum(np.exp(np.log(MEDIAN) + sigma * rng.normal(size=count)), CUT) / scale
-    found = []
-    for length in np.maximum(drawn.astype(int), prompt + 2).tolist():
-        tokens = length - prompt
-        found.append(
-            TrainingSequence(
-                rng.integers(0, vocabulary, prompt).tolist(),
-                rng.integers(0, vocabulary, tokens).tolist(),
-                rng.normal(size=tokens).astype(np.float32),
-                np.zeros(tokens, np.float32),
-                np.ones(tokens, bool),
-            )
-        )
-    return found
-
-
-def batches_of(sequences: list[TrainingSequence], batching: Batching, max_tokens: int) -> list[MicroBatch]:
-    """The micro-batches of one pass."""
-    steps = arrange(batching, sequences, 1, max_tokens).steps
-    return [lay_out(batching, [sequences[i] for i in share]) for (share,) in steps]
-
-
-def flops(config: Qwen2Config, sequences: list[TrainingSequence]) -> float:
-    """The FLOPs of one pass by the formula above."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    layers = sum(p.numel() for p in model.base_model.layers.parameters())
-    widths = np.array([s.width for s in sequences], dtype=float)
-    trained = sum(s.trained_tokens for s in sequences)
-    attention = config.num_hidden_layers * config.hidden_size * float((widths**2).sum())
-    return 6 * (float(widths.sum()) * layers + trained * config.vocab_size * config.hidden_size + attention)
-
-
-def ours(model: PreTrainedModel, kernels: Kernels) -> Callable[[MicroBatch], torch.Tensor]:
-    """The loss of a micro-batch as the trainer computes it."""
+def _ours(model: PreTrainedModel, kernels: Kernels) -> Callable[[MicroBatch], torch.Tensor]:
+    """The log-probabilities [S] as the trainer computes them."""
     model.set_attn_implementation(PACKED_ATTENTION if kernels.in_one_row else "sdpa")
     policy = Policy(model, 1.0, False, kernels)
-
-    def loss(batch: MicroBatch) -> torch.Tensor:
-        chunks = logit_chunks(batch.trained_tokens, policy.vocabulary)
-        logprobs, _ = policy(batch, chunks)
-        return -(logprobs * batch.advantages).sum() / max(1, batch.trained_tokens)
-
-    return loss
+    return lambda batch: policy(batch, logit_chunks(batch.trained_tokens, policy.vocabulary))[0]
 
 
-def plain(model: PreTrainedModel) -> Callable[[MicroBatch], torch.Tensor]:
+def _plain(model: PreTrainedModel) -> Callable[[MicroBatch], torch.Tensor]:
     """The same by transformers alone: whole logits of padded rows."""
-    flash = is_flash_attn_2_available() and model.dtype == torch.bfloat16
-    model.set_attn_implementation("flash_attention_2" if flash else "sdpa")
+    model.set_attn_implementation(PLAIN_ATTENTION if model.dtype == torch.bfloat16 else "sdpa")
 
-    def loss(batch: MicroBatch) -> torch.Tensor:
+    def logprobs(batch: MicroBatch) -> torch.Tensor:
         logits = model(input_ids=batch.input_ids, use_cache=False).logits.flatten(0, 1)
         labels = torch.full((len(logits),), -100, device=logits.device)
         labels[batch.positions] = batch.targets
-        weights = torch.zeros(len(logits), device=logits.device)
-        weights[batch.positions] = batch.advantages
-        losses = F.cross_entropy(logits.float(), labels, reduction="none")
-        return (losses * weights).sum() / max(1, batch.trained_tokens)
+        return -F.cross_entropy(logits.float(), labels, reduction="none")[batch.positions]
 
-    return loss
+    return logprobs
 
 
-def one_pass(model: PreTrainedModel, variant: Variant, batches: list[MicroBatch], deadline: float) -> None:
-    """Compute the gradient of all micro-batches.
+@dataclass
+class Trainer:
+    """DeepSpeed's engine with a model of random weights; one for all variants, made when it is needed."""
 
-    Raises:
-        OutOfTime: the deadline has passed between two of them.
-    """
-    vars(model.get_output_embeddings()).pop("forward", None)  # what an earlier variant fused
-    loss = ours(model, variant.kernels) if variant.kernels else plain(model)
-    for batch in batches:
-        loss(batch).backward()
-        wait(model.device)
-        if time.perf_counter() > deadline:
-            raise OutOfTime
+    config: Qwen2Config
+    device: torch.device
+    dtype: torch.dtype
+    seed: int = 0
+    _engine: Any = None
+
+    @property
+    def engine(self) -> Any:
+        """The engine."""
+        if self._engine is None:
+            self._engine = engine_of(scored(self.config, self.device, self.dtype, self.seed))
+        return self._engine
+
+    def drop(self) -> None:
+        """Forget the engine: DeepSpeed cannot go on after an update that was broken off."""
+        if self._engine is not None:
+            self._engine.destroy()
+            for parameter in self._engine.module.parameters():
+                vars(parameter).clear()  # DeepSpeed's methods, which hold the parameter and its gradient in a circle
+        self._engine = None
+        release(self.device)
 
 
-def visit(
-    model: PreTrainedModel, variant: Variant, batches: list[MicroBatch], deadline: float, measured: Measured
-) -> None:
-    """Measure one pass; a lack of memory is a result."""
-    model.zero_grad(set_to_none=True)
-    on_gpu = model.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    started, cpu_started = time.perf_counter(), time.process_time()
-    try:
-        one_pass(model, variant, batches, deadline)
-    except torch.OutOfMemoryError:
-        measured.problem = "out of memory"
-        return
-    measured.seconds.append(time.perf_counter() - started)
-    measured.cpu_seconds.append(time.process_time() - cpu_started)
-    measured.peak_gib = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
+def scored(config: Qwen2Config, device: torch.device, dtype: torch.dtype, seed: int) -> Scored:
+    """A model of random weights whose activations are computed twice."""
+    torch.manual_seed(seed)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Scored(model.train())
+
+
+def engine_of(module: Scored) -> Any:
+    """DeepSpeed's engine, as the trainer has it on one rank: ZeRO stage 1 in bfloat16, none in 32 bits."""
+    narrow = module.model.dtype == torch.bfloat16
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": narrow},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": 1 if narrow else 0},
+        "steps_per_print": None,
+    }
+    with redirect_stdout(sys.stderr):  # DeepSpeed prints what memory it takes
+        engine, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=lambda groups: torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True),
+            model_parameters=list(module.parameters()),
+            config=settings,
+            dist_init_required=False,
+        )
+    return engine
+
+
+def accumulate(engine: Any, batches: Sequence[MicroBatch]) -> None:
+    """Compute the gradient of the mean over all trained tokens."""
+    trained = sum(b.trained_tokens for b in batches)
+    for number, batch in enumerate(batches):
+        engine.set_gradient_accumulation_boundary(number == len(batches) - 1)
+        engine.backward(engine(batch) / trained, scale_wrt_gas=False)
+
+
+def update(trainer: Trainer, variant: Variant, sequences: Sequence[TrainingSequence], max_tokens: int) -> float:
+    """Take one update; return the seconds of the optimiser's step."""
+    batches = [b.to(trainer.device) for b in batches_of(sequences, variant.batching, max_tokens)]
+    accumulate(trainer.engine, batches)
+    wait(trainer.device)
+    started = time.perf_counter()
+    trainer.engine.step()
+    wait(trainer.device)
+    return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class Series:
+    """The updates of all variants on one set of sequences."""
+
+    name: str
+    sequences: Sequence[TrainingSequence]
+    max_tokens: int
+    rounds: int
+
+    def measure(self, trainer: Trainer, deadline: float) -> list[Measured]:
+        """Let all variants take turns; skip updates that would not end by the deadline."""
+        results = [Measured(v.name, self._flops(trainer.config, v)) for v in VARIANTS]
+        for number in range(self.rounds):
+            for variant, result in zip(VARIANTS, results, strict=True):
+                if result.problem:
+                    continue
+                if time.perf_counter() + _expected(result, results) > deadline:
+                    result.skipped += 1
+                    continue
+                self._visit(trainer, variant, deadline, result)
+                told = f"{result.seconds[-1]:.2f} s" if result.seconds and not result.problem else result.problem
+                print(f"{self.name}, round {number}, {variant.name}: {told}", file=sys.stderr, flush=True)
+        return results
+
+    def _visit(self, trainer: Trainer, variant: Variant, deadline: float, result: Measured) -> None:
+        """Measure one update; a lack of memory or time is a result."""
+        try:
+            trainer.engine.module.deadline = deadline
+            trainer.engine.module.choose(variant)
+            release(trainer.device)
+            started = time.perf_counter()
+            result.step_seconds.append(update(trainer, variant, self.sequences, self.max_tokens))
+            result.seconds.append(time.perf_counter() - started)
+        except torch.OutOfMemoryError:
+            result.problem = "out of memory"
+        except OutOfTime:
+            result.problem = "broken off at the end of its time"
+        result.peak_gib = max(result.peak_gib, peak_gib(trainer.device))
+        if result.problem:
+            trainer.drop()
+
+    def _flops(self, config: Qwen2Config, variant: Variant) -> float:
+        return flops(config, self.sequences, batches_of(self.sequences, variant.batching, self.max_tokens))
+
+
+def _expected(result: Measured, results: Sequence[Measured]) -> float:
+    """The seconds of the next update: those of the longest one, of this variant or else of all."""
+    longest = max((s for r in results for s in r.seconds), default=0.0)
+    return 1.1 * max(result.seconds, default=longest)
 
 
 def wait(device: torch.device) -> None:
@@ -227,47 +304,50 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def measure(
-    model: PreTrainedModel, sequences: list[TrainingSequence], max_tokens: int, deadline: float
-) -> list[Measured]:
-    """Let all variants take turns until the deadline is near."""
-    passes = {}
-    for batching in Batching:
-        passes[batching] = [b.to(model.device) for b in batches_of(sequences, batching, max_tokens)]
-    results = [Measured(v.name) for v in VARIANTS]
-    try:
-        while True:
-            for variant, result in zip(VARIANTS, results, strict=True):
-                if result.problem:
-                    continue
-                if time.perf_counter() + max(result.seconds, default=0.0) > deadline:
-                    raise OutOfTime
-                visit(model, variant, passes[variant.batching], deadline, result)
-            if all(result.problem for result in results):
-                return results
-    except OutOfTime:
-        return results
+def release(device: torch.device) -> None:
+    """Give unused memory back, and forget its peak."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
-def table(results: list[Measured], tokens: int, work: float, peak: float | None) -> str:
+def peak_gib(device: torch.device) -> float:
+    """The peak of the memory that tensors had; 0 on a CPU, where nothing counts it."""
+    return torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+
+
+def table(results: Sequence[Measured], positions: int, peak: float | None) -> str:
     """The results as Markdown; ratios are to plain transformers."""
-    base = results[0].kept
     lines = [
-        "| variant | tokens/s, best | median | times plain | MFU, best | CPU s, median | peak GiB | passes |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| variant | tokens/s, best | median | times plain | MFU, best | PFLOPs | step s | peak GiB | updates |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for r in results:
-        if not r.seconds:
-            lines.append(f"| {r.name} | {r.problem or 'no time left'} | | | | | | 0 |")
-            continue
-        best, median = min(r.kept), statistics.median(r.kept)
-        times = f"{statistics.median(base) / median:.2f}" if base else "-"
-        mfu = f"{work / best / (peak * 1e12):.3f}" if peak else "-"
-        cpu = statistics.median(r.cpu_seconds[1:] or r.cpu_seconds)
-        memory = f"{r.peak_gib:.1f}" if r.peak_gib else "-"
-        row = [r.name, f"{tokens / best:,.0f}", f"{tokens / median:,.0f}", times, mfu, f"{cpu:.2f}", memory]
-        lines.append(f"| {' | '.join(row)} | {len(r.kept)} |")
-    return "\n".join(lines)
+    lines += [_row(r, results[0].kept, positions, peak) for r in results]
+    return "\n".join([*lines, "", *(note for r in results for note in _notes(r))])
+
+
+def _notes(r: Measured) -> list[str]:
+    skipped = f"{r.name}: {r.skipped} updates skipped, as they would not have ended in time."
+    ended = f"{r.name}: {r.problem} after {len(r.seconds)} updates."
+    return [skipped] * bool(r.skipped) + [ended] * bool(r.problem)
+
+
+def _row(r: Measured, base: list[float], positions: int, peak: float | None) -> str:
+    if not r.seconds:
+        return f"| {r.name} | {r.problem or 'no time left'} | | | | {r.flops / 1e15:.3g} | | | 0 |"
+    best, median = min(r.kept), statistics.median(r.kept)
+    cells = [
+        f"{positions / best:,.0f}",
+        f"{positions / median:,.0f}",
+        f"{statistics.median(base) / median:.2f}" if base else "-",
+        f"{r.flops / best / (peak * 1e12):.3f}" if peak else "-",
+        f"{r.flops / 1e15:.3g}",
+        f"{statistics.median(r.step_seconds):.2f}",
+        f"{r.peak_gib:.1f}" if r.peak_gib else "-",
+        f"{len(r.kept)}",
+    ]
+    return f"| {' | '.join([r.name, *cells])} |"
 
 
 def peak_of(device: torch.device, given: float | None) -> float | None:
@@ -282,37 +362,60 @@ def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="1.5b")
+    parser.add_argument("--layers", type=int, help="the default is the shape's own number")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--sequences", type=int, default=12)
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--sequences", type=int, default=12, help="traces of the first set")
+    parser.add_argument("--sets", nargs="+", choices=["traces", "branches"], default=["traces", "branches"])
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, help="of a micro-batch; default: 16384, for tiny 1024")
-    parser.add_argument("--seconds", type=float, default=540.0, help="after which it ends")
+    parser.add_argument("--seconds", type=float, default=540.0, help="after which it has ended")
     parser.add_argument("--peak-tflops", type=float, help="of the device; the default is known for some GPUs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="a JSON file for the figures of every pass")
+    parser.add_argument("--output", type=Path, help="a JSON file for the figures of every update")
     return parser.parse_args()
 
 
+def series_of(arguments: argparse.Namespace, vocabulary: int) -> list[Series]:
+    """The sets to be measured."""
+    scale = SMALLER if arguments.shape == "tiny" else 1
+    max_tokens = arguments.max_tokens or CUT // (SMALLER // 4 if arguments.shape == "tiny" else 1)
+    traces = sampled(arguments.sequences, scale, vocabulary, arguments.seed)
+    few = traces[: max(1, len(traces) // 4)]
+    sets = {"traces": traces, "branches": branched(few, scale, vocabulary, arguments.seed + 1)}
+    return [Series(name, sets[name], max_tokens, arguments.rounds) for name in arguments.sets]
+
+
 def main() -> None:
-    """Print the table."""
+    """Print a table for each set."""
     arguments = options()
-    deadline = time.perf_counter() + arguments.seconds
-    device, config, tiny = torch.device(arguments.device), config_of(arguments.shape), arguments.shape == "tiny"
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    sequences = sampled(arguments.sequences, SMALLER if tiny else 1, config.vocab_size, arguments.seed)
-    torch.manual_seed(arguments.seed)
-    with device:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train()
-    results = measure(model, sequences, arguments.max_tokens or (1024 if tiny else 16_384), deadline)
-    widths, work = [s.width for s in sequences], flops(config, sequences)
-    peak = peak_of(device, arguments.peak_tflops)
+    ends = time.perf_counter() + arguments.seconds
+    faulthandler.dump_traceback_later(arguments.seconds + GRACE_S, exit=True)
+    config, device = config_of(arguments.shape, arguments.layers), torch.device(arguments.device)
+    choose_kernels(None)
+    join(Ranks())
+    trainer = Trainer(config, device, getattr(torch, arguments.dtype), arguments.seed)
+    peak, series = peak_of(device, arguments.peak_tflops), series_of(arguments, config.vocab_size)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(f"{name}, {arguments.shape}, {dtype}: {len(widths)} sequences of {min(widths)} to {max(widths)} positions")
-    print(f"MFU = {work:.3e} FLOPs a pass / (seconds * {peak or 'an unknown peak'} TFLOPs a second)\n")
-    print(table(results, sum(widths), work, peak))
+    layers, of_peak = config.num_hidden_layers, f"{peak:g}" if peak else "an unknown number of"
+    print(
+        f"# Updates on {name}: {arguments.shape} with {layers} layers, {arguments.dtype}, torch {torch.__version__}\n"
+    )
+    print(f"MFU = FLOPs / (seconds * {of_peak} TFLOPs a second); FLOPs = 6 * (positions * parameters of the layers")
+    print("+ trained tokens * vocabulary * hidden size + layers * heads * head size * sum of (end^2 - start^2))\n")
+    measured = {}
+    for number, one in enumerate(series):
+        now = time.perf_counter()
+        results = one.measure(trainer, now + (ends - now) / (len(series) - number))
+        measured[one.name] = [asdict(r) for r in results]
+        widths = [s.width for s in one.sequences]
+        about = f"{len(widths)} sequences of {min(widths)} to {max(widths)} positions, {sum(widths)} in all"
+        print(f"## {one.name}: {about}\n\n{table(results, sum(widths), peak)}", flush=True)
     if arguments.output:
-        arguments.output.write_text(json.dumps([asdict(r) for r in results], indent=1))
+        arguments.output.write_text(json.dumps(measured, indent=1))
+    trainer.drop()
+    leave()
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def main() -> None:
     sets = {
         "Lengths of the run": own,
         "Long-tailed lengths": long_tailed(own),
-        "A quarter of the run with its branches": branched(own[: len(own) // 4]),
+        "An eighth of the run with its branches": branched(own[: len(own) // 8]),
     }
     for title, batch in sets.items():
         widths = np.array([s.width for s in batch])

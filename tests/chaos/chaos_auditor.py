@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from mrt_hpc.algorithms.batch import batch_digest
@@ -33,11 +34,13 @@ from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
 from mrt_hpc.run.task_state import TaskState, read_task
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import is_delta, published_versions
+from mrt_hpc.run.weights_delta import chain_to, put_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.records import Problem, Rollout
 
 T = TypeVar("T")
@@ -147,7 +150,9 @@ def check_branches(found: Audit, iteration: int, groups: Sequence[Group]) -> Non
 
 
 def check_weights(found: Audit, layout: RunLayout) -> None:
-    """Versions are consecutive; those that must stay are there, and are what their manifests say."""
+    """Versions are consecutive; those that must stay are there, and are what their manifests say; deltas come to what
+    was published. The base of a delta may have been found damaged when training had passed it.
+    """
     recipe = read_recipe_lock(layout.recipe_lock)
     last = recipe.schedule.iterations
     seen = (EventKind.PUBLISHED, EventKind.WEIGHTS_LOADED)  # one killed in the instant after a commit says nothing
@@ -155,10 +160,29 @@ def check_weights(found: Audit, layout: RunLayout) -> None:
         published_versions(layout)
     )
     found.check(published == set(range(last + 1)), f"published weights versions {sorted(published)} of {last}")
+    aside = {path.name for path in layout.set_aside.glob("*/weights-v*")}
     for version in sorted(kept_versions(recipe, last) & set(range(last + 1))):
+        path = layout.weights_version(version)
+        if not path.exists() and f"weights-{path.name}" in aside and not stays_as_model(recipe, version):
+            continue
         manifest = found.readable(partial(verify, layout.weights_version(version)))
         if manifest is not None:
             found.check(manifest.about["version"] == version, f"weights version {version} says {manifest.about}")
+        if is_delta(path):
+            found.readable(partial(_whole, layout, version))
+
+
+def _whole(layout: RunLayout, version: int) -> Path:
+    with TemporaryDirectory() as directory:
+        put_together(chain_to(layout, version), Path(directory))
+        return Path(directory)
+
+
+def stays_as_model(recipe: Recipe, version: int) -> bool:
+    """Whether something of the run wants a version for itself, and not only as a base."""
+    every = recipe.training.full_weights_every
+    wanted = {0, recipe.schedule.iterations, *evaluated_versions(recipe)}
+    return every == 1 or version in wanted | set(recipe.algorithm.traces_versions(recipe.schedule.iterations))
 
 
 def check_evaluations(found: Audit, layout: RunLayout) -> None:

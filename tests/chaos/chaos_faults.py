@@ -18,7 +18,8 @@ from submitted import current_ids
 from mrt_hpc.launch.slurm.queue import queue_states
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until
-from mrt_hpc.run.weights import published_versions
+from mrt_hpc.run.weights import is_delta, published_versions
+from mrt_hpc.run.weights_delta import StoredDelta
 
 if TYPE_CHECKING:
     import random
@@ -52,6 +53,7 @@ class FaultKind(StrEnum):
     CORRUPT_CHECKPOINT = "a byte changed in the newest checkpoint, and kill -9 of the trainer"
     TEAR_CHECKPOINT = "the newest checkpoint cut short, and kill -9 of the trainer"
     CORRUPT_WEIGHTS = "a byte changed in the newest weights version, and kill -9 of inference"
+    CORRUPT_BASE = "a byte changed in what the newest weights version, a delta, was made of, and kill -9 of inference"
     FULL_DISK = "a full disk for some seconds"
     CUT_NODE = "a power cut of a node, which returns"
     REQUEUE = "scontrol requeue"
@@ -152,15 +154,26 @@ def _damage_checkpoint(tear: bool) -> Blow:
     return hit
 
 
-def _damage_weights(target: Target, rng: random.Random) -> str | None:
+def _damage_newest(target: Target, rng: random.Random) -> str | None:
     newest = max(published_versions(target.layout), default=0)
-    tasks = target.tasks("inference")
-    if newest == 0 or not tasks:
+    return _damage_weights(target, newest, rng) if newest else None
+
+
+def _damage_base(target: Target, rng: random.Random) -> str | None:
+    newest = max(published_versions(target.layout), default=0)
+    if not is_delta(path := target.layout.weights_version(newest)):
         return None
-    _flip(target.layout.weights_version(newest) / "model.safetensors", rng)
+    return _damage_weights(target, StoredDelta.read(path).base.version, rng)
+
+
+def _damage_weights(target: Target, version: int, rng: random.Random) -> str | None:
+    if not (tasks := target.tasks("inference")):
+        return None
+    files = target.layout.weights_version(version).iterdir()
+    _flip(max(files, key=lambda file: file.stat().st_size), rng)
     for task in tasks:
         os.kill(task.pid, signal.SIGKILL)
-    return f"version {newest}"
+    return f"version {version}"
 
 
 def _flip(file: Path, rng: random.Random) -> None:
@@ -322,7 +335,8 @@ _STRIKES = {
     FaultKind.KILL_ALL: _kill_all,
     FaultKind.CORRUPT_CHECKPOINT: _damage_checkpoint(tear=False),
     FaultKind.TEAR_CHECKPOINT: _damage_checkpoint(tear=True),
-    FaultKind.CORRUPT_WEIGHTS: _damage_weights,
+    FaultKind.CORRUPT_WEIGHTS: _damage_newest,
+    FaultKind.CORRUPT_BASE: _damage_base,
     FaultKind.FULL_DISK: _fill_disk,
     FaultKind.CUT_NODE: _on_slurm(_cut_node),
     FaultKind.REQUEUE: _on_slurm(_requeue),

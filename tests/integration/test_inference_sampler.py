@@ -116,7 +116,7 @@ def test_branches_fork_at_every_boundary_from_prompt_prefix_and_forced_text() ->
     prefix = trace.completion.token_ids[: trace.boundaries[2]]
     fork = [*PROMPTS[0], *prefix, *FORCED]
     seeds = [derive_seed(7, "branch", 2, "p0", 0, 2, g) for g in range(3)]
-    assert Request(fork, seeds, ANSWERING) in generator.asked
+    assert Request(fork, seeds, ANSWERING, family="p0") in generator.asked
     assert {b.text for b in branches} == {" is \\boxed{7}"}
 
 

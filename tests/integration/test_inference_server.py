@@ -25,6 +25,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
+from small_weights import as_bytes
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from vllm import _custom_ops  # noqa: F401  # loads the kernel that draws
 
@@ -43,9 +45,14 @@ from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.serving import restart_when_hung
+from mrt_hpc.run import weights
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import FinishReason, Problem
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.weights_delta import VersionKey, delta_between
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -368,6 +375,28 @@ def test_reloaded_weights_are_those_of_the_directory(
     assert [c.token_ids for c in after] != [c.token_ids for c in before] or before[0].weights_version == 1
     assert_sampled_from(models[f"{kind}1"], after, temperature)
     assert {c.weights_version for c in after} == {1}
+
+
+def test_a_version_that_is_put_together_of_deltas_is_served_as_the_whole_one(
+    tied: Reached, models: dict[str, Path], tmp_path: Path
+) -> None:
+    layout, whole = RunLayout(tmp_path / "run"), tmp_path / "whole"
+    weights.publish(layout, 1, lambda directory: weights.take_over(models["tied0"], directory))
+    tensors, draw = load_file(models["tied0"] / "model.safetensors"), np.random.default_rng(0)
+    for version in (2, 3, 4):
+        before, base = as_bytes(tensors), VersionKey(version - 1, verify(layout.weights_version(version - 1)).digest)
+        chosen = {name: draw.random(values.shape) < 0.05 for name, values in tensors.items()}
+        tensors = {name: np.where(chosen[name], -values, values) for name, values in tensors.items()}
+        delta = delta_between(base, before, as_bytes(tensors))
+        assert delta is not None
+        weights.publish(layout, version, delta.write)
+    shutil.copytree(models["tied0"], whole)
+    save_file(tensors, whole / "model.safetensors", {"format": "pt"})
+    local = LocalWeights(layout)
+    with local.open():
+        tied.load_weights(local.of(4).directory, 4)
+        assert_sampled_from(whole, tied.sample(), temperature=1.0)
+        tied.load_weights(models["tied1"], 1)
 
 
 def test_a_reload_forgets_the_prefixes_of_the_old_weights(tied: Reached, models: dict[str, Path]) -> None:

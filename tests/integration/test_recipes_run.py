@@ -32,6 +32,8 @@ from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.weights import is_delta
+from mrt_hpc.run.weights_delta import chain_to, put_together
 from mrt_hpc.training.supervised import read_suffixes
 
 if TYPE_CHECKING:
@@ -58,20 +60,25 @@ EVALUATED = {
 }
 COLLECTING = {"data.problems": 24}
 IN_FLIGHT = {"schedule.max_staleness": 1, "training.keep_weights": 4}
+DELTAS = {"training.full_weights_every": ITERATIONS}
+"""Version 2, between two whole models, is a delta."""
 REFRESHED = 2
 """The weights version that samples the stale traces once more, where they are refreshed."""
 REFRESHING = {"algorithm.refresh_every": REFRESHED, "schedule.iterations_per_job": REFRESHED}
 LEARNING = {"algorithm.sequences_per_iteration": 16}
+SHARED = {"training.batching": "shared"}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
     "grpo": {**SAMPLING, **EVALUATED, "training.schedule": "constant"},
     "length_curriculum": {
         **SAMPLING,
+        **DELTAS,
         "schedule.length_curriculum": "[{first_iteration: 0, max_tokens: 24}, {first_iteration: 1, max_tokens: 48}]",
     },
-    "dr_grpo": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "keep"},
+    "dr_grpo": {**SAMPLING, **IN_FLIGHT, **DELTAS, "schedule.weight_swap": "keep"},
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
     "mrt": {**SAMPLING, **COLLECTING, **REFRESHING},
+    "mrt_online_train_branches": {**SAMPLING, **SHARED},
     "mrt_next_episode": {**SAMPLING, **COLLECTING},
     "star": {**COLLECTING, **LEARNING},
     "mrt_star": {**COLLECTING, **LEARNING},
@@ -182,6 +189,27 @@ def test_a_length_curriculum_limits_each_iteration(run: Callable[[str], RunLayou
     assert longest[2] <= 48
 
 
+@pytest.mark.parametrize("name", ["length_curriculum", "dr_grpo"])
+def test_versions_between_whole_models_are_deltas(run: Callable[[str], RunLayout], name: str) -> None:
+    layout = run(name)
+    deltas = [version for version in range(ITERATIONS + 1) if is_delta(layout.weights_version(version))]
+    assert deltas == [2]
+
+
+def test_a_version_that_was_put_together_is_the_one_that_was_sampled_with(
+    run: Callable[[str], RunLayout], tmp_path: Path
+) -> None:
+    layout = run("length_curriculum")
+    put_together(chain_to(layout, 2), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    temperature = read_recipe_lock(layout.recipe_lock).sampling.temperature
+    sampled = [rollout for group in groups(layout, 2) for rollout in group.rollouts]
+    assert {rollout.weights_version for rollout in sampled} == {2}
+    for rollout in sampled[::4]:
+        found = token_logprobs(model, rollout.prompt_ids, rollout.token_ids, temperature)
+        assert found.numpy() == pytest.approx(rollout.logprobs, abs=1e-3)
+
+
 @pytest.mark.parametrize("name", ["mrt", "mrt_next_episode"])
 def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Callable[[str], RunLayout], name: str) -> None:
     layout = run(name)
@@ -264,11 +292,14 @@ def mean_nll(model_dir: Path, rollouts: list[Rollout]) -> float:
     return total / count
 
 
-def token_logprobs(model: torch.nn.Module, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
+def token_logprobs(
+    model: torch.nn.Module, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float = 1.0
+) -> torch.Tensor:
     """[T] of the tokens after the prompt."""
     ids = torch.tensor([[*prompt_ids, *token_ids]])
     with torch.no_grad():
-        logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        logits = model(ids).logits[0, :-1] / temperature
+        logprobs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
     return logprobs[-len(token_ids) :]
 
 
@@ -340,6 +371,7 @@ def test_branches_are_learnt_after_what_they_were_sampled_after(run: Callable[[s
         sequences = [s for s in learnt if s.has_signal]
         assert measured.trained_branches == len(sequences) > 0
         assert measured.dropped_branches == dropped == 0
+        assert measured.trainer["shared_prefix_share"] > 0.2  # each branch has its trace's prefix
         model = AutoModelForCausalLM.from_pretrained(layout.weights_version(iteration), dtype=torch.float32)
         for sequence in sequences[:20]:
             assert token_logprobs(model, sequence.prompt_ids, sequence.token_ids).numpy() == pytest.approx(

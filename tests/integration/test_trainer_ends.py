@@ -27,6 +27,7 @@ from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.weights import is_delta
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
@@ -115,6 +116,26 @@ def test_a_weights_version_that_was_set_aside_is_published_again(trainer: Traine
     trainer.task.set_aside([path], "damaged")
     trainer.go_on()
     assert verify(path).digest == before
+
+
+def test_a_version_that_is_published_again_or_resumed_from_is_a_whole_model(
+    engine: TrainerEngine, tmp_path: Path
+) -> None:
+    whole = ("schedule.iterations=9", "schedule.iterations_per_job=9", "training.full_weights_every=9")
+    recipe = load_recipe(QUICKSTART, (*CHANGES, *whole, "evaluation.every=9"))
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
+    trainer = trainer_of(load_task(layout, TRAINER, 0, Placement(0, 1, 0, ATTEMPT)), engine)
+    trainer.keeper.publish(4)
+    assert [is_delta(layout.weights_version(version)) for version in (3, 4)] == [False, True]
+    trainer.task.set_aside([layout.weights_version(4)], "damaged")
+    trainer.intake = RolloutIntake(trainer.task, 4)
+    trainer.go_on()
+    assert not is_delta(layout.weights_version(4))
+    trainer.keeper.publish(5)
+    assert is_delta(layout.weights_version(5))
+    Keeper(trainer.task, engine, saved=5).mend(5)
+    assert not is_delta(layout.weights_version(5))
 
 
 def damaged_group(layout: RunLayout) -> Path:

@@ -40,16 +40,30 @@ VARIANTS = [
     "0:40:bf16_autocast:1:ef",
     "3:60:bf16:1:sbf",
 ]
+SHARED_ROWS = [  # two ranks share each row
+    "0:40:fp32:1:2e",
+    "2:40:fp32:1:2e",
+    "3:40:fp32:2:2cefnp",
+    "0:60:fp32:1:2sb",
+    "3:60:fp32:1:2csbf",
+    "3:40:bf16:1:2ef",
+]
 EXACT = [v for v in VARIANTS if ":fp32:" in v]
+RANKS = {  # four ranks have two rows of two ranks, or one row, for which heads of keys are repeated
+    1: VARIANTS,
+    2: [*VARIANTS, *SHARED_ROWS],
+    4: ["0:40:fp32:1:2e", "3:40:fp32:2:4cefnp"],
+}
+EXACT_CASES = [(ranks, v) for ranks, variants in RANKS.items() for v in variants if ":fp32:" in v]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and what the trainer computed with it on one and on two ranks."""
+    """A model, and what the trainer computed with it on one, two and four ranks."""
     directory = tmp_path_factory.mktemp("agreement")
     model = tiny_model(directory / "model")
-    for world_size in (1, 2):
-        run_ranks("training_agreement_worker.py", [str(model), str(directory), *VARIANTS], world_size, directory)
+    for world_size, variants in RANKS.items():
+        run_ranks("training_agreement_worker.py", [str(model), str(directory), *variants], world_size, directory)
     return directory
 
 
@@ -92,8 +106,7 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-@pytest.mark.parametrize("variant", EXACT)
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("world_size", "variant"), EXACT_CASES)
 def test_loss_and_gradients_are_those_of_the_plain_computation(folder: Path, world_size: int, variant: str) -> None:
     actual, expected = measured(folder, world_size, variant), plain(folder, 1, "b" in options_of(variant))
     assert actual["loss"] == pytest.approx(expected["loss"], abs=TOLERANCE)
@@ -111,6 +124,18 @@ def test_packed_rows_hold_no_padding_and_entropy_is_measured_only_when_asked_for
     assert fused["entropy"] == pytest.approx(padded["entropy"], rel=1e-5)
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_rows_that_ranks_share_are_filled_up_to_equal_parts(folder: Path, world_size: int) -> None:
+    shared = measured(folder, world_size, "0:40:fp32:1:2e")["updates"]
+    alone = measured(folder, world_size // 2, "0:40:fp32:1:e")["updates"]
+    for ours, theirs in zip(shared, alone, strict=True):
+        assert (ours["micro_steps"], ours["computed_tokens"]) == (theirs["micro_steps"], theirs["computed_tokens"])
+        filler = ours["positions"] - theirs["positions"]
+        assert 0 <= filler <= 2 * ours["micro_steps"] and ours["positions"] % 2 == 0
+        assert ours["padding_share"] == pytest.approx(filler / ours["positions"])
+    assert any(u["padding_share"] for u in shared)  # so that rows were filled up
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_branches_are_computed_with_fewer_positions(folder: Path, world_size: int) -> None:
     update = measured(folder, world_size, "0:60:fp32:1:sb")["updates"][0]
@@ -122,8 +147,7 @@ def test_branches_are_computed_with_fewer_positions(folder: Path, world_size: in
     assert measured(folder, world_size, "0:40:fp32:1:en")["updates"][0]["shared_prefix_share"] == 0
 
 
-@pytest.mark.parametrize("variant", EXACT)
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(("world_size", "variant"), EXACT_CASES)
 def test_updates_are_those_of_the_plain_trainer(folder: Path, world_size: int, variant: str) -> None:
     """Clipping, learning rate, weight decay and, with two steps, ratios to the policy before the iteration."""
     actual, expected = (
@@ -139,8 +163,9 @@ def test_updates_are_those_of_the_plain_trainer(folder: Path, world_size: int, v
     assert largest_difference(actual["weights"], expected["weights"]) < 1e-3
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in EXACT])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("world_size", "variant"), [(ranks, v) for ranks, variants in RANKS.items() for v in variants if ":bf16" in v]
+)
 def test_bfloat16_is_near(folder: Path, world_size: int, variant: str) -> None:
     actual, expected = measured(folder, world_size, variant), plain(folder, 1, "b" in options_of(variant))
     assert actual["loss"] == pytest.approx(expected["loss"], abs=0.02)

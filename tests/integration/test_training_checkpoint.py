@@ -49,6 +49,8 @@ CHANGES = [  # ranks, stage and precision of the writer, and of the trainer that
     (1, 0, "bf16", 2, 3, "bf16"),
     (2, 3, "bf16", 2, 0, "bf16_autocast"),
 ]
+SHARED_ROWS = {"stage": 3, "precision": "fp32", "batching": "packed", "sequence_parallel": 2}
+"""A trainer of two ranks that share each row."""
 
 
 def name(stage: int, precision: str) -> str:
@@ -70,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         jobs: list[dict[str, Any]] = [
             {"name": name(s, p), "stage": s, "precision": p, "save": f"{ranks}-{s}-{p}"} for s, p in SHAPES
         ]
+        jobs += [SHARED_ROWS | {"name": "shared-rows", "save": "shared-rows"}] if ranks == 2 else []
         run_ranks("training_checkpoint_worker.py", [str(model), str(run), json.dumps(jobs)], ranks, run)
     for ranks in (1, 2):
         jobs = [
@@ -81,6 +84,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for c in CHANGES
             if c[3] == ranks
         ]
+        shape = SHARED_ROWS if ranks == 2 else {"stage": 3, "precision": "fp32"}
+        jobs += [shape | {"name": "rows-changed", "load": {1: "shared-rows", 2: "1-3-fp32"}[ranks]}]
         run_ranks("training_checkpoint_worker.py", [str(model), str(run), json.dumps(jobs)], ranks, run)
     return run
 
@@ -125,7 +130,19 @@ def test_a_trainer_of_another_shape_learns_the_same(change: tuple[int, int, str,
     ranks, stage, precision, other_ranks, _, other_precision = change
     tolerance = 1e-5 if precision == other_precision == "fp32" else 3e-2
     straight = seen(folder, name(stage, precision), ranks)
-    other = seen(folder, resumed(change), other_ranks)
+    learns_the_same(seen(folder, resumed(change), other_ranks), straight, tolerance)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_that_ranks_share_leave_checkpoints_that_others_go_on_from(ranks: int, folder: Path) -> None:
+    """And a trainer whose ranks share rows goes on from those of others."""
+    straight = seen(folder, name(3, "fp32"), 1)
+    learns_the_same(seen(folder, "rows-changed", ranks), straight, 1e-5)
+    learns_the_same(seen(folder, "shared-rows", 2), straight, 1e-5)
+
+
+def learns_the_same(other: dict[str, Any], straight: dict[str, Any], tolerance: float) -> None:
+    """Two jobs have taken the same steps, up to rounding."""
     assert other["optimizer_steps"] == straight["optimizer_steps"]
     for ours, theirs in zip(other["updates"], straight["updates"], strict=True):
         assert ours["step"] == theirs["step"]

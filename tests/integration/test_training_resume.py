@@ -16,8 +16,10 @@ from transformers import AutoModelForCausalLM
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Precision
 from mrt_hpc.run import weights
+from mrt_hpc.run.atomic import checksums
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
+from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_together
 from mrt_hpc.training import export, policy
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.engine import build, deepspeed_config
@@ -77,6 +79,30 @@ def test_published_weights_are_the_trainers(stage: int, model: Path, one_rank: R
     ours = trainer._old_logprobs(trainer.prepare([probe]))[0]
     theirs = plain_logprobs(served, probe, settings().temperature)[torch.from_numpy(probe.mask)]
     assert torch.allclose(ours, theirs.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (3, "bfloat16")])
+def test_a_delta_of_the_trainers_weights_comes_to_the_files_of_the_whole(
+    stage: int, dtype: str, model: Path, one_rank: Ranks, tmp_path: Path
+) -> None:
+    layout = RunLayout(tmp_path)
+    trainer = make(model, one_rank, zero_stage=stage, learning_rate=1e-6)
+    whole, later = export.gathered(trainer, dtype), []
+    assert weights.publish(layout, 1, whole.write)
+    for version in (2, 3):
+        trainer.update(random_batch(version))
+        later.append(export.gathered(trainer, dtype))
+        base = VersionKey(version - 1, verify(layout.weights_version(version - 1)).digest)
+        delta = delta_between(base, whole.as_bytes(), later[-1].as_bytes())
+        assert delta is not None
+        assert delta.changes, "the step has changed nothing"
+        assert weights.publish(layout, version, delta.write)
+        whole = later[-1]
+    for folder in (tmp_path / "made", tmp_path / "whole"):
+        folder.mkdir()
+    put_together(chain_to(layout, 3), tmp_path / "made")
+    whole.write(tmp_path / "whole")
+    assert checksums(sorted((tmp_path / "made").iterdir())) == checksums(sorted((tmp_path / "whole").iterdir()))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -42,8 +42,9 @@ def main() -> None:
     """Arguments: rank, world size, address file, model, output, variants.
 
     A variant is stage:tokens:precision:steps:options; options are c (activations computed twice), p (projection in
-    pieces), o (optimiser offloaded), e (packed end to end), s (shared prefixes), f (fused projection), n (no entropy)
-    or none. With b the batches are of branches; the plain computation has the same.
+    pieces), o (optimiser offloaded), e (packed end to end), s (shared prefixes), f (fused projection), n (no entropy),
+    2 or 4 (so many ranks share each row) or none. With b the batches are of branches; the plain computation has the
+    same.
     """
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     model, output, *variants = sys.argv[4:]
@@ -63,6 +64,7 @@ def main() -> None:
             batching=Batching.SHARED if "s" in options else Batching.PACKED if "e" in options else Batching.PADDED,
             projection="fused" if "f" in options else "chunked",
             entropy="n" not in options,
+            sequence_parallel=next((int(o) for o in options if o.isdigit()), 1),
         )
         policy.LOGIT_ELEMENTS = projection.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
         result = measure(build(chosen, Path(model), ranks), "b" in options)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from training_support import end_at_once, random_batch, settings
 
-from mrt_hpc.recipe.schema import Precision
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training import checkpoint, export
@@ -48,7 +48,13 @@ def same_bits(trained: TrainedState, ranks: Ranks) -> bool:
 def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, Any]:
     """Train or load, perhaps save, go on, publish."""
     seen: dict[str, Any] = {}
-    trainer = build(settings(zero_stage=job["stage"], precision=Precision(job["precision"])), model, ranks)
+    chosen = settings(
+        zero_stage=job["stage"],
+        precision=Precision(job["precision"]),
+        batching=Batching(job.get("batching", "padded")),
+        sequence_parallel=job.get("sequence_parallel", 1),
+    )
+    trainer = build(chosen, model, ranks)
     if "load" in job:
         seen["cursor"] = checkpoint.load(trainer, RunLayout(run / job["load"]).checkpoint(2))
     else:

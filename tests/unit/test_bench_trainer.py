@@ -1,74 +1,137 @@
-"""`tests/benchmarks/bench_trainer_gpu.py` on a CPU: its variants compute one gradient, and it ends with a table."""
+"""`tests/benchmarks/bench_trainer_gpu.py` without an engine: one gradient of all variants, and its formula."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import ast
+import re
 import sys
+from importlib.metadata import requires
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import bench_trainer_gpu as bench
+import paper_sequences
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from paper_sequences import SMALLER, batches_of, branched, config_of, flops, sampled
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "bench_trainer_gpu.py"
+from mrt_hpc.recipe.batching import Batching
 
+if TYPE_CHECKING:
+    from mrt_hpc.training.sequence import TrainingSequence
 
-@pytest.fixture(scope="module")
-def bench() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_trainer_gpu", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+ROOT = Path(__file__).parents[2]
+CONFIG = config_of("tiny")
+TRACES = sampled(4, SMALLER, CONFIG.vocab_size, 0)
+SETS = {"traces": TRACES, "branches": branched(TRACES[:2], SMALLER, CONFIG.vocab_size, 1)}
 
 
-def test_all_variants_compute_the_same_gradient(bench: Any) -> None:
-    config = bench.config_of("tiny")
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    sequences = bench.sampled(4, bench.SMALLER, config.vocab_size, 0)
-    found = {}
-    for variant in bench.VARIANTS:
-        batches = bench.batches_of(sequences, variant.batching, 100_000)
-        assert len(batches) == 1  # so that every variant divides by the same number of tokens
-        model.zero_grad(set_to_none=True)
-        bench.one_pass(model, variant, batches, float("inf"))
-        found[variant.name] = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    first = found[bench.VARIANTS[0].name]
-    assert max(float(g.abs().max()) for g in first.values()) > 1e-3  # something was compared
-    for gradients in found.values():
-        assert gradients.keys() == first.keys()
-        assert max(float((gradients[n] - first[n]).abs().max()) for n in first) < 1e-5
+def gradient(variant: bench.Variant, sequences: list[TrainingSequence], max_tokens: int) -> dict[str, torch.Tensor]:
+    """Of the mean over all trained tokens, from a model that is always the same."""
+    module = bench.scored(CONFIG, torch.device("cpu"), torch.float32, 0)
+    module.choose(variant)
+    for batch in batches_of(sequences, variant.batching, max_tokens):
+        (module(batch) / sum(s.trained_tokens for s in sequences)).backward()
+    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
 
 
-def test_it_ends_with_a_table(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    output = tmp_path / "passes.json"
-    command = ["bench", "--shape", "tiny", "--device", "cpu", "--seconds", "6", "--peak-tflops", "1"]
-    monkeypatch.setattr(sys, "argv", [*command, "--sequences", "4", "--output", str(output)])
-    bench.main()
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == len(bench.VARIANTS)
-    assert all(passes["seconds"] for passes in json.loads(output.read_text()))
+@pytest.mark.parametrize("name", SETS)
+def test_all_variants_compute_the_same_gradient(name: str) -> None:
+    assert all(len(batches_of(SETS[name], b, 200)) > 1 for b in Batching)  # they divide them differently
+    found = [gradient(variant, SETS[name], 200) for variant in bench.VARIANTS]
+    assert max(float(g.abs().max()) for g in found[0].values()) > 1e-3  # something was compared
+    for gradients in found:
+        assert gradients.keys() == found[0].keys()
+        assert max(float((gradients[n] - found[0][n]).abs().max()) for n in found[0]) < 1e-5
 
 
-def test_the_flops_are_those_of_the_formula(bench: Any) -> None:
-    config = bench.config_of("tiny")
-    sequence = bench.sampled(1, bench.SMALLER, config.vocab_size, 0)[0]
+def test_branches_continue_their_traces() -> None:
+    traces, branches = SETS["branches"][:2], SETS["branches"][2:]
+    each = paper_sequences.BOUNDARIES * paper_sequences.BRANCHES
+    assert len(branches) == 2 * each
+    for number, branch in enumerate(branches):
+        trace = traces[number // each]
+        context = list(branch.prompt_ids)
+        assert context == [*trace.prompt_ids, *trace.token_ids][: len(context)]
+        assert len(trace.prompt_ids) < len(context) < trace.width
+    assert TRACES[0].prompt_ids == TRACES[3].prompt_ids
+
+
+@pytest.mark.parametrize("batching", list(Batching))
+@pytest.mark.parametrize("name", SETS)
+def test_the_flops_are_those_of_the_formula(name: str, batching: Batching) -> None:
+    """Counted position by position: with that at place n of its sequence, the square grows by 2 n + 1."""
+    ids = [tuple([*s.prompt_ids, *s.token_ids][: s.width]) for s in SETS[name]]
+    prefixes = [tokens[: n + 1] for tokens in ids for n in range(len(tokens))]
+    computed = list(set(prefixes)) if batching is Batching.SHARED else prefixes
     attention = 64 * 64 * 2 + 64 * 32 * 2 + 64 + 32 + 32  # query, output, key and value, and three biases
     layers = 2 * (attention + 3 * 64 * 192 + 2 * 64)
-    n = sequence.width
-    assert bench.flops(config, [sequence]) == 6 * (n * layers + sequence.trained_tokens * 2048 * 64 + 2 * 64 * n * n)
+    squares = sum(2 * len(prefix) - 1 for prefix in computed)
+    trained = sum(s.trained_tokens for s in SETS[name])
+    expected = 6 * (len(computed) * layers + trained * 2048 * 64 + 2 * 64 * squares)
+    assert flops(CONFIG, SETS[name], batches_of(SETS[name], batching, 100_000)) == expected
 
 
-def test_a_pass_stops_at_its_deadline(bench: Any) -> None:
-    config = bench.config_of("tiny")
-    model = AutoModelForCausalLM.from_config(config)
-    results = bench.measure(model, bench.sampled(2, bench.SMALLER, config.vocab_size, 0), 1024, 0.0)
-    assert all(not result.seconds for result in results)
-    assert "no time left" in bench.table(results, 1, 1.0, None)
+def test_the_formula_counts_the_layers_that_there_are() -> None:
+    one, two, three = (flops(config_of("tiny", layers), TRACES, []) for layers in (1, 2, 3))
+    assert two - one == three - two > 0
+
+
+def test_what_would_not_end_in_time_is_skipped_and_told() -> None:
+    trainer: Any = bench.Trainer(CONFIG, torch.device("cpu"), torch.float32)
+    results = bench.Series("traces", TRACES, 1024, rounds=2).measure(trainer, deadline=0.0)
+    assert all(not r.seconds and r.skipped == 2 for r in results)
+    told = bench.table(results, 1, None)
+    assert told.count("no time left") == told.count("2 updates skipped") == len(bench.VARIANTS)
+
+
+def test_the_next_update_is_expected_to_take_as_long_as_the_longest() -> None:
+    first, second = bench.Measured("a", seconds=[2.0, 1.0]), bench.Measured("b")
+    assert bench._expected(first, [first, second]) == bench._expected(second, [first, second]) >= 2.0
+    assert bench._expected(second, [second]) == 0.0
+
+
+def test_it_needs_torch_transformers_and_deepspeed_alone() -> None:
+    """So that it runs on a machine with a GPU where nothing else is installed."""
+    allowed = {*closure({"torch", "transformers", "deepspeed"}), *sys.stdlib_module_names, "paper_sequences"}
+    found, left = set(), [Path(bench.__file__), Path(paper_sequences.__file__)]
+    while left:
+        path = left.pop()
+        found.add(path)
+        for name in imported(path):
+            own = ROOT / f"{name.replace('.', '/')}.py"
+            if name.startswith("mrt_hpc"):
+                left += [own] if own.exists() and own not in found else []
+            else:
+                assert name.partition(".")[0] in allowed, f"{path} imports {name}"
+    assert len(found) > 10  # it follows the imports of this package
+
+
+def imported(path: Path) -> list[str]:
+    """The modules that a file imports when it runs, wherever in it the import stands."""
+    names: list[str] = []
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            names += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        left += ast.iter_child_nodes(node)
+    return names
+
+
+def closure(names: set[str]) -> set[str]:
+    """Distributions with all that they require without extras, as they are spelt when they are imported."""
+    found: set[str] = set()
+    left = list(names)
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        needed = [r for r in requires(name) or [] if ";" not in r]
+        left += [re.split(r"[^\w.-]", r)[0].lower() for r in needed]
+    return {name.replace("-", "_") for name in found}

@@ -12,10 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.create import create_or_open, longest_sequence
+from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.longest import longest_sequence
 from mrt_hpc.recipe.model_files import ARCHITECTURES, context_length
 
 if TYPE_CHECKING:
@@ -190,3 +191,21 @@ def test_a_model_whose_heads_do_not_divide_over_the_gpus_is_refused(model: Path,
         submit(model, f"serving.tensor_parallel={width}")
     assert refused.value.expected == "one of 1, 2, 4, 6, 12"
     assert f"serving.tensor_parallel to {nearest}" in str(refused.value.advice)
+
+
+SHARED_ROWS = ("training.batching=packed", "resources.trainer.ranks=24")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 12])
+def test_a_model_whose_heads_divide_over_the_ranks_of_a_sequence_is_taken(model: Path, ranks: int) -> None:
+    HEADS(model)
+    submit(model, f"training.sequence_parallel={ranks}", *SHARED_ROWS)
+
+
+@pytest.mark.parametrize(("ranks", "nearest"), [(8, 6), (24, 12)])
+def test_a_model_whose_heads_do_not_divide_over_the_ranks_is_refused(model: Path, ranks: int, nearest: int) -> None:
+    HEADS(model)
+    with pytest.raises(UserError, match="12 attention heads do not divide over the ranks") as refused:
+        submit(model, f"training.sequence_parallel={ranks}", *SHARED_ROWS)
+    assert refused.value.expected == "one of 1, 2, 3, 4, 6, 12"
+    assert f"training.sequence_parallel={nearest}," in str(refused.value.advice)

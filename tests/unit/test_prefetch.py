@@ -16,6 +16,7 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.inference import Worker
 from mrt_hpc.roles.sampling import prefetch
+from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.prefetch import Prefetch
 from mrt_hpc.roles.sampling.rounds import Round
 from mrt_hpc.run.atomic import checksum
@@ -79,7 +80,7 @@ def a_round(iteration: int, version: int) -> Round:
 
 def verified_ahead(layout: RunLayout, version: int) -> Prefetch:
     """What a round leaves behind during which a version was published."""
-    ahead = Prefetch(layout, newest=version - 1, last=version)
+    ahead = Prefetch(LocalWeights(layout), newest=version - 1, last=version)
     with ahead.running():
         publish(layout, version, fill)
         wait_until(lambda: ahead.weights(version), reason="the verification", deadline_s=20)
@@ -102,7 +103,7 @@ def test_what_was_verified_while_sampling_is_loaded_without_reading_it_again(
     def refuse(directory: Path) -> None:
         raise AssertionError(f"{directory} is read again")
 
-    monkeypatch.setattr("mrt_hpc.roles.sampling.serving.verify", refuse)
+    monkeypatch.setattr("mrt_hpc.run.weights_delta.verify", refuse)
     assert switched(worker, 1) == [1]
     assert worker.weights == Weights(1, verify(task.layout.weights_version(1)).digest, task.layout.weights_version(1))
 
@@ -117,7 +118,7 @@ def test_a_round_of_sampling_verifies_what_is_published_meanwhile(task: Task, mo
     monkeypatch.setattr(Worker, "_sample", sample)
     worker = worker_of(task)
     worker.sample(a_round(1, 0), cast("Any", None))
-    monkeypatch.setattr("mrt_hpc.roles.sampling.serving.verify", None)
+    monkeypatch.setattr("mrt_hpc.run.weights_delta.verify", None)
     assert switched(worker, 1) == [1]
 
 
@@ -166,7 +167,7 @@ def test_damage_that_is_found_ahead_is_left_to_the_switch(task: Task, caplog: py
     publish(task.layout, 1, fill)
     path = task.layout.weights_version(1)
     (path / FILES[2]).write_text("weights of MODEL-3.safetensors")
-    ahead = Prefetch(task.layout, newest=0, last=1)
+    ahead = Prefetch(LocalWeights(task.layout), newest=0, last=1)
     with ahead.running():
         wait_until(lambda: "verified again" in caplog.text or None, reason="the warning", deadline_s=20)
     assert ahead.weights(1) is None
@@ -186,7 +187,7 @@ def test_a_round_that_is_over_waits_for_no_verification(task: Task, monkeypatch:
 
     monkeypatch.setattr(prefetch, "checksum", slowly)
     publish(task.layout, 1, fill)
-    ahead = Prefetch(task.layout, newest=0, last=1)
+    ahead = Prefetch(LocalWeights(task.layout), newest=0, last=1)
     with ahead.running():
         assert reading.wait(20)
         (thread,) = (one for one in threading.enumerate() if one.name == "prefetch")
@@ -204,5 +205,5 @@ def test_versions_that_nothing_is_sampled_with_are_not_read(tmp_path: Path, stal
     worker = worker_of(inference_task(tmp_path, staleness))
     assert worker._last_version(a_round(0, 0)) == last
     before = set(threading.enumerate())
-    with Prefetch(worker.task.layout, newest=0, last=last).running():
+    with Prefetch(worker.local, newest=0, last=last).running():
         assert bool(set(threading.enumerate()) - before) == (staleness > 0)

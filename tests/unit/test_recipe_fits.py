@@ -117,6 +117,18 @@ SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"
         ("grpo", ["evaluation.prover={type: majority}"], "evaluation.prover.type", "how often stopping at once"),
         ("grpo", ["evaluation.prover={type: boxed_answer}"], "evaluation.regret_budgets", "evaluation.max_tokens"),
         ("length_curriculum", ["schedule.iterations=10"], "schedule.length_curriculum", "within schedule.iterations"),
+        (
+            "grpo",
+            ["training.sequence_parallel=2", "training.batching=packed", "resources.trainer.ranks=3"],
+            "resources.trainer.ranks",
+            "a multiple of training.sequence_parallel (2)",
+        ),
+        (
+            "grpo",
+            ["training.sequence_parallel=2", "training.batching=padded", "resources.trainer.ranks=4"],
+            "training.batching",
+            "packed or shared",
+        ),
     ],
 )
 def test_what_does_not_go_together(recipe: str, changes: list[str], field: str, reason: str) -> None:

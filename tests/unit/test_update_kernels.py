@@ -17,7 +17,7 @@ from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCau
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.recipe.batching import Batching
 from mrt_hpc.training import attention, projection
 from mrt_hpc.training.attention import (
     CAUSAL,
@@ -29,7 +29,7 @@ from mrt_hpc.training.attention import (
     segments_of,
     take_rows,
 )
-from mrt_hpc.training.micro_batch import MicroBatch, collate, collate_end_to_end, collate_shared, lay_out
+from mrt_hpc.training.micro_batch import MicroBatch, arrange, collate, collate_end_to_end, collate_shared, lay_out
 from mrt_hpc.training.policy import Kernels, Policy
 from mrt_hpc.training.prefixes import SharedRow
 from mrt_hpc.training.sequence import TrainingSequence
@@ -120,6 +120,23 @@ def test_every_choice_gives_what_one_sequence_at_a_time_gives(kernels: Kernels, 
     assert torch.allclose(logprobs, expected_logprobs, atol=1e-5)
     assert actual.keys() == expected.keys()
     assert max(float((actual[n] - expected[n]).abs().max()) for n in expected) < 1e-5
+
+
+@pytest.mark.parametrize("batching", list(Batching))
+def test_no_division_into_micro_batches_changes_the_gradient(batching: Batching) -> None:
+    """Neither do the number of ranks, nor fillers for ranks without a sequence."""
+    _, expected = one_at_a_time()
+    limits = [(1, 1), (5, 1), (1, 40), (1, 90)]
+    plans = [arrange(batching, SEQUENCES, ranks, most).steps for ranks, most in limits]
+    assert len({str(steps) for steps in plans}) == len(plans)  # they all differ
+    assert any(() in step for steps in plans for step in steps)
+    for steps in plans:
+        model = qwen2("sdpa" if batching is Batching.PADDED else PACKED_ATTENTION)
+        policy = Policy(model, TEMPERATURE, False, Kernels(batching))
+        for share in (share for step in steps for share in step):
+            _, actual = gradients(policy, lay_out(batching, [SEQUENCES[i] for i in share]))
+        assert actual.keys() == expected.keys()
+        assert max(float((actual[n] - expected[n]).abs().max()) for n in expected) < 1e-5
 
 
 def test_a_sequence_does_not_see_another_in_its_row() -> None:

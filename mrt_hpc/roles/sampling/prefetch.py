@@ -1,4 +1,5 @@
-"""Verification of the next weights version while the server still samples with the current one.
+"""Verification of the next weights version while the server still samples with the current one; where it was published
+as a delta, the version is put together, too.
 
 The switch to it then costs the loading alone, which reads from the page cache of the machine what was verified.
 """
@@ -15,14 +16,13 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S
 from mrt_hpc.run.atomic import checksum, tree
-from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.weights import Weights, published_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.roles.sampling.local_weights import LocalWeights
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,15 @@ class Prefetch:
     at the switch, as any other.
     """
 
-    layout: RunLayout
+    local: LocalWeights
+    """Verifies versions, and puts them together."""
     newest: int
     """The newest known version: at first the one that the server holds."""
     last: int
     """The newest version that the task will sample with. The thread starts only if it is newer than ``newest``."""
     _over: Event = field(default_factory=Event, init=False)
-    _verified: tuple[Weights, list[FileStamp]] | None = field(default=None, init=False)
+    _verified: tuple[Weights, set[Path], list[FileStamp]] | None = field(default=None, init=False)
+    """A version, the directories that it depends on, and the stamps of their files."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -72,9 +74,9 @@ class Prefetch:
         verified = self._verified
         if verified is None or verified[0].version != version:
             return None
-        weights, stamps = verified
+        weights, directories, stamps = verified
         try:
-            return weights if _stamps(weights.directory) == stamps else None
+            return weights if _stamps(directories) == stamps else None
         except OSError as error:
             log.warning("weights version %d is verified again, as its files cannot be opened: %r", version, error)
             return None
@@ -90,28 +92,34 @@ class Prefetch:
 
     def _look(self) -> None:
         """Verify the newest version, if it is newer than the last known one."""
-        newest = max((v for v in published_versions(self.layout) if v <= self.last), default=self.newest)
+        layout = self.local.layout
+        newest = max((v for v in published_versions(layout) if v <= self.last), default=self.newest)
         if newest > self.newest:
             self.newest = newest
-            directory = self.layout.weights_version(newest)
-            stamps = _stamps(directory)  # stamped before the reading: a file that changes meanwhile is verified again
-            digest = verify(directory, self._in_turn).digest
-            self._verified = Weights(newest, digest, directory), stamps
+            directory = layout.weights_version(newest)
+            stamps = _stamps({directory})  # before the reading: a file that changes meanwhile is verified again
+            weights = self.local.of(newest, self._in_turn, self._go_on, at_once=1)
+            own = {weights.directory} - {directory}
+            self._verified = weights, {directory, *own}, sorted([*stamps, *_stamps(own)])
 
-    def _in_turn(self, files: Sequence[Path]) -> Iterator[str]:
-        """[files] SHA-256 of each, one file after the other: the cores are the server's and the graders'.
+    def _go_on(self) -> None:
+        """Raise where the round is over.
 
         Raises:
-            _OverError: the round is over.
+            _OverError: it is.
         """
+        if self._over.is_set():
+            raise _OverError
+
+    def _in_turn(self, files: Sequence[Path]) -> Iterator[str]:
+        """[files] SHA-256 of each, one file after the other: the cores are the server's and the graders'."""
         for file in files:
-            if self._over.is_set():
-                raise _OverError
+            self._go_on()
             yield checksum(file)
 
 
-def _stamps(directory: Path) -> list[FileStamp]:
-    return sorted(_stamp(file) for file in tree(directory)[1])
+def _stamps(directories: Iterable[Path]) -> list[FileStamp]:
+    return sorted(_stamp(file) for directory in directories for file in tree(directory)[1])
 
 
 def _stamp(file: Path) -> FileStamp:

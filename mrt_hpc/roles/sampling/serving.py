@@ -24,9 +24,11 @@ from mrt_hpc.inference.spreading import spread_over
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.roles.sampling.starts import tell_first_token, tell_started
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import DamagedError, verify
-from mrt_hpc.run.weights import Weights, published_versions
+from mrt_hpc.run.weights import Weights, published_versions, refuse_delta
+from mrt_hpc.run.weights_delta import BrokenChainError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.server_control import Server, Servers
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.schema import NumberFormat, ProblemSource
+    from mrt_hpc.roles.sampling.local_weights import LocalWeights
     from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
@@ -47,33 +51,50 @@ LOOKS_A_STALL = 5
 """The number of looks at a server's counters within the limit after which the server counts as hung."""
 
 
-def verified_weights(task: Task, version: int) -> Weights:
+def verified_weights(task: Task, version: int, local: LocalWeights | None = None) -> Weights:
     """A weights version whose checksums are right.
 
     A damaged one is set aside: the trainer publishes it again, or the first job of an evaluation on its own.
 
+    Args:
+        task: who asks.
+        version: its number.
+        local: puts versions together that were published as deltas; without it only whole models are taken.
+
     Raises:
         DamagedError: it was damaged.
-        UserError: the first job published it, and only this job can make it again.
+        UserError: the first job published it, and only this job can make it again; or it is no whole model.
     """
-    directory = task.layout.weights_version(version)
-    before = _identity(directory)
+    layout = task.layout
+    directory, before = layout.weights_version(version), _identities(layout)
     try:
-        return Weights(version, task.retrying(lambda: verify(directory), f"reading {directory}").digest, directory)
+        return task.retrying(lambda: _found(layout, version, local), f"reading {directory}")
     except DamagedError as damage:
         if version == 0:
             raise UserError(
                 f"weights version 0 is damaged: {damage.what}",
                 where=damage.where,
-                advice=f"rm -r {directory} {task.layout.root / 'tasks/prepare'}, and the same command again",
+                advice=f"rm -r {directory} {layout.root / 'tasks/prepare'}, and the same command again",
             ) from damage
-        if before is not None and _identity(directory) == before:  # else it has been published again in the meantime
+        now, damaged = _identities(layout), damage.versions if isinstance(damage, BrokenChainError) else (version,)
+        same = [v for v in damaged if v in before and now.get(v) == before[v]]  # others have been published again
+        if version in same:
             if version == task.plan.iterations:  # no trainer continues from there
                 task.reopen(trainer_to(task.plan, version), f"weights version {version}, its last, was damaged")
             if isinstance(task.experiment, EvaluationRecipe):
                 publish_again(task, f"model {version} was damaged")
-            task.set_aside([directory], f"weights version {version} is damaged: {damage.what} ({damage.where})")
+        paths = [layout.weights_version(v) for v in same]
+        task.set_aside(paths, f"weights version {version} is damaged: {damage.what} ({damage.where})")
         raise
+
+
+def _found(layout: RunLayout, version: int, local: LocalWeights | None) -> Weights:
+    if local is not None:
+        return local.of(version)
+    directory = layout.weights_version(version)
+    digest = verify(directory).digest
+    refuse_delta(directory)
+    return Weights(version, digest, directory)
 
 
 def publish_again(task: Task, why: str) -> None:
@@ -82,12 +103,13 @@ def publish_again(task: Task, why: str) -> None:
     task.reopen([(name, 0) for name in first], why)
 
 
-def _identity(directory: Path) -> int | None:
-    """The inode of a directory, which differs from that of a directory that has taken its place."""
-    try:
-        return directory.stat().st_ino
-    except FileNotFoundError:
-        return None
+def _identities(layout: RunLayout) -> dict[int, int]:
+    """The inodes of the published versions: that of a directory that has taken another's place differs."""
+    found: dict[int, int] = {}
+    for version in published_versions(layout):
+        with suppress(FileNotFoundError):
+            found[version] = layout.weights_version(version).stat().st_ino
+    return found
 
 
 def collecting_weights(task: Task, version: int) -> Weights:
@@ -169,9 +191,9 @@ def running_server(
         )
         for number in range(count)
     ]
+    began = time.monotonic()
     with made[0] if count == 1 else ServerPool(tuple(made)) as servers:
-        for server in servers.each:
-            task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=server.pid)
+        tell_started(task, servers, weights.version, time.monotonic() - began)
         yield servers
 
 
@@ -229,8 +251,9 @@ def policy_server(
         pause_deadline_s=serving.stall_limit_s,
         while_starting=while_starting,
     )
+    began = time.monotonic()
     with attached as server:
-        task.events.emit(EventKind.SERVER_STARTED, version=weights.version, server_pid=None)
+        tell_started(task, server, weights.version, time.monotonic() - began)
         yield server
 
 
@@ -346,6 +369,7 @@ async def _connected(task: Task, server: Server, watches: list[asyncio.Task[None
 
     async with connect(server.control.address, server.control.key, revive=revive) as client:
         watches.append(asyncio.create_task(restart_when_hung(server, client, limit_s, restart)))
+        watches.append(asyncio.create_task(tell_first_token(task, server, client)))
         yield client
 
 

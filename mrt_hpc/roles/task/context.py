@@ -83,6 +83,11 @@ class Task:
         return self.job.iterations
 
     @property
+    def age_s(self) -> float:
+        """Seconds since the attempt began."""
+        return time.monotonic() - self._began
+
+    @property
     def seconds_left(self) -> float:
         """Seconds to the time limit; infinite where there is none."""
         return inf if self.time_left_s is None else self._began + self.time_left_s - time.monotonic()

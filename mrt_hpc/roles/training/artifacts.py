@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.kept_weights import needed_versions
+from mrt_hpc.roles.training.publishing import Publisher
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers
 from mrt_hpc.run.data import read_problems
@@ -23,8 +24,7 @@ from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 from mrt_hpc.run.task_state import read_task
 from mrt_hpc.run.uses import Use
-from mrt_hpc.run.weights import prune, published_versions
-from mrt_hpc.run.weights import publish as publish_version
+from mrt_hpc.run.weights import is_delta, prune, published_versions
 from mrt_hpc.training import checkpoint, export, rendezvous
 
 if TYPE_CHECKING:
@@ -53,22 +53,32 @@ class Keeper:
     longest_save_s: float = 0.0
     archived: int = 0
     """Iterations before this one have been archived by this attempt."""
+    publisher: Publisher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.publisher = Publisher(self.task, self._refuse_if_superseded)
 
     def mend(self, iteration: int) -> None:
         """Make the files agree with the state after ``iteration`` updates: set aside younger ones, and publish the
-        weights version that is missing.
+        weights version that is missing. The one that training resumes from is a whole model: what follows does not
+        depend on what lies before.
         """
 
         def set_aside() -> None:
+            layout = self.task.layout
             reason = f"younger than the state after {iteration} iterations, from which training resumed"
-            self.task.set_aside(younger_than(self.task.layout, iteration), reason)
+            self.task.set_aside(younger_than(layout, iteration), reason)
+            if is_delta(path := layout.weights_version(iteration)):
+                self.task.set_aside(
+                    [path], "a delta of the version from which training resumed, which is a whole model"
+                )
 
         rendezvous.on_rank_zero(set_aside)
         self._keep_house(self._remove_leftovers)
         if rendezvous.on_rank_zero(lambda: self.is_published(iteration)):
             rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
         else:
-            self.publish(iteration)
+            self.publish(iteration, in_full=True)
 
     def is_published(self, version: int) -> bool:
         """Whether a version is published, by a listing of the directory: a network filesystem may remember for a while
@@ -95,22 +105,17 @@ class Keeper:
         self.longest_save_s = max(self.longest_save_s, time.monotonic() - started)
         self.emit(EventKind.CHECKPOINT, iteration=iteration, seconds=time.monotonic() - started)
 
-    def publish(self, version: int) -> None:
-        """Publish what the engine holds as a weights version, and remove versions that are not needed any more."""
+    def publish(self, version: int, *, in_full: bool = False) -> None:
+        """Publish what the engine holds as a weights version, and remove versions that are not needed any more.
+
+        Args:
+            version: its number.
+            in_full: whether it has to be a whole model, whatever the recipe says.
+        """
         self.task.spend(Use.SAVING)
         recipe, layout = self.task.recipe, self.task.layout
-
-        def commit(write: Callable[[Path], None]) -> bool:
-            def write_unless_superseded(directory: Path) -> None:
-                write(directory)
-                self._refuse_if_superseded()  # checked at the last moment: the writing may have waited for room
-
-            about = {"iteration": version, "attempt": self.task.attempt, "time": time.time()}
-            return self.task.retrying(
-                lambda: publish_version(layout, version, write_unless_superseded, **about), f"weights version {version}"
-            )
-
-        mine = export.publish(self.engine, commit, recipe.training.weights_dtype)
+        weights = export.gathered(self.engine, recipe.training.weights_dtype)
+        mine = rendezvous.on_rank_zero(lambda: self.publisher.publish(version, weights, in_full=in_full))
         _refuse_anothers(layout.weights_version(version), mine)
         self.emit(EventKind.PUBLISHED, version=version)
         rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(version))

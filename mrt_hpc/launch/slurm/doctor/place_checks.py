@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 OTHER_PLACE = "choose another place for the run: --run DIRECTORY"
 CHECKPOINT_BYTES = 12
 """Bytes of a checkpoint for each parameter."""
+DELTA_SHARE = 0.2
+"""The bytes of a weights version that is a delta, as a share of a whole model's; at usual learning rates it is less."""
 SPARE = 1.5
 """Space that is less than this many times what is needed is doubtful: traces and logs come on top."""
 FILES_OF_A_GROUP, FILES_OF_A_TASK, FILES_OF_A_RANK, FILES_OF_A_PROBLEM = 8, 15, 4, 3
@@ -112,15 +114,22 @@ def _make_room(found: Filesystem) -> str:
 
 def bytes_needed(recipe: Recipe) -> float | None:
     """Bytes of all checkpoints and weights versions that lie on the disk at a time; None if the model's size is not
-    known. One more of each is there while it is written, and evaluated versions stay.
+    known. One more of each is there while it is written, and evaluated versions stay. The oldest version may be a
+    delta, and need all from the whole model that it was made of.
     """
     billions = model_billions(recipe)
     if billions is None:
         return None
     training = recipe.training
     checkpoints = CHECKPOINT_BYTES * (training.keep_checkpoints + 1)
-    versions = training.keep_weights + 1 + len(evaluated_versions(recipe))
+    versions = training.keep_weights + 1 + len(evaluated_versions(recipe)) + _chain(recipe, DELTA_SHARE)
     return billions * 1e9 * (checkpoints + BYTES[training.weights_dtype] * versions)
+
+
+def _chain(recipe: Recipe, share: float) -> float:
+    """What the oldest versions that stay were made of: a whole model, and deltas that count as a share of one."""
+    deltas = recipe.training.full_weights_every - 1
+    return 1 + (deltas - 1) * share if deltas else 0
 
 
 def files(situation: Situation) -> Iterator[Result]:
@@ -146,6 +155,7 @@ def files_needed(recipe: Recipe, plan: Plan) -> int:
     versions = evaluated_versions(recipe)
     problems = sum(count_problems(benchmark.problems) or 0 for benchmark in recipe.evaluation.benchmarks)
     kept = recipe.training.keep_checkpoints + recipe.training.keep_weights + len(versions) + 2
+    kept += recipe.training.full_weights_every - 1
     return (
         live * groups * FILES_OF_A_GROUP
         + len(versions) * problems * FILES_OF_A_PROBLEM

@@ -1,0 +1,303 @@
+"""Whether each role of a recipe fits the memory that it gets: GPUs of the site, or ``memory_gib`` without a GPU.
+
+Everything is arithmetic on config.json and the recipe. Where the model is not there, nothing is checked, and a sentence
+says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mrt_hpc.plan.gpu_memory import gpu_memory
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.plan.model_shape import SMALL_WORLD, UnknownShapeError, shape_in
+from mrt_hpc.plan.server_memory import GIB, WIDTH, ServerMemory, ServerSetting, server_memory
+from mrt_hpc.plan.token_counts import PROMPT_TOKENS, sequence_tokens
+from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, trainer_memory
+from mrt_hpc.recipe.benchmark_sampling import evaluation_dtype
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.hub_models import not_fetched
+from mrt_hpc.recipe.longest import longest_in_evaluation, longest_in_training
+from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mrt_hpc.plan.gpu_memory import GpuMemory
+    from mrt_hpc.plan.model_shape import ModelShape
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.resources import RoleResources
+    from mrt_hpc.recipe.site import SiteSettings
+
+TIGHT = 0.9
+"""The share of the memory above which a role may fail: what is told is right within some 15 %."""
+CPU_LIBRARIES_GIB = 0.75
+"""What a trainer without a GPU takes before it loads a model: torch, DeepSpeed and transformers."""
+GPU_LIBRARIES_GIB = 1.0
+"""What CUDA and NCCL take of a GPU before a model is loaded."""
+HOST_LIBRARIES_GIB = 4.0
+"""What a trainer with a GPU takes of the memory of its node before a model is loaded."""
+
+
+@dataclass(frozen=True)
+class RoleFit:
+    """The memory of one process of a role, GiB, at its peak."""
+
+    role: Role
+    name: str
+    """The role, and which of its parts."""
+    place: str
+    """GPU or memory."""
+    parts: dict[str, float]
+    """By what it is for."""
+    needed: float
+    """The least that the process has to get."""
+    limit: float
+    source: str
+    """Where the limit is from, in words."""
+    known: bool = True
+    """Whether the limit is told and not assumed."""
+    note: str = ""
+    """How many sequences the cache holds at once."""
+
+    @property
+    def share(self) -> float:
+        """The needed share of the limit."""
+        return self.needed / self.limit
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is within the limit."""
+        return self.needed <= self.limit
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it is within the limit, and so near it that the estimate may be wrong."""
+        return TIGHT * self.limit < self.needed <= self.limit
+
+
+@dataclass(frozen=True)
+class Fits:
+    """What is known of the memory of a recipe on a site."""
+
+    roles: tuple[RoleFit, ...]
+    unchecked: tuple[str, ...] = ()
+    """What was not checked and why, a sentence each."""
+
+    @property
+    def refused(self) -> list[RoleFit]:
+        """The roles that cannot fit, by limits that the site or the recipe tells."""
+        return [role for role in self.roles if not role.fits and role.known]
+
+    @property
+    def doubtful(self) -> list[RoleFit]:
+        """The roles that are tight, or that do not fit an assumed limit."""
+        return [role for role in self.roles if role.is_tight or (not role.fits and not role.known)]
+
+
+def fits(recipe: Experiment, site: SiteSettings) -> Fits:
+    """The memory of each role of a recipe on a site."""
+    roles, unchecked = list[RoleFit](), list[str]()
+    for part in (_inference, _trainer, _evaluation):
+        try:
+            roles += part(recipe, gpu_memory(site))
+        except UnknownShapeError as error:
+            unchecked.append(str(error))
+    return Fits(tuple(roles), tuple(dict.fromkeys(unchecked)))
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def policy_shape(recipe: Recipe) -> ModelShape:
+    """The shape of the trained model.
+
+    Raises:
+        UnknownShapeError: it is not there, or of an unknown kind.
+    """
+    return _shape(recipe.model.path, "model.path") if isinstance(recipe.model, HuggingFaceModel) else SMALL_WORLD
+
+
+def _shape(path: str, field: str) -> ModelShape:
+    if missing := not_fetched(path):
+        raise UnknownShapeError(f"the memory was not checked, as the model of {field} is not there: {missing}")
+    try:
+        return shape_in(Path(path))
+    except UnknownShapeError as error:
+        raise UnknownShapeError(f"the memory was not checked for {field}: {error}") from error
+
+
+def _evaluated_shape(recipe: Experiment) -> ModelShape:
+    """The shape of the evaluated model that takes the most memory, of those that are there."""
+    if not isinstance(recipe, EvaluationRecipe):
+        return policy_shape(recipe)
+    there = [model for model in recipe.models if model.run is None or Path(model.path).is_dir()]
+    if not there:
+        raise UnknownShapeError("the memory was not checked, as the runs have yet to publish the models")
+    return max((_shape(model.path, f"model {model.name}") for model in there), key=lambda shape: shape.parameters)
+
+
+# -- trainer ----------------------------------------------------------------------------------------------------------
+
+
+def _trainer(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
+    if isinstance(recipe, EvaluationRecipe):
+        return
+    resources, training = recipe.resources.trainer, recipe.training
+    setting = TrainerSetting(
+        training,
+        policy_shape(recipe),
+        resources.ranks,
+        recipe.algorithm.longest_trained(recipe),
+        on_gpu=resources.gpus > 0,
+    )
+    memory = trainer_memory(setting)
+    parts = {
+        "weights": memory.weights,
+        "optimiser": memory.optimizer,
+        "gradients": memory.gradients,
+        "exchange": memory.exchange,
+        "activations": memory.activations,
+        "logits": memory.logits,
+        "other": _beside(setting),
+    }
+    yield _fit(Role.TRAINER, "trainer", parts, resources, gpu)
+    if memory.host:
+        copy = WIDTH[training.weights_dtype] * setting.shape.parameters
+        host = {"weights": copy, "optimiser": memory.host, "other": HOST_LIBRARIES_GIB * GIB}
+        yield _on_node(Role.TRAINER, "trainer, offloaded", host, resources)
+
+
+def _beside(setting: TrainerSetting) -> float:
+    """Bytes beside the model's. A process without a GPU keeps small blocks that it has freed: about as much as it had
+    for activations.
+    """
+    return GPU_LIBRARIES_GIB * GIB if setting.on_gpu else CPU_LIBRARIES_GIB * GIB + activation_bytes(setting)
+
+
+def _fit(role: Role, name: str, parts: dict[str, float], resources: RoleResources, gpu: GpuMemory) -> RoleFit:
+    """A process that takes what it needs, of a GPU or of the memory."""
+    if not resources.gpus:
+        return _on_node(role, name, parts, resources)
+    in_gib = {part: value / GIB for part, value in parts.items()}
+    return RoleFit(role, name, "GPU", in_gib, sum(in_gib.values()), gpu.gib, gpu.source, gpu.known)
+
+
+def _on_node(role: Role, name: str, parts: dict[str, float], resources: RoleResources, note: str = "") -> RoleFit:
+    in_gib = {part: value / GIB for part, value in parts.items()}
+    source = f"resources.{role}.memory_gib"
+    return RoleFit(role, name, "memory", in_gib, sum(in_gib.values()), resources.memory_gib, source, note=note)
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Server:
+    """One server of a task."""
+
+    name: str
+    shape: ModelShape
+    width: int
+    longest: int
+    mean: float
+    share: float = 1.0
+    """Its share of the memory for serving."""
+
+    def setting(self, recipe: Experiment, gpus: int, gpu: GpuMemory) -> ServerSetting:
+        """What its memory depends on."""
+        serving = recipe.serving
+        share = gpu.gib * serving.gpu_memory_utilization if gpus else serving.kv_cache_gib
+        batch = serving.max_concurrent_sequences
+        mean = min(self.mean, self.longest)
+        return ServerSetting(self.shape, self.width, self.longest, mean, batch, gpus, share * self.share * GIB)
+
+
+def _inference(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
+    samples = isinstance(recipe, Recipe) and (recipe.algorithm.samples_rollouts or recipe.algorithm.collects)
+    if not isinstance(recipe, Recipe) or not samples or recipe.serving.attach is not None:
+        return
+    prover, width = recipe.prover, WIDTH[recipe.serving.dtype]
+    longest, mean = longest_in_training(recipe), sequence_tokens(recipe, recipe.schedule.iterations)
+    own = prover is not None and prover.model is not None
+    share = prover.memory_share if prover is not None and own else 0.0
+    servers = [_Server("inference", policy_shape(recipe), width, longest, mean, 1 - share)]
+    if prover is not None and prover.model is not None:
+        held = prover.model_max_tokens or longest
+        shape = _shape(prover.model, "prover.model")
+        servers.append(_Server("inference, prover", shape, width, held, mean, share))
+    yield from _servers(Role.INFERENCE, servers, recipe, recipe.resources.inference, gpu)
+
+
+def _evaluation(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
+    evaluation = recipe.evaluation
+    if not evaluation.benchmarks:
+        return
+    trace = min(evaluation.max_tokens, recipe.expected.trace_tokens or evaluation.max_tokens / 2)
+    width, longest = WIDTH[evaluation_dtype(recipe)], longest_in_evaluation(recipe)
+    server = _Server("evaluation", _evaluated_shape(recipe), width, longest, PROMPT_TOKENS + trace)
+    yield from _servers(Role.EVALUATION, [server], recipe, recipe.resources.evaluation, gpu)
+
+
+def _servers(
+    role: Role, servers: list[_Server], recipe: Experiment, resources: RoleResources, gpu: GpuMemory
+) -> Iterator[RoleFit]:
+    """The servers of one task. On GPUs each has its share; without a GPU they share the memory of the task."""
+    gpus = gpus_per_server(resources)
+    memories = [(server, server_memory(server.setting(recipe, gpus, gpu))) for server in servers]
+    if not gpus:
+        yield from _servers_on_node(role, memories, resources)
+        return
+    for server, memory in memories:
+        limit = gpu.gib * recipe.serving.gpu_memory_utilization * server.share
+        source = f"serving.gpu_memory_utilization of {gpu.gib:g} GiB ({gpu.source})"
+        parts = _server_parts(memory, max(0.0, memory.cache))
+        yield RoleFit(
+            role, server.name, "GPU", parts, memory.least / GIB, limit, source, gpu.known, _note(server, memory)
+        )
+
+
+def _servers_on_node(
+    role: Role, memories: list[tuple[_Server, ServerMemory]], resources: RoleResources
+) -> Iterator[RoleFit]:
+    notes = "; ".join(_note(server, memory) for server, memory in memories)
+    parts = {
+        "weights": sum(memory.weights for _, memory in memories),
+        "KV cache": sum(memory.cache for _, memory in memories),
+        "other": sum(memory.overhead for _, memory in memories),
+    }
+    yield _on_node(role, str(role), parts, resources, notes)
+    for server, memory in memories:
+        cache = {"KV cache": memory.longest / GIB}
+        limit = memory.cache / GIB
+        if cache["KV cache"] > limit:
+            yield RoleFit(
+                role, f"{server.name}, KV cache", "memory", cache, cache["KV cache"], limit, "serving.kv_cache_gib"
+            )
+
+
+def _server_parts(memory: ServerMemory, cache: float) -> dict[str, float]:
+    """GiB by what they are for."""
+    parts = {"weights": memory.weights, "activations": memory.activations, "KV cache": cache, "other": memory.overhead}
+    return {part: value / GIB for part, value in parts.items()}
+
+
+def _note(server: _Server, memory: ServerMemory) -> str:
+    mean = min(server.mean, server.longest)
+    return (
+        f"{server.name}: the KV cache holds {memory.at_once(memory.longest):,} sequences of {server.longest:,} tokens "
+        f"at once, or {memory.at_once(memory.mean):,} of {mean:,.0f}"
+    )
+
+
+def gpus_per_server(resources: RoleResources) -> int:
+    """The GPUs over which one server divides its model; 0 without a GPU."""
+    return resources.gpus
+
+
+def rounded_up(gib: float) -> int:
+    """A whole number of GiB that is not tight."""
+    return ceil(gib / TIGHT)

@@ -1,0 +1,34 @@
+"""The words of a recipe for how the trainer computes.
+
+They have a module of their own, so that the trainer's modules can be used without the packages that recipes need.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Precision(StrEnum):
+    """Number formats of the trainer."""
+
+    FP32 = "fp32"
+    """Weights, gradients and activations in 32 bits."""
+    BF16 = "bf16"
+    """Weights and activations in bfloat16, master weights and optimiser in 32 bits."""
+    BF16_AUTOCAST = "bf16_autocast"
+    """Weights in 32 bits, matrix products in bfloat16."""
+
+
+class Batching(StrEnum):
+    """How sequences share a micro-batch of the trainer."""
+
+    PADDED = "padded"
+    """Each sequence gets a row, filled up to the longest."""
+    PACKED = "packed"
+    """Sequences lie end to end in one row, without padding, and each attends to itself alone. A GPU computes this fast
+    only with precision bf16 or bf16_autocast.
+    """
+    SHARED = "shared"
+    """As ``packed``, and where sequences begin with the same tokens, these are computed once: the prompt of a group,
+    and the prefix of branches (train_branches) and of the rollouts of algorithm mrt.
+    """

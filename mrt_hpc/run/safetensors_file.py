@@ -1,0 +1,116 @@
+"""Files of weights in the safetensors format, as bytes: which tensors they hold, and where. Needs no torch.
+
+A file is the length of its header (8 bytes), the header (JSON: for each tensor its number format, shape and place), and
+the tensors end to end.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mrt_hpc.run.manifest import NOT_THERE, DamagedError
+from mrt_hpc.run.retries import list_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.run.bit_changes import Bytes
+
+SUFFIX = ".safetensors"
+LONGEST_HEADER = 100_000_000
+"""The most bytes of a header that readers of the format accept."""
+WIDTHS = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
+}  # fmt: skip
+"""Bytes of an element by the name of its number format, where it is more than 1."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor in a file."""
+
+    file: Path
+    name: str
+    dtype: str
+    """The name of its number format, as in ``BF16``."""
+    shape: tuple[int, ...]
+    start: int
+    """The byte of the file at which it begins."""
+    size: int
+    """Bytes."""
+
+    def read(self) -> Bytes:
+        """[size] Its bytes.
+
+        Raises:
+            DamagedError: the file is not there any more, or is too short.
+        """
+        try:
+            found = np.fromfile(self.file, np.uint8, self.size, offset=self.start)
+        except NOT_THERE as error:
+            raise DamagedError(f"the file is not there: {error!r}", where=self.file) from error
+        if len(found) != self.size:
+            raise DamagedError(f"tensor {self.name} is cut short", where=self.file, expected=f"{self.size} bytes")
+        return found
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """What a file holds."""
+
+    path: Path
+    head: bytes
+    """All that stands before the tensors."""
+    tensors: tuple[StoredTensor, ...]
+    """In their order in the file."""
+
+    @staticmethod
+    def read(path: Path) -> SafetensorsFile:
+        """Read the header of a file.
+
+        Raises:
+            DamagedError: it is not there, or is no such file.
+        """
+        try:
+            with path.open("rb") as stream:
+                length = struct.unpack("<Q", stream.read(8))[0]
+                head = stream.read(min(length, LONGEST_HEADER))
+            described: dict[str, Any] = json.loads(head)
+            described.pop("__metadata__", None)
+            tensors = [_stored(path, 8 + length, name, fields) for name, fields in described.items()]
+        except (*NOT_THERE, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"no readable safetensors file: {error!r}", where=path) from error
+        return SafetensorsFile(
+            path, struct.pack("<Q", length) + head, tuple(sorted(tensors, key=lambda tensor: tensor.start))
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return max([len(self.head), *(tensor.start + tensor.size for tensor in self.tensors)])
+
+
+def _stored(path: Path, data: int, name: str, fields: dict[str, Any]) -> StoredTensor:
+    begin, end = fields["data_offsets"]
+    return StoredTensor(path, name, fields["dtype"], tuple(fields["shape"]), data + begin, end - begin)
+
+
+def weights_files(directory: Path) -> list[SafetensorsFile]:
+    """The files of weights of a model directory.
+
+    Raises:
+        DamagedError: one of them is no such file.
+    """
+    return [SafetensorsFile.read(path) for path in list_directory(directory, f"*{SUFFIX}")]
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of an element of a number format; 1 for those that are narrower, or not known here: any array of bytes can
+    be compared byte by byte.
+    """
+    return WIDTHS.get(dtype, 1)

@@ -1,0 +1,359 @@
+"""Weights versions that are published as deltas: what has changed in each tensor since the version before, to the bit.
+
+The folder of a delta holds its changes and names its base, the version that it was made of, by number and digest. A
+task puts the version together: it starts with a whole model, applies the deltas that follow one after the other, and
+compares the result with a checksum of all tensors, which the trainer took of what it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE, checksums, write_json
+from mrt_hpc.run.bit_changes import BitChanges, apply_changes, bit_changes
+from mrt_hpc.run.manifest import MANIFEST, NOT_THERE, DamagedError, Manifest, verify
+from mrt_hpc.run.safetensors_file import SUFFIX, SafetensorsFile, StoredTensor, weights_files, width_of
+from mrt_hpc.run.weights import CHANGES, DELTA, is_delta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from mrt_hpc.run.bit_changes import Bytes
+    from mrt_hpc.run.layout import RunLayout
+
+LARGEST_SHARE = 0.5
+"""A delta that takes more than this share of the whole is not worth its chain: the version is published in full."""
+
+
+class VersionKey(NamedTuple):
+    """A weights version, and not another one of the same number."""
+
+    version: int
+    digest: str
+    """Of its manifest."""
+
+
+class TensorKind(NamedTuple):
+    """What a tensor is, apart from its values."""
+
+    name: str
+    dtype: str
+    """The name of its number format in safetensors, as in ``BF16``."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorBytes:
+    """A tensor in memory."""
+
+    kind: TensorKind
+    data: Bytes
+    """[bytes] Its values."""
+
+
+class ContentsError(DamagedError):
+    """The tensors that were put together are not those that the trainer published."""
+
+
+class BrokenChainError(DamagedError):
+    """A weights version cannot be put together.
+
+    Args:
+        damage: what is wrong with a link of its chain.
+        versions: the versions that are of no use therefore: the one asked for, and those between it and the damage.
+    """
+
+    def __init__(self, damage: DamagedError, versions: Sequence[int]) -> None:
+        super().__init__(damage.what, where=damage.where, expected=damage.expected)
+        self.versions = tuple(versions)
+
+
+@dataclass(frozen=True)
+class WeightsDelta:
+    """The changes that make a weights version of its base, in memory."""
+
+    base: VersionKey
+    contents: str
+    """The checksum of all tensors of the version, see :func:`contents_of`."""
+    changes: Mapping[str, BitChanges]
+    """By the names of the tensors that have changed."""
+
+    def write(self, directory: Path) -> None:
+        """Fill the folder of the delta."""
+        parts: dict[str, dict[str, int]] = {}
+        with (directory / CHANGES).open("wb") as stream:
+            for name, change in self.changes.items():
+                parts[name] = asdict(_Part.of(change, stream.tell()))
+                stream.write(change.gaps)
+                stream.write(change.differences)
+        index = {"base": self.base._asdict(), "contents": self.contents, "tensors": parts}
+        write_json(directory / DELTA, index, durable=False)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Where the changes of a tensor stand in the file of changes."""
+
+    count: int
+    gap_width: int
+    start: int
+    gaps: int
+    """Bytes of the compressed gaps, which stand first."""
+    differences: int
+    """Bytes of the compressed differences, which follow."""
+
+    @staticmethod
+    def of(change: BitChanges, start: int) -> _Part:
+        return _Part(change.count, change.gap_width, start, len(change.gaps), len(change.differences))
+
+
+@dataclass(frozen=True)
+class StoredDelta:
+    """A delta that was published."""
+
+    directory: Path
+    base: VersionKey
+    contents: str
+    parts: Mapping[str, _Part]
+
+    @staticmethod
+    def read(directory: Path) -> StoredDelta:
+        """Read the index of a delta whose files were verified.
+
+        Raises:
+            DamagedError: it is no such index.
+        """
+        path = directory / DELTA
+        try:
+            index: dict[str, Any] = json.loads(path.read_text())
+            base = VersionKey(int(index["base"]["version"]), str(index["base"]["digest"]))
+            parts = {name: _Part(**fields) for name, fields in index["tensors"].items()}
+            return StoredDelta(directory, base, str(index["contents"]), parts)
+        except (*NOT_THERE, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"no readable index of a delta: {error!r}", where=path) from error
+
+    def apply(self, name: str, data: Bytes, width: int) -> None:
+        """Change a tensor of the base, in its place, into that of this version.
+
+        Args:
+            name: of the tensor.
+            data: [bytes] its values.
+            width: bytes of an element.
+
+        Raises:
+            DamagedError: the changes do not fit it.
+        """
+        if (part := self.parts.get(name)) is None:
+            return
+        packed = np.fromfile(self.directory / CHANGES, np.uint8, part.gaps + part.differences, offset=part.start)
+        gaps, differences = packed[: part.gaps].tobytes(), packed[part.gaps :].tobytes()
+        try:
+            apply_changes(data, BitChanges(part.count, part.gap_width, gaps, differences), width)
+        except ValueError as error:
+            raise DamagedError(f"the changes of tensor {name} do not fit: {error}", where=self.directory) from error
+
+
+def contents_of(tensors: Sequence[TensorBytes]) -> str:
+    """The checksum of all tensors with their names, number formats and shapes, in whichever files they stand."""
+    with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
+        sums = pool.map(lambda tensor: (tensor.kind, _sha256(tensor.data)), tensors)
+        return _checksum_of_all(sums)
+
+
+def _sha256(data: Bytes) -> str:
+    return hashlib.sha256(data.data).hexdigest()
+
+
+def _checksum_of_all(sums: Iterable[tuple[TensorKind, str]]) -> str:
+    return hashlib.sha256(json.dumps(sorted((*kind, digest) for kind, digest in sums)).encode()).hexdigest()
+
+
+def delta_between(base: VersionKey, old: Sequence[TensorBytes], new: Sequence[TensorBytes]) -> WeightsDelta | None:
+    """What has changed from the tensors of one version to those of the next; None where it is not worth a delta:
+    other tensors, or changes that take more than :data:`LARGEST_SHARE` of the whole.
+    """
+    if [tensor.kind for tensor in old] != [tensor.kind for tensor in new]:
+        return None
+    with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
+        found = list(pool.map(_changes_of, old, new))
+    changes = {tensor.kind.name: change for tensor, change in zip(new, found, strict=True) if change is not None}
+    if sum(change.size for change in changes.values()) > LARGEST_SHARE * sum(len(tensor.data) for tensor in new):
+        return None
+    return WeightsDelta(base, contents_of(new), changes)
+
+
+def _changes_of(old: TensorBytes, new: TensorBytes) -> BitChanges | None:
+    return bit_changes(old.data, new.data, width_of(new.kind.dtype))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a weights version is put together of."""
+
+    key: VersionKey
+    """Of the version."""
+    start: Path
+    """The folder of a whole model."""
+    links: tuple[StoredDelta, ...]
+    """The deltas to apply to it, in this order; none where ``start`` is the version itself."""
+    versions: tuple[int, ...]
+    """Those of the links."""
+    held: VersionKey | None
+    """The version that ``start`` is, where it was put together before; None where it is published."""
+
+
+def chain_to(
+    layout: RunLayout,
+    version: int,
+    held: Mapping[VersionKey, Path] | None = None,
+    read: Callable[[Sequence[Path]], Iterable[str]] = checksums,
+) -> Chain:
+    """What a published version is put together of. All that is read of the run directory is verified.
+
+    Args:
+        layout: of the run.
+        version: its number.
+        held: the folders of versions that were put together before: the chain starts at the nearest of them.
+        read: gives the SHA-256 of each file, in their order.
+
+    Raises:
+        BrokenChainError: the version, or a link of its chain, is damaged or not there.
+    """
+    walk = _Walk(layout, read)
+    manifest = walk.verified(version)
+    top = wanted = VersionKey(version, manifest.digest)
+    while wanted not in (held or {}):
+        directory = layout.weights_version(wanted.version)
+        if not is_delta(directory):
+            return Chain(top, directory, *walk.so_far, None)
+        wanted = walk.linked(directory, wanted.version)
+        if wanted not in (held or {}):
+            walk.refuse_another(walk.verified(wanted.version), wanted)
+    return Chain(top, (held or {})[wanted], *walk.so_far, wanted)
+
+
+class _Walk:
+    """The way back from a version to a whole model."""
+
+    def __init__(self, layout: RunLayout, read: Callable[[Sequence[Path]], Iterable[str]]) -> None:
+        self._layout = layout
+        self._read = read
+        self._links: list[StoredDelta] = []
+        self._versions: list[int] = []
+
+    @property
+    def so_far(self) -> tuple[tuple[StoredDelta, ...], tuple[int, ...]]:
+        """The deltas in the order in which they are applied, and their versions."""
+        return tuple(reversed(self._links)), tuple(reversed(self._versions))
+
+    def verified(self, version: int) -> Manifest:
+        """The manifest of a version whose files are as they were written."""
+        try:
+            return verify(self._layout.weights_version(version), self._read)
+        except DamagedError as damage:
+            raise BrokenChainError(damage, [*self._versions, version]) from damage
+
+    def linked(self, directory: Path, version: int) -> VersionKey:
+        """Take a delta up, and return its base."""
+        try:
+            link = StoredDelta.read(directory)
+            if link.base.version >= version:
+                raise DamagedError(f"a delta of the later version {link.base.version}", where=directory)
+        except DamagedError as damage:
+            raise BrokenChainError(damage, [*self._versions, version]) from damage
+        self._links.append(link)
+        self._versions.append(version)
+        return link.base
+
+    def refuse_another(self, found: Manifest, wanted: VersionKey) -> None:
+        """Refuse a version of the base's number that is not the base: training has gone back in the meantime."""
+        if found.digest != wanted.digest:
+            damage = DamagedError(
+                f"weights version {wanted.version} is not the one that this delta was made of",
+                where=self._links[-1].directory,
+                expected=f"digest {wanted.digest}",
+            )
+            raise BrokenChainError(damage, self._versions)
+
+
+def put_together(
+    chain: Chain, directory: Path, *, go_on: Callable[[], None] = lambda: None, at_once: int = CHECKSUMS_AT_ONCE
+) -> None:
+    """Fill a folder with the model that a chain stands for.
+
+    Args:
+        chain: with at least one link.
+        directory: an empty folder.
+        go_on: called before each tensor; raises where the model is not wanted any more.
+        at_once: the number of files that are written in parallel.
+
+    Raises:
+        ContentsError: the tensors are not those that were published.
+        DamagedError: a file that was verified before is damaged now.
+        OSError: the folder's disk is full.
+    """
+    files = weights_files(chain.start)
+    _copy_companions(chain.start, directory)
+    write = partial(_write_file, links=chain.links, directory=directory, go_on=go_on)
+    with ThreadPoolExecutor(max(1, min(len(files), at_once))) as pool:
+        sums = [one for of_file in pool.map(write, files) for one in of_file]
+    if _checksum_of_all(sums) != (contents := chain.links[-1].contents):
+        raise ContentsError(
+            "the tensors that were put together are not those that were published",
+            where=chain.links[-1].directory,
+            expected=f"contents {contents}",
+        )
+
+
+def _copy_companions(start: Path, directory: Path) -> None:
+    """Copy the small files of a model: configuration, tokenizer, the index of its files of weights."""
+    for file in start.iterdir():
+        if file.is_file() and file.suffix != SUFFIX and file.name != MANIFEST:
+            shutil.copyfile(file, directory / file.name)
+
+
+def _write_file(
+    file: SafetensorsFile, links: Sequence[StoredDelta], directory: Path, go_on: Callable[[], None]
+) -> list[tuple[TensorKind, str]]:
+    """Write one file of weights with the changes of all links. Plain writes, so that a full disk is an error.
+
+    Returns:
+        The kind of each tensor, and its SHA-256.
+    """
+    sums = []
+    with (directory / file.path.name).open("wb") as stream:
+        stream.write(file.head)
+        for tensor in file.tensors:
+            go_on()
+            data = _changed(tensor, links)
+            stream.seek(tensor.start)
+            stream.write(data.data)
+            sums.append((TensorKind(tensor.name, tensor.dtype, tensor.shape), _sha256(data)))
+    return sums
+
+
+def _changed(tensor: StoredTensor, links: Sequence[StoredDelta]) -> Bytes:
+    """[size] A tensor of the start, with the changes of all links."""
+    data = tensor.read()
+    for link in links:
+        link.apply(tensor.name, data, width_of(tensor.dtype))
+    return data
+
+
+def tensor_kinds(directory: Path) -> list[TensorKind]:
+    """The tensors of a model's files, by name.
+
+    Raises:
+        DamagedError: a file is no file of weights.
+    """
+    files = weights_files(directory)
+    return sorted(TensorKind(tensor.name, tensor.dtype, tensor.shape) for file in files for tensor in file.tensors)

@@ -1,0 +1,240 @@
+"""Weights versions as deltas: how many weights an update changes, the bytes of a version, and the seconds to publish it
+and to have it ready to load, each in full and as a delta.
+
+    python tests/benchmarks/bench_weights_delta.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf --text data/math_train.jsonl \
+        --output tests/benchmarks/results/weights-delta
+
+A real language model (see ``small_language_model``) takes steps of AdamW on real text, with 32-bit weights and the
+settings of the recipes; after each step its weights are published in bfloat16, in full and as a delta against the step
+before, in turn. The first steps are not measured: the weights of the file lie on a grid. Publishing a whole model is
+writing, checksums and syncs; a delta has the comparison, its compression and the checksum of all tensors as well. To
+have a whole model ready to load, its checksums are compared; a delta is verified, applied to the version that the task
+has on its node, and the result is compared. The server then reads the files of either from the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from small_language_model import convert
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.manifest import read_manifest, verify
+from mrt_hpc.run.weights import publish
+from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, chain_to, delta_between, put_together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROWS, TOKENS = 4, 128
+WARM_STEPS = 3
+
+
+def batches(file: Path, tokenizer: Any) -> Iterator[torch.Tensor]:
+    """[ROWS, TOKENS] tokens of the problems of a file, end to end."""
+    text = "\n\n".join(json.loads(line)["problem"] for line in file.read_text().splitlines()[:2000])
+    ids = torch.tensor(tokenizer(text).input_ids)
+    for start in range(0, len(ids) - ROWS * TOKENS, ROWS * TOKENS):
+        yield ids[start : start + ROWS * TOKENS].reshape(ROWS, TOKENS)
+
+
+@dataclass
+class Learner:
+    """A model that learns."""
+
+    model: Any
+    batches: Iterator[torch.Tensor]
+    optimiser: torch.optim.AdamW
+
+    def step(self) -> None:
+        ids = next(self.batches)
+        self.model(input_ids=ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """In bfloat16, as the trainer gathers them."""
+        return {name: tensor.detach().to(torch.bfloat16, copy=True) for name, tensor in self.model.named_parameters()}
+
+
+def as_bytes(weights: dict[str, torch.Tensor]) -> list[TensorBytes]:
+    return [
+        TensorBytes(TensorKind(name, "BF16", tuple(w.shape)), w.reshape(-1).view(torch.uint8).numpy())
+        for name, w in sorted(weights.items())
+    ]
+
+
+@dataclass
+class Timed:
+    """Seconds of the parts, of each step."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def take(self, part: str, action: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        action()
+        self.seconds.setdefault(part, []).append(time.perf_counter() - started)
+
+
+@dataclass
+class Measured:
+    """What the steps have shown."""
+
+    shares: list[float] = field(default_factory=list)
+    """Of the weights that a step has changed."""
+    bytes_full: list[int] = field(default_factory=list)
+    bytes_delta: list[int] = field(default_factory=list)
+    timed: Timed = field(default_factory=Timed)
+
+
+def size(directory: Path) -> int:
+    return sum(size for size, _ in read_manifest(directory).files.values())
+
+
+@dataclass
+class Versions:
+    """The weights after each step, published in full and as deltas."""
+
+    learner: Learner
+    scratch: Path
+    old: dict[str, torch.Tensor]
+    found: Measured = field(default_factory=Measured)
+    held: dict[VersionKey, Path] = field(default_factory=dict)
+    """The version that a task has on its node."""
+
+    @staticmethod
+    def begun(learner: Learner, scratch: Path) -> Versions:
+        """With version 1, which is a whole model."""
+        versions = Versions(learner, scratch, learner.weights())
+        for layout in (versions.full, versions.deltas):
+            versions.publish_full(layout, 1, versions.old)
+        return versions
+
+    @property
+    def full(self) -> RunLayout:
+        return RunLayout(self.scratch / "full")
+
+    @property
+    def deltas(self) -> RunLayout:
+        return RunLayout(self.scratch / "deltas")
+
+    def add(self, version: int) -> None:
+        """Take a step, publish its weights in full and as a delta, and make both ready to load, in turn."""
+        self.learner.step()
+        new, timed = self.learner.weights(), self.found.timed
+        self.found.shares.append(share_changed(self.old, new))
+        publishing = {
+            "publish, in full": lambda: self.publish_full(self.full, version, new),
+            "publish, delta": lambda: self.publish_delta(version, new),
+        }
+        loading = {
+            "ready to load, in full": lambda: verify(self.full.weights_version(version)),
+            "ready to load, delta": lambda: self.make_ready(version),
+        }
+        in_turn(publishing, version, timed)
+        in_turn(loading, version, timed)
+        self.found.bytes_full.append(size(self.full.weights_version(version)))
+        self.found.bytes_delta.append(size(self.deltas.weights_version(version)))
+        shutil.rmtree(self.full.weights_version(version))
+        self.old = new
+
+    def publish_full(self, layout: RunLayout, version: int, weights: dict[str, torch.Tensor]) -> None:
+        publish(layout, version, lambda to: self.learner.model.save_pretrained(to, state_dict=weights))
+
+    def publish_delta(self, version: int, new: dict[str, torch.Tensor]) -> None:
+        base = VersionKey(version - 1, read_manifest(self.deltas.weights_version(version - 1)).digest)
+        delta = delta_between(base, as_bytes(self.old), as_bytes(new))
+        assert delta is not None
+        publish(self.deltas, version, delta.write)
+
+    def make_ready(self, version: int) -> None:
+        """Put a version together from the one before, which the task has on its node from the second on."""
+        chain, to = chain_to(self.deltas, version, self.held), self.scratch / f"made-{version}"
+        to.mkdir()
+        put_together(chain, to)
+        for path in self.held.values():
+            shutil.rmtree(path)
+        self.held = {chain.key: to}
+
+
+def share_changed(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> float:
+    """The share of the weights that differ."""
+    differing = sum(int((old[name].view(torch.int16) != new[name].view(torch.int16)).sum()) for name in new)
+    return differing / sum(tensor.numel() for tensor in new.values())
+
+
+def in_turn(parts: dict[str, Callable[[], object]], number: int, timed: Timed) -> None:
+    """Time the parts, in another order each time."""
+    for part in sorted(parts, reverse=bool(number % 2)):
+        timed.take(part, parts[part])
+
+
+def table(found: Measured, parameters: int, rate: float) -> str:
+    """The medians over all steps, as Markdown."""
+    seconds = {part: statistics.median(values) for part, values in found.timed.seconds.items()}
+    full, delta = statistics.median(found.bytes_full), statistics.median(found.bytes_delta)
+    lines = [
+        f"# Weights versions as deltas: {parameters / 1e6:.0f} million parameters, bfloat16, AdamW at {rate:g}, "
+        f"{len(found.shares)} steps",
+        "",
+        "Medians over the steps; in brackets the least and the most.",
+        "",
+        "| | in full | delta | delta / full |",
+        "|---|---:|---:|---:|",
+        f"| MB of a version | {full / 1e6:.1f} | {delta / 1e6:.2f} | {delta / full:.4f} |",
+    ]
+    for part in ("publish", "ready to load"):
+        one, other = (found.timed.seconds[f"{part}, {kind}"] for kind in ("in full", "delta"))
+        ratios = [b / a for a, b in zip(one, other, strict=True)]
+        lines.append(
+            f"| {part}, s | {seconds[f'{part}, in full']:.2f} | {seconds[f'{part}, delta']:.2f} | "
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
+        )
+    share = found.shares
+    changed = f"{statistics.median(share):.2%} ({min(share):.2%} to {max(share):.2%})"
+    return "\n".join([*lines, "", f"A step changes {changed} of the weights.", ""])
+
+
+def main() -> None:
+    """Measure, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gguf", type=Path, required=True, help="the file of the model")
+    parser.add_argument("--text", type=Path, required=True, help="JSON lines with a text under `problem`")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=1e-6)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        (directory := scratch / "model").mkdir()
+        convert(options.gguf, directory, steps=0)
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=0.01)
+        learner = Learner(model, batches(options.text, AutoTokenizer.from_pretrained(directory)), optimiser)
+        for _ in range(WARM_STEPS):
+            learner.step()
+        versions = Versions.begun(learner, scratch)
+        for version in range(2, options.steps + 2):
+            versions.add(version)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+    written = table(versions.found, parameters, options.learning_rate)
+    print(written)
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "table.md").write_text(written)
+
+
+if __name__ == "__main__":
+    main()

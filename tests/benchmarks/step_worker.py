@@ -1,0 +1,207 @@
+"""What both sides of ``bench_against_trl.py`` share: load, reward, the process of a side, and its measured steps.
+
+A side is a process that stays loaded. It takes one step for each line that it reads, and answers with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import IO, TYPE_CHECKING, Literal
+
+import psutil
+
+from mrt_hpc.algorithms.base import RolloutAlgorithm
+from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
+from mrt_hpc.mrt.mrt_online import outcome_token_advantages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from mrt_hpc.algorithms.batch import Batch
+
+MARK = "measured:"
+"""The start of the lines that tell a step; libraries write to the standard output as well."""
+STEP, SAMPLE = "step", "sample"
+LEARNING_RATE = 1e-6
+PRICE_OF_A_TOKEN = 1e-3
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one step samples and learns."""
+
+    problems: int = 64
+    rollouts: int = 8
+    max_tokens: int = 160
+    micro_batch_tokens: int = 4096
+    """The positions of a micro-batch of mrt-hpc, padding included."""
+    micro_batch_rows: int = 32
+    """The sequences of a micro-batch of TRL."""
+    threads: int = 2
+    steps: int = 10
+    warm_start: int = 700
+    """The steps of supervised training of the small world's model before the comparison."""
+
+    @property
+    def traces(self) -> int:
+        """The traces of a step."""
+        return self.problems * self.rollouts
+
+    @staticmethod
+    def parse(text: str) -> Load:
+        """The load that ``str`` has written."""
+        return Load(**json.loads(text))
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class BriefAnswers(RolloutAlgorithm):
+    """GRPO on the outcome less a price for each token: every group has an advantage, so that both sides compute all
+    sequences.
+    """
+
+    type: Literal["step_worker:BriefAnswers"] = "step_worker:BriefAnswers"
+
+    def learnt(self, batch: Batch) -> Learnt:
+        """Return every rollout with the advantage of its paid outcome."""
+        paid = [r.reward - PRICE_OF_A_TOKEN * len(r.token_ids) for r in batch.rollouts]
+        return Learnt(rollout_sequences(batch, outcome_token_advantages(batch.scored(paid), divide_by_std=True)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step of one side."""
+
+    seconds: float
+    tokens: int
+    """The generated tokens."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """The seconds of each phase."""
+    cpu: dict[str, float] = field(default_factory=dict)
+    """The processor seconds of the side in each phase, those of its server included; ``total`` is the whole step."""
+    others: float = 0.0
+    """The cores that other processes used meanwhile."""
+
+    def per_token(self, phase: str | None = None) -> float:
+        """Milliseconds a generated token, of one phase or of all."""
+        return 1e3 * (self.seconds if phase is None else self.phases[phase]) / self.tokens
+
+    def cpu_per_token(self, phase: str) -> float:
+        """Processor milliseconds a generated token."""
+        return 1e3 * self.cpu[phase] / self.tokens
+
+
+def serve(actions: dict[str, Callable[[], Measured]]) -> None:
+    """Measure one action for each line of the standard input, until it ends."""
+    for line in sys.stdin:
+        tell(measured(actions[line.strip()]))
+
+
+def measured(action: Callable[[], Measured]) -> Measured:
+    """An action with the processor time that other processes took meanwhile."""
+    meter = Meter()
+    return meter.completed(action())
+
+
+class Meter:
+    """Counts, from when it is made, the processor time of other processes than this one and its children."""
+
+    def __init__(self) -> None:
+        self._busy, self._own, self._started = _busy(), own_seconds(), time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds so far."""
+        return time.perf_counter() - self._started
+
+    def completed(self, found: Measured) -> Measured:
+        """A step with the cores that others used."""
+        own = own_seconds() - self._own
+        others = (_busy() - self._busy - own) / self.seconds
+        return replace(found, cpu=found.cpu | {"total": own}, others=max(0.0, others))
+
+
+def tell(what: Measured) -> None:
+    """Answer the process that reads this side's standard output."""
+    print(MARK + json.dumps(asdict(what)), flush=True)
+
+
+def _busy() -> float:
+    """The processor seconds of all processes of the machine."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
+
+
+def own_seconds() -> float:
+    """The processor seconds of this process and of those that it has started."""
+    own = psutil.Process()
+    return sum(t.user + t.system for t in (p.cpu_times() for p in (own, *own.children(recursive=True))))
+
+
+@dataclass(frozen=True)
+class Side:
+    """A process that takes steps, as the benchmark sees it."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def measure(self, action: str = STEP) -> Measured:
+        """Have one action measured.
+
+        Raises:
+            RuntimeError: the process has ended; the message has the end of its log.
+        """
+        pipes: tuple[IO[str] | None, IO[str] | None] = self.process.stdin, self.process.stdout
+        requests, answers = pipes
+        assert requests is not None
+        assert answers is not None
+        requests.write(f"{action}\n")
+        requests.flush()
+        for line in answers:
+            if line.startswith(MARK):
+                return Measured(**json.loads(line.removeprefix(MARK)))
+        raise RuntimeError(f"{self.name} ended with status {self.process.wait()}:\n{self.log.read_text()[-5000:]}")
+
+
+@contextmanager
+def side(name: str, command: list[str], environment: dict[str, str], log: Path) -> Iterator[Side]:
+    """Start the process of a side; it ends with the block."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, env=os.environ | environment, text=True, stderr=errors, **pipes) as process,
+    ):
+        try:
+            yield Side(name, process, log)
+        except BaseException:
+            process.terminate()
+            raise
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@dataclass
+class Phases:
+    """The seconds of the phases of one step, and the processor seconds of this process and its children."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add the seconds of a block to a phase."""
+        started, own = time.perf_counter(), own_seconds()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            self.cpu[name] = self.cpu.get(name, 0.0) + own_seconds() - own

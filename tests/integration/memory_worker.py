@@ -1,0 +1,153 @@
+"""One rank of the memory measurements: what a process takes at the peak of an update, beside what is predicted.
+
+Arguments: rank, world size, address file, folder of results, and the case as JSON. A first engine of a tiny model
+loads all libraries, so that what the peak is compared with holds them. The peak is that of the second update, when the
+optimiser has its states.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from training_support import end_at_once
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from mrt_hpc.plan.model_shape import ModelShape, shape_in
+from mrt_hpc.plan.trainer_memory import TrainerSetting, trainer_memory
+from mrt_hpc.recipe.schema import Precision, Training
+from mrt_hpc.training.accelerator import choose_kernels
+from mrt_hpc.training.engine import TrainerEngine, build
+from mrt_hpc.training.rendezvous import Ranks, join
+from mrt_hpc.training.sequence import TrainingSequence
+from mrt_hpc.training.settings import TrainerSettings
+from mrt_hpc.training.update_statistics import Stopwatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROMPT = 8
+TINY = ModelShape(32, 64, 2, 4, 2, 8, 64, tied=False)
+STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes of a process, without its libraries."""
+
+    peak: int
+    predicted: float
+    parameters: int
+
+
+class PeakClock(Stopwatch):
+    """Forgets earlier peaks at the beginning of each phase, and keeps the highest of all phases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Watch one phase."""
+        PEAK_RESET.write_text("5")
+        with super().phase(name):
+            yield
+        self.peak = max(self.peak, resident("VmHWM"))
+
+
+def resident(field: str) -> int:
+    """Bytes of a field of the process's status."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def write_model(directory: Path, shape: ModelShape) -> None:
+    """Write a Qwen2 model of a shape, unless it is there."""
+    if (directory / "config.json").is_file():
+        return
+    config = Qwen2Config(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=32768,
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+
+
+def sequences(lengths: list[int], vocabulary: int) -> list[TrainingSequence]:
+    """Sequences of so many positions, all but the first few of which are trained."""
+    rng = np.random.default_rng(0)
+    return [
+        TrainingSequence(
+            rng.integers(2, vocabulary, PROMPT).tolist(),
+            rng.integers(2, vocabulary, count).tolist(),
+            rng.normal(size=count).astype(np.float32),
+            np.full(count, -5, np.float32),
+            np.ones(count, bool),
+        )
+        for count in (length - PROMPT + 1 for length in lengths)
+    ]
+
+
+def warm_up(directory: Path, settings: TrainerSettings, ranks: Ranks) -> None:
+    """Load and use everything once."""
+    engine = build(settings, directory, ranks)
+    for _ in range(2):
+        engine.update(sequences([20] * 4, TINY.vocabulary))
+    engine.engine.destroy()
+    del engine
+    gc.collect()
+
+
+def peak_of_updates(engine: TrainerEngine, batch: list[TrainingSequence]) -> int:
+    """Bytes of the process at the peak of the second of two updates."""
+    clock = PeakClock()
+    for _ in range(2):
+        clock = PeakClock()
+        engine.accumulate(engine.prepare(batch), clock=clock)
+        with clock.phase("step"):
+            engine.apply()
+    return clock.peak
+
+
+def measure(case: dict[str, Any], models: Path, ranks: Ranks) -> Measured:
+    """Measure one case: fields of the recipe's section, name of the model and lengths of the sequences."""
+    training = Training(learning_rate=1e-6, **{**case["training"], "precision": Precision(case["precision"])})
+    settings, directory = TrainerSettings(training, 100, 1.0), models / case["model"]
+    warm_up(models / "tiny", settings, ranks)
+    before = resident("VmRSS")
+    engine = build(settings, directory, ranks)
+    shape = shape_in(directory)
+    peak = peak_of_updates(engine, sequences(case["lengths"], shape.vocabulary)) - before
+    setting = TrainerSetting(training, shape, ranks.world_size, max(case["lengths"]), on_gpu=False)
+    return Measured(peak, trainer_memory(setting).whole, shape.parameters)
+
+
+def main() -> None:
+    """Measure, and write what was found."""
+    rank, world_size = int(sys.argv[1]), int(sys.argv[2])
+    address, folder, case = Path(sys.argv[3]), Path(sys.argv[4]), json.loads(sys.argv[5])
+    torch.set_num_threads(1)
+    choose_kernels(None)
+    ranks = Ranks(rank, world_size, rank)
+    join(ranks, address, timeout_s=240)
+    found = measure(case, Path(case["models"]), ranks)
+    (folder / f"memory-{rank}.json").write_text(json.dumps(asdict(found)))
+    end_at_once()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""`tests/benchmarks/bench_trainer_gpu.py` on a CPU with DeepSpeed: whole updates, also after one that broke off."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import bench_trainer_gpu as bench
+import pytest
+import torch
+from conftest import ROOT
+from paper_sequences import SMALLER, batches_of, branched, config_of, sampled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mrt_hpc.training.micro_batch import MicroBatch
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+CPU = torch.device("cpu")
+CONFIG = config_of("tiny")
+SEQUENCES = branched(sampled(2, SMALLER, CONFIG.vocab_size, 0), SMALLER, CONFIG.vocab_size, 1)
+MAX_TOKENS = 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_engine_has_the_same_gradient_for_all_variants_and_takes_its_step(dtype: torch.dtype) -> None:
+    trainer = bench.Trainer(CONFIG, CPU, dtype)
+    head = trainer.engine.module.model.lm_head.weight
+    before = head.detach().float().clone()
+    norms = [step(trainer.engine, variant, 0.0) for variant in bench.VARIANTS]
+    assert norms[0] > 0.1 and norms == pytest.approx(
+        [norms[0]] * len(norms), rel=1e-5 if dtype == torch.float32 else 1e-2
+    )
+    assert torch.equal(head.float(), before)  # the rate was 0
+    step(trainer.engine, bench.VARIANTS[-1], 1e-2)
+    assert float((head.float() - before).abs().max()) > 5e-3
+    trainer.drop()
+
+
+def step(engine: Any, variant: bench.Variant, rate: float) -> float:
+    """Take an update with this learning rate; return the norm of its gradient."""
+    engine.module.choose(variant)
+    bench.accumulate(engine, batches_of(SEQUENCES, variant.batching, MAX_TOKENS))
+    gradients = [p.grad.clone() for p in engine.module.parameters() if p.grad is not None]
+    engine.optimizer.param_groups[0]["lr"] = rate
+    engine.step()
+    # in 32 bits DeepSpeed wraps no optimiser, and tells no norm
+    return float(
+        engine.get_global_grad_norm() if engine.zero_optimization() else torch.nn.utils.get_total_norm(gradients)
+    )
+
+
+class Fails(torch.autograd.Function):
+    """No memory in the backward pass."""
+
+    @staticmethod
+    def forward(_: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError(f"no room for {gradient.shape}")
+
+
+def test_after_an_update_without_memory_a_new_engine_goes_on_and_nothing_of_the_old_one_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, calls, old = bench._plain, [], []
+
+    def failing(model: Any) -> Callable[[MicroBatch], torch.Tensor]:
+        def logprobs(batch: MicroBatch) -> torch.Tensor:
+            calls.append(batch)
+            found = plain(model)(batch)
+            return Fails.apply(found) if len(calls) == 2 else found
+
+        optimizer = trainer._engine.optimizer if trainer._engine else model
+        old.extend(weakref.ref(t) for t in (model, model.lm_head.weight, optimizer))
+        return logprobs
+
+    trainer = bench.Trainer(CONFIG, CPU, torch.bfloat16)
+    assert trainer.engine.zero_optimization()  # it is made here
+    monkeypatch.setattr(bench, "_plain", failing)
+    results = bench.Series("branches", SEQUENCES, MAX_TOKENS, rounds=2).measure(trainer, float("inf"))
+    first, *others = results
+    assert (first.problem, first.seconds, len(calls)) == ("out of memory", [], 2)
+    assert all(len(r.seconds) == 2 and not r.problem for r in others)
+    assert [r() for r in old[:3]] == [None] * 3
+    assert "| out of memory |" in bench.table(results, 1, None)
+    trainer.drop()
+
+
+def test_an_update_is_broken_off_between_micro_batches_when_its_time_is_over() -> None:
+    trainer = bench.Trainer(CONFIG, CPU, torch.float32)
+    module = trainer.engine.module
+    module.register_forward_hook(lambda *_: setattr(module, "deadline", 0.0))  # it passes in the first micro-batch
+    result = bench.Measured("plain")
+    series = bench.Series("branches", SEQUENCES, MAX_TOKENS, rounds=1)
+    series._visit(trainer, bench.VARIANTS[0], float("inf"), result)
+    assert (result.problem, result.seconds) == ("broken off at the end of its time", [])
+    assert trainer.engine.module is not module
+    trainer.drop()
+
+
+def test_it_ends_with_a_table_for_each_set(tmp_path: Path) -> None:
+    output = tmp_path / "updates.json"
+    command = [sys.executable, str(ROOT / "tests/benchmarks/bench_trainer_gpu.py"), "--shape", "tiny"]
+    command += ["--device", "cpu", "--sequences", "4", "--rounds", "2", "--seconds", "120", "--peak-tflops", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, "--output", str(output)], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("# Updates on CPU: tiny with 2 layers, bfloat16") and "MFU = FLOPs" in ended.stdout
+    rows = [line for line in ended.stdout.splitlines() if line.startswith("| ") and "tokens/s" not in line]
+    assert len(rows) == 2 * len(bench.VARIANTS)
+    measured = json.loads(output.read_text())
+    assert all(len(r["seconds"]) == 2 for results in measured.values() for r in results)
+    shared, packed = measured["branches"][-1], measured["branches"][-2]
+    assert shared["flops"] < 0.6 * packed["flops"]

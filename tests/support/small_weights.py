@@ -1,0 +1,81 @@
+"""Weights versions of a few small tensors, published in full or as deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.weights import publish
+from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, contents_of, delta_between
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.run.layout import RunLayout
+
+Tensors = dict[str, "np.ndarray[Any, Any]"]
+NAMES = {"float32": "F32", "uint16": "U16", "int64": "I64"}
+FILES = {"model-1.safetensors": ("bias", "embedding"), "model-2.safetensors": ("head", "steps")}
+"""The tensors of each file."""
+
+
+def tensors(version: int, share: float = 0.01) -> Tensors:
+    """Those of a version: each version changes a share of the numbers of the one before."""
+    draw = np.random.default_rng(0)
+    embedding, head = (draw.integers(0, 2**16, size, np.uint16) for size in ((200, 40), (3, 50)))
+    for number in range(1, version + 1):
+        step = np.random.default_rng(number)
+        for matrix in (embedding, head):
+            matrix += (step.random(matrix.shape) < share).astype(np.uint16)
+    bias = np.arange(7, dtype=np.float32)
+    return {"embedding": embedding, "head": head, "bias": bias, "steps": np.array([version], np.int64)}
+
+
+def as_bytes(values: Tensors) -> list[TensorBytes]:
+    """As the trainer gives them."""
+    return [
+        TensorBytes(TensorKind(name, NAMES[value.dtype.name], value.shape), value.reshape(-1).view(np.uint8))
+        for name, value in sorted(values.items())
+    ]
+
+
+def write_model(directory: Path, values: Tensors) -> None:
+    """Fill a directory with a whole model in two files."""
+    (directory / "config.json").write_text("{}")
+    for file, names in FILES.items():
+        save_file({name: values[name] for name in names}, directory / file, {"format": "pt"})
+
+
+def read_model(directory: Path) -> Tensors:
+    """The tensors of a whole model."""
+    return {name: value for file in FILES for name, value in load_file(directory / file).items()}
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Stands where the gathered weights of a trainer stand."""
+
+    values: Tensors
+
+    def write(self, directory: Path) -> None:
+        write_model(directory, self.values)
+
+    def as_bytes(self) -> list[TensorBytes]:
+        return as_bytes(self.values)
+
+
+def publish_full(layout: RunLayout, version: int) -> None:
+    values = tensors(version)
+    assert publish(layout, version, lambda to: write_model(to, values), contents=contents_of(as_bytes(values)))
+
+
+def publish_delta(layout: RunLayout, version: int) -> None:
+    """As changes against the version before, which is there."""
+    base = VersionKey(version - 1, read_manifest(layout.weights_version(version - 1)).digest)
+    delta = delta_between(base, as_bytes(tensors(version - 1)), as_bytes(tensors(version)))
+    assert delta is not None
+    assert publish(layout, version, delta.write, base=base._asdict(), contents=delta.contents)
