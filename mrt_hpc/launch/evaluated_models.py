@@ -18,7 +18,7 @@ from mrt_hpc.recipe.find import expanded
 from mrt_hpc.recipe.hub_models import HubModel, found_in_cache, hub_model_of, is_hub_name
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.weights import published_versions, refuse_delta
+from mrt_hpc.run.weights import full_versions, published_versions, refuse_delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,13 +220,13 @@ def _published_by(role: Role, iterations: range) -> range:
 
 def not_published(layout: RunLayout, version: int) -> UserError:
     """The refusal of a weights version that is not there."""
-    here, published = local_process(layout), published_versions(layout)
+    here, published, models = local_process(layout), published_versions(layout), full_versions(layout)
     gone = version < max(published, default=0)
     why = "it was pruned" if gone else "no queued job of the run will publish it"
     wait = f"wait until process {here.pid}, which trains the run on this machine, has ended" if here else None
     return UserError(
         f"weights version {version} is not there: {why}",
         where=layout.weights,
-        expected=f"one of {', '.join(map(str, published))}" if published else "a run that has published weights",
+        expected=f"one of {', '.join(map(str, models))}" if models else "a run that has published weights",
         advice=wait or f"mrt-hpc status {layout.root}",
     )

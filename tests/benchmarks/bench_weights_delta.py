@@ -36,7 +36,7 @@ from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, chain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ROWS, TOKENS = 4, 128
+ROWS, TOKENS = 2, 96
 WARM_STEPS = 3
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", type=Path, required=True, help="the file of the model")
     parser.add_argument("--text", type=Path, required=True, help="JSON lines with a text under `problem`")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -225,15 +225,15 @@ def main() -> None:
         learner = Learner(model, batches(options.text, AutoTokenizer.from_pretrained(directory)), optimiser)
         for _ in range(WARM_STEPS):
             learner.step()
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         versions = Versions.begun(learner, scratch)
         for version in range(2, options.steps + 2):
             versions.add(version)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-    written = table(versions.found, parameters, options.learning_rate)
-    print(written)
-    if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "table.md").write_text(written)
+            written = table(versions.found, parameters, options.learning_rate)
+            print(written, flush=True)
+            if options.output is not None:
+                options.output.mkdir(parents=True, exist_ok=True)
+                (options.output / "table.md").write_text(written)
 
 
 if __name__ == "__main__":

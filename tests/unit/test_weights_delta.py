@@ -13,6 +13,9 @@ import pytest
 from small_weights import as_bytes, publish_delta, publish_full, read_model, tensors, write_model
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.create import check_model
+from mrt_hpc.launch.origin import version_at
+from mrt_hpc.launch.regrade import tokenizer_of
 from mrt_hpc.launch.slurm.doctor.place_checks import bytes_needed
 from mrt_hpc.plan.kept_weights import is_in_full, needed_versions, stays
 from mrt_hpc.recipe.load import load_recipe
@@ -172,6 +175,15 @@ def test_a_delta_is_refused_where_a_model_is_wanted(layout: RunLayout) -> None:
         refuse_delta(layout.weights_version(2))
     assert refusal.value.expected == "one of the full versions: v000001"
     assert pruned_versions(layout, [1, 2, 3]) == [2, 3], "an evaluation that is asked for later passes them over"
+
+
+def test_commands_take_whole_models(layout: RunLayout) -> None:
+    assert version_at(layout, "last") == 1
+    with pytest.raises(UserError, match="no whole model"):
+        version_at(layout, "3")
+    assert tokenizer_of(layout, recipe(), 3) == layout.weights_version(1)
+    with pytest.raises(UserError, match="no whole model"):
+        check_model(recipe(f"model={{type: hugging_face, path: {layout.weights_version(3)}}}"))
 
 
 def test_a_version_that_stays_keeps_what_it_was_made_of(layout: RunLayout) -> None:

@@ -76,16 +76,29 @@ def verified_weights(task: Task, version: int, local: LocalWeights | None = None
                 where=damage.where,
                 advice=f"rm -r {directory} {layout.root / 'tasks/prepare'}, and the same command again",
             ) from damage
-        now, damaged = _identities(layout), damage.versions if isinstance(damage, BrokenChainError) else (version,)
-        same = [v for v in damaged if v in before and now.get(v) == before[v]]  # others have been published again
-        if version in same:
-            if version == task.plan.iterations:  # no trainer continues from there
-                task.reopen(trainer_to(task.plan, version), f"weights version {version}, its last, was damaged")
-            if isinstance(task.experiment, EvaluationRecipe):
-                publish_again(task, f"model {version} was damaged")
-        paths = [layout.weights_version(v) for v in same]
-        task.set_aside(paths, f"weights version {version} is damaged: {damage.what} ({damage.where})")
+        _set_aside_damaged(task, version, damage, before)
         raise
+
+
+def _set_aside_damaged(task: Task, version: int, damage: DamagedError, before: dict[int, int]) -> None:
+    """Set aside a damaged version, and what it cannot be put together of; but none that was published again.
+
+    Args:
+        task: who asked.
+        version: what it asked for.
+        damage: what it found.
+        before: the inodes of all versions when it asked.
+    """
+    layout, now = task.layout, _identities(task.layout)
+    damaged = damage.versions if isinstance(damage, BrokenChainError) else (version,)
+    same = [v for v in damaged if v in before and now.get(v) == before[v]]
+    if version in same:
+        if version == task.plan.iterations:  # no trainer continues from there
+            task.reopen(trainer_to(task.plan, version), f"weights version {version}, its last, was damaged")
+        if isinstance(task.experiment, EvaluationRecipe):
+            publish_again(task, f"model {version} was damaged")
+    paths = [layout.weights_version(v) for v in same]
+    task.set_aside(paths, f"weights version {version} is damaged: {damage.what} ({damage.where})")
 
 
 def _found(layout: RunLayout, version: int, local: LocalWeights | None) -> Weights:
