@@ -22,6 +22,7 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.longest import longest_in_evaluation, longest_in_training
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.server_layout import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -295,7 +296,7 @@ def _note(server: _Server, memory: ServerMemory) -> str:
 
 def gpus_per_server(resources: RoleResources) -> int:
     """The GPUs over which one server divides its model; 0 without a GPU."""
-    return resources.gpus
+    return resources.gpus * nodes_of(resources)
 
 
 def rounded_up(gib: float) -> int:

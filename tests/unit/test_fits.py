@@ -16,7 +16,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.plan.fits import Fits, fits
+from mrt_hpc.plan.fits import Fits, fits, gpus_per_server
 from mrt_hpc.plan.fitting import nearest_change, refuse_unfit
 from mrt_hpc.plan.gpu_memory import gpu_memory
 from mrt_hpc.plan.jobs import Role
@@ -24,6 +24,7 @@ from mrt_hpc.plan.model_shape import SMALL_WORLD, ModelShape, UnknownShapeError,
 from mrt_hpc.plan.server_memory import ServerSetting, server_memory
 from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, logit_bytes, trainer_memory
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.resources import EvaluationResources, InferenceResources, RoleResources
 from mrt_hpc.recipe.schema import Precision, Training
 
 if TYPE_CHECKING:
@@ -369,3 +370,16 @@ def test_plan_says_what_submit_refuses(tmp_path: Path, monkeypatch: pytest.Monke
     refused = CliRunner().invoke(main, ["submit", "quickstart", *change])
     assert refused.exit_code == 2
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        (InferenceResources(gpus=8, nodes=2), 16),
+        (InferenceResources(gpus=8), 8),
+        (InferenceResources(nodes=2), 0),
+        (EvaluationResources(gpus=4), 4),
+    ],
+)
+def test_one_server_has_the_gpus_of_all_nodes_of_its_task(resources: RoleResources, gpus: int) -> None:
+    assert gpus_per_server(resources) == gpus
