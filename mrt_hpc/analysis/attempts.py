@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Event = Mapping[str, Any]
 
+Uses = tuple[tuple[float, Use], ...]
+"""When each use of the time of a process began, by time."""
 OF_NO_WORK = frozenset({Use.WAITING, Use.ENDING})
 """Uses that are not lost with an attempt: another attempt does not have to do them again."""
 
@@ -74,8 +76,16 @@ def attempts(layout: RunLayout) -> list[Attempt]:
     """All attempts of a run, as the first rank of each wrote them, by their begin."""
     processes = list(events_by_process(layout.events))
     signs = _signs_of_life(processes)
-    firsts = [events for events in processes if events[0]["kind"] == EventKind.TASK_STARTED and not events[0]["rank"]]
-    return sorted((_attempt(layout, events, signs) for events in firsts), key=lambda attempt: attempt.began)
+    begun = [events for events in processes if events[0]["kind"] == EventKind.TASK_STARTED]
+    firsts = [events for events in begun if not events[0]["rank"]]
+    companions = {events[0]["attempt"]: events for events in begun if _is_companion(events[0])}
+    found = (_attempt(layout, events, signs, companions.get(events[0]["attempt"], ())) for events in firsts)
+    return sorted(found, key=lambda attempt: attempt.began)
+
+
+def _is_companion(first: Event) -> bool:
+    """Whether a process that began with this event samples for a colocated task."""
+    return bool(first["rank"]) and first["rank"] == first.get("world_size")
 
 
 def _signs_of_life(processes: Sequence[Sequence[Event]]) -> dict[str, float]:
@@ -90,12 +100,17 @@ def _signs_of_life(processes: Sequence[Sequence[Event]]) -> dict[str, float]:
     return signs
 
 
-def _attempt(layout: RunLayout, events: Sequence[Event], signs: Mapping[str, float]) -> Attempt:
+def _attempt(
+    layout: RunLayout, events: Sequence[Event], signs: Mapping[str, float], companion: Sequence[Event]
+) -> Attempt:
     first, name = events[0], str(events[0]["attempt"])
     began = min(first["time"], first.get("began") or first["time"])
     told = [event for event in events if event["kind"] == EventKind.TASK_ENDED]
     outcome = TaskState(told[-1]["outcome"]) if told else None
     uses = _uses(events, began)
+    if companion:
+        uses = _joined(uses, _uses(companion, companion[0]["time"]))
+    events = sorted([*events, *companion], key=lambda event: float(event["time"]))
     waited = max((use for use in uses if use[1] is not Use.ENDING), key=lambda use: use[0])[1] is Use.WAITING
     finished = outcome is TaskState.DONE or (outcome is TaskState.GAVE_BACK and waited)
     ended = max(events[-1]["time"], signs.get(name, 0.0), 0.0 if told else _last_beat(layout, first))
@@ -114,12 +129,26 @@ def _attempt(layout: RunLayout, events: Sequence[Event], signs: Mapping[str, flo
     )
 
 
-def _uses(events: Sequence[Event], began: float) -> tuple[tuple[float, Use], ...]:
+def _uses(events: Sequence[Event], began: float) -> Uses:
     """When each use began. An earlier version of mrt-hpc recorded no uses: nothing is known of such an attempt."""
     told = "began" in events[0]
     changes = [(event["time"], Use(event["use"])) for event in events if event["kind"] == EventKind.USE]
     ends = [(event["time"], Use.ENDING) for event in events if event["kind"] == EventKind.TASK_ENDED]
     return ((began, Use.STARTING if told else Use.UNACCOUNTED), *changes, *ends[-1:])
+
+
+def _joined(mine: Uses, companions: Uses) -> Uses:
+    """When each use of a task began whose trainer and companion work by turns: while the trainer waits, what the
+    companion does counts.
+    """
+    times = sorted({time for time, _ in (*mine, *companions) if time >= mine[0][0]})
+    both = [(time, _use_at(mine, time), _use_at(companions, time)) for time in times]
+    return tuple((time, other if own is Use.WAITING and other is not Use.ENDING else own) for time, own, other in both)
+
+
+def _use_at(uses: Uses, time: float) -> Use:
+    """What the time of a process is used for at a moment; a process that has not begun waits."""
+    return next((use for began, use in reversed(uses) if began <= time), Use.WAITING)
 
 
 def _last_beat(layout: RunLayout, first: Event) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HOUR_S = 3600.0
 CLOCKS_APART_S = 60.0
 """At most, between the clock of a node and that of the queue's accounting, seconds."""
-TRAINING_ROLES = frozenset({Role.PREPARE, Role.INFERENCE, Role.TRAINER})
+TRAINING_ROLES = frozenset({Role.PREPARE, Role.INFERENCE, Role.TRAINER, Role.COLOCATED})
 """The roles whose GPU-hours buy accuracy; those of evaluations only measure it."""
 
 

@@ -10,7 +10,7 @@ from mrt_hpc.cli.completion import complete_override, complete_recipe, complete_
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.find import RECIPES, expanded, find
 
-ROLES = ["prepare", "inference", "trainer", "evaluation", "report"]
+ROLES = ["prepare", "inference", "trainer", "colocated", "evaluation", "report"]
 
 
 def checked_run_directory(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:

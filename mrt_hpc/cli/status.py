@@ -17,7 +17,7 @@ from mrt_hpc.launch import queued_jobs
 from mrt_hpc.launch.backend import QueueState
 from mrt_hpc.launch.ledger import local_process
 from mrt_hpc.launch.run_progress import progress, read_records, reason, remarks
-from mrt_hpc.plan.jobs import Plan, read_plan
+from mrt_hpc.plan.jobs import Plan, Role, read_plan
 from mrt_hpc.run.layout import existing_run
 from mrt_hpc.run.offline import upload
 from mrt_hpc.run.task_state import TaskState
@@ -111,9 +111,9 @@ def print_logs(run: Path, role: str | None, lines: int, everything: bool) -> Non
     """
     layout, _ = open_run(run)
     paths = [p for p in layout.logs.rglob("*") if p.is_file() and p.suffix in (".log", ".out", ".err")]
-    wanted = [
-        p for p in paths if role is None or f".{role}" in str(p.relative_to(layout.logs)) or p.name.startswith(role)
-    ]
+    wanted = paths if role is None else _of_role(paths, layout.logs, role)
+    if not wanted and role in (Role.INFERENCE, Role.TRAINER):
+        wanted = _of_role(paths, layout.logs, Role.COLOCATED)
     wanted = sorted((p for p in wanted if p.stat().st_size), key=lambda p: p.stat().st_mtime)
     if not wanted:
         raise UserError("the run has no such log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {run}")
@@ -121,6 +121,11 @@ def print_logs(run: Path, role: str | None, lines: int, everything: bool) -> Non
         click.secho(f"==> {path}", bold=True)
         with path.open(errors="replace") as stream:
             click.echo("".join(deque(stream, maxlen=lines)), nl=False)
+
+
+def _of_role(paths: list[Path], logs: Path, role: str) -> list[Path]:
+    """The logs in whose names a role stands."""
+    return [path for path in paths if f".{role}" in str(path.relative_to(logs)) or path.name.startswith(role)]
 
 
 def cancel_run(run: Path) -> None:

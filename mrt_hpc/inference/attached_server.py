@@ -105,6 +105,12 @@ class AttachedServer:
         """Return the tokens read and generated since the server started; None when it does not answer."""
         return self.control.tokens_done()
 
+    def sleep(self) -> None:
+        """Do nothing: the memory of its GPUs is not this task's."""
+
+    def wake_up(self) -> None:
+        """Do nothing."""
+
     def restart_if_dead(self) -> bool:
         """Return False where the server answers; a task cannot restart one that it has not started.
 

@@ -10,6 +10,7 @@ been tested there.
 
 from __future__ import annotations
 
+import signal
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import ClassVar
 
@@ -28,6 +29,7 @@ class EngineProcess(ForkProcess):
     def run(self) -> None:
         """Run vLLM's engine."""
         die_with_parent()
+        signal.set_wakeup_fd(-1)  # otherwise the signals of this process would wake up the event loop of its server
         torch.set_num_threads(self.threads)
         super().run()
 

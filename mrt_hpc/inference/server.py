@@ -91,6 +91,8 @@ class ServerSettings:
     """The seconds until it must answer: a large model may be read from a busy shared filesystem."""
     pause_deadline_s: float = 300.0
     """The seconds in which it must finish running samples when new weights are to be loaded."""
+    sleeps: bool = False
+    """Whether it can free the memory of its GPUs for a while. vLLM then allocates that memory in another way."""
     noise_by_request: bool = False
     """Whether the random numbers of a sample are those of its seed from its first token on, whatever the position
     of that token. The newer of vLLM's GPU runners draws them by absolute position.
@@ -294,6 +296,16 @@ class VllmServer:
         self._model_dir, self.weights_version = directory, version
         return report
 
+    def sleep(self) -> None:
+        """Free the memory of its GPUs; see :meth:`Server.sleep`."""
+        if self.settings.sleeps and not on_cpu():
+            self.control.sleep(self.settings.pause_deadline_s)
+
+    def wake_up(self) -> None:
+        """Take the memory back; see :meth:`Server.wake_up`."""
+        if self.settings.sleeps and not on_cpu():
+            self.control.wake_up(self.settings.pause_deadline_s)
+
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache."""
         self.control.reset_prefix_cache()
@@ -418,6 +430,8 @@ class VllmServer:
         if block_size := settings.block_size or (32 if on_cpu() else None):
             options["block-size"] = block_size
         flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if on_cpu() else [])]
+        if settings.sleeps and not on_cpu():
+            flags.append("--enable-sleep-mode")
         return [
             *(text for name, value in options.items() for text in (f"--{name}", str(value))),
             *flags,

@@ -96,6 +96,21 @@ class Server(Servers, Protocol):
     def tokens_done(self) -> int | None:
         """Return the tokens read and generated since it started; None when it does not answer."""
 
+    def sleep(self) -> None:
+        """Free the memory of its GPUs: weights go to the memory of the node, the key-value cache is dropped. On CPU
+        nothing happens.
+
+        Raises:
+            UserError: the server does not answer.
+        """
+
+    def wake_up(self) -> None:
+        """Take the memory back, with the weights as they were.
+
+        Raises:
+            UserError: the server does not answer.
+        """
+
     def restart_if_dead(self) -> bool:
         """Restart the server if it does not answer; return whether it was restarted.
 
@@ -148,6 +163,22 @@ class ServerControl:
             running: clear the keys and values of running samples as well, which are then computed again.
         """
         self.request("/reset_prefix_cache", params={"reset_running_requests": running})
+
+    def sleep(self, deadline_s: float) -> None:
+        """Let the server sleep after its running samples have ended; its prefix cache is cleared.
+
+        Args:
+            deadline_s: the time in which it must be asleep, and no more.
+        """
+        self.request("/sleep", timeout=deadline_s, params={"level": 1, "mode": "wait"})
+
+    def wake_up(self, deadline_s: float) -> None:
+        """Wake it.
+
+        Args:
+            deadline_s: the time in which it must be awake.
+        """
+        self.request("/wake_up", timeout=deadline_s)
 
     def longest_sequence(self) -> int:
         """Return the number of tokens of the longest sequence that it serves."""

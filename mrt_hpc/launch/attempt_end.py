@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode
-from mrt_hpc.run.events import event_file, has_progressed, outcomes
+from mrt_hpc.run.events import has_progressed, outcomes
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
@@ -58,7 +58,7 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
     silent = record.attempt != attempt or record.state in (TaskState.RUNNING, TaskState.WAITING)
     if silent and record.state is not TaskState.DONE:
         message = f"ended with exit code {exit_code} and wrote no reason ({MEANINGS})"
-        progressed = has_progressed(event_file(layout.events, job, index, 0, attempt))
+        progressed = has_progressed(layout.events, job, index, attempt)
         record = replace(record, attempt=attempt)
         if exit_code in TOLD_TO_LEAVE and not _any_failed(layout, job, index, attempt):
             failures = 0 if progressed else record.failures

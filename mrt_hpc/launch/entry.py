@@ -24,6 +24,7 @@ from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.launch.stuck import fruitless_waits, patience_of, sign_for, tell_after
 from mrt_hpc.plan.jobs import Role, read_plan
+from mrt_hpc.roles.task.companion import turn_of
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, never_gone
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
@@ -73,6 +74,8 @@ def run_task(
     if read_task(layout, job_name, index).state is TaskState.DONE:
         return
     task = replace(load_task(layout, job_name, index, placement), gone=gone)
+    if task.rank == task.world_size:
+        task = replace(task, turn=turn_of(task))
     _set_up_logging(task)
     heed_signals(task)
     sign_for(task)
@@ -84,6 +87,7 @@ def run_task(
         tell_after(task)
         if task.job.role is Role.REPORT:
             tell_end(layout, job_name, index)
+        task.turn.remove()
 
 
 def attempt(
@@ -168,12 +172,13 @@ def _fruitless(task: Task, progressed: bool) -> bool:
     """Whether the time limit came before the task finished anything, although it worked all the time: a second attempt
     would end in the same way.
     """
-    return task.rank == 0 and not progressed and not task.shutdown.found_waiting and task.seconds_left < NEAR_LIMIT_S
+    waited = task.shutdown.found_waiting and task.job.role is not Role.COLOCATED  # which waits for its own samples
+    return task.rank == 0 and not progressed and not waited and task.seconds_left < NEAR_LIMIT_S
 
 
 def _explained(task: Task, error: BaseException) -> tuple[str, ExitCode]:
     if isinstance(error, RequeueRequested):
-        limit = f"resources.{task.job.role}.time_limit_minutes"
+        limit = f"resources.{task.job.role.section}.time_limit_minutes"
         return f"the time limit came before anything was finished\n  next:     raise {limit}", ExitCode.RETRYABLE
     if isinstance(error, UserError):
         return error.message(), error.exit_code
@@ -248,7 +253,8 @@ def _module(role: Role) -> Any:
         UserError: a package that it imports is not installed, or this node cannot see it.
     """
     try:
-        return importlib.import_module(f"mrt_hpc.roles.{role.value}")
+        room = "launch" if role is Role.COLOCATED else "roles"  # a colocated task starts another by this module
+        return importlib.import_module(f"mrt_hpc.{room}.{role.value}")
     except ModuleNotFoundError as error:
         raise UserError(
             f"the Python of this task has no package {error.name}",
@@ -275,18 +281,22 @@ def stop_with_parent() -> None:
 
 
 def main() -> int:
-    """Run one task as a child of the local backend; the exit code tells whether running again may help."""
+    """Run one process of a task as a child of the local backend, or the companion of a colocated task as a child of
+    the first rank; the exit code tells whether running again may help.
+    """
     parser = argparse.ArgumentParser(prog="mrt_hpc.launch.entry", description=main.__doc__)
     parser.add_argument("run_dir")
     parser.add_argument("job")
     parser.add_argument("index", type=int)
+    parser.add_argument("role", nargs="?", help="of the companion of a colocated task; else the plan says it")
     arguments = parser.parse_args()
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole terminal group; the parent decides and sends SIGTERM
     stop_with_parent()
     try:
-        run_task(arguments.run_dir, arguments.job, arguments.index, local_placement())
+        role = None if arguments.role is None else role_function(Role(arguments.role))
+        run_task(arguments.run_dir, arguments.job, arguments.index, local_placement(), role)
     except UserError as error:
         print(error.message(), file=sys.stderr)
         return int(error.exit_code)

@@ -204,7 +204,7 @@ def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> dict[int, lis
     published = published_versions(layout)
     missing = [version for version in versions if version not in published]
     live = live_jobs(layout) if missing else {}
-    trainers = [job for job in read_plan(layout.plan).jobs if job.role in (Role.TRAINER, Role.PREPARE)]
+    trainers = [job for job in read_plan(layout.plan).jobs if job.does(Role.TRAINER) or job.does(Role.PREPARE)]
     found: dict[int, list[str]] = {}
     for version in missing:
         makers = [job.name for job in trainers if version in _published_by(job.role, job.iterations)]

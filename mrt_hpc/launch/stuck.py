@@ -93,7 +93,7 @@ def fruitless_waits(task: Task, before: TaskRecord) -> tuple[int, int]:
         task: the attempt that returns its nodes.
         before: the record of the task, with these two numbers of the earlier attempts.
     """
-    jobs = [job.name for job in task.plan.jobs if job.segment == task.job.segment and job.role in _PEERS]
+    jobs = [job.name for job in task.plan.jobs if job.segment == task.job.segment and any(map(job.does, _PEERS))]
     finished = finished_parts(task.layout.events, jobs)
     again = before.waits > 0 and before.finished == finished
     return (before.waits + 1 if again else 1), finished

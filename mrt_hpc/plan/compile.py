@@ -1,8 +1,9 @@
 """Compile a recipe and a site into a plan: pure, and the same for the same input.
 
-Segment s is an inference array and a trainer; both start when trainer s-1 has ended well (the first when ``prepare``
-has, and where the algorithm starts from traces of weights version 0, the array that collects these). Where these are
-sampled again by later weights, another such array stands between two segments. A supervised algorithm samples nothing
+Segment s is an inference array and a trainer, or one colocated job that does the work of both; they start when trainer
+s-1 has ended well (the first when ``prepare`` has, and where the algorithm starts from traces of weights version 0, the
+array that collects these). Where these are sampled again by later weights, another such array stands between two
+segments. A supervised algorithm samples nothing
 more, so its segments are trainers alone. Evaluations of the weights versions that fall into the segment are queued
 behind its trainer, off the critical path; the report waits for everything, however it ended, and says what is missing.
 """
@@ -140,6 +141,8 @@ def _segment(
     first, end = segment_iterations(recipe, segment)
     resources = recipe.resources
     start = _starts_after(before)
+    colocated = recipe.schedule.coupling is Coupling.COLOCATED and recipe.algorithm.samples_rollouts
+    trains = Role.COLOCATED if colocated else Role.TRAINER
     whole = Job(
         name=_name(segment, Role.INFERENCE),
         role=Role.INFERENCE,
@@ -151,14 +154,14 @@ def _segment(
         after=start,
     )
     array = whole.model_copy(update={"max_parallel": resources.inference.max_parallel})
-    inference = split_array(array, max_array_size) if recipe.algorithm.samples_rollouts else []
+    inference = split_array(array, max_array_size) if recipe.algorithm.samples_rollouts and not colocated else []
     feeding = tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in inference)
     trainer = whole.model_copy(
         update={
-            "name": _name(segment, Role.TRAINER),
-            "role": Role.TRAINER,
+            "name": _name(segment, trains),
+            "role": trains,
             "tasks": 1,
-            "resources": _trainer_resources(resources.trainer),
+            "resources": role_resources(recipe, trains),
             "after": feeding if feeding and recipe.schedule.coupling is Coupling.SEQUENTIAL else start,
         }
     )
@@ -183,7 +186,7 @@ def _starts_after(before: Sequence[Job]) -> tuple[Dependency, ...]:
     found damaged later and is made again.
     """
     collections = [job for job in before if any(map(is_collection, job.iterations[:1]))]
-    trainers = [job for job in before if job.role is Role.TRAINER]
+    trainers = [job for job in before if job.does(Role.TRAINER)]
     awaited = [*trainers[-1:], *collections] or before
     return tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in awaited)
 
@@ -238,7 +241,7 @@ def _part(job: Job, number: int, tasks: range, before: Sequence[Job]) -> Job:
 
 def _ends_last(job: Job, segments: int) -> bool:
     """Whether the report waits for a job: all evaluations and the last trainer, which ends after all other jobs."""
-    return job.role is Role.EVALUATION or (job.role is Role.TRAINER and job.segment == segments - 1)
+    return job.role is Role.EVALUATION or (job.does(Role.TRAINER) and job.segment == segments - 1)
 
 
 def _name(segment: int, role: Role) -> str:
@@ -249,6 +252,8 @@ def role_resources(recipe: Experiment, role: Role) -> JobResources:
     """The resources of each task of a role."""
     if role is Role.TRAINER:
         return _trainer_resources(recipe.resources.trainer)
+    if role is Role.COLOCATED:
+        return _colocated_resources(recipe.resources.trainer, recipe.resources.inference)
     resources = getattr(recipe.resources, role.value)
     return _one_process(resources, nodes_of(resources))
 
@@ -262,6 +267,17 @@ def _one_process(resources: RoleResources, nodes: int = 1) -> JobResources:
         cpus_per_rank=resources.cpus,
         memory_gib_per_node=resources.memory_gib,
         time_limit_minutes=resources.time_limit_minutes,
+    )
+
+
+def _colocated_resources(trainer: TrainerResources, inference: RoleResources) -> JobResources:
+    """What a task needs whose processes compute by turns, and stay in its memory together."""
+    alone = _trainer_resources(trainer)
+    return alone.model_copy(
+        update={
+            "cpus_per_rank": max(trainer.cpus, ceil(inference.cpus / alone.ranks)),
+            "memory_gib_per_node": alone.memory_gib_per_node + inference.memory_gib,
+        }
     )
 
 

@@ -124,6 +124,8 @@ def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Thr
     training = _training(recipe, iteration, throughput)
     if not recipe.algorithm.samples_rollouts or sampling is None:
         return training
+    if job.role is Role.COLOCATED:
+        return _added([sampling, training])
     own = sampling if job.role is Role.INFERENCE else training
     if recipe.schedule.coupling is Coupling.SEQUENTIAL:
         return own

@@ -22,7 +22,7 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.longest import longest_in_evaluation, longest_in_training
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
-from mrt_hpc.recipe.server_layout import nodes_of
+from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +131,7 @@ def _shape(path: str, field: str) -> ModelShape:
         raise UnknownShapeError(f"the memory was not checked for {field}: {error}") from error
 
 
-def _evaluated_shape(recipe: Experiment) -> ModelShape:
+def evaluated_shape(recipe: Experiment) -> ModelShape:
     """The shape of the evaluated model that takes the most memory, of those that are there."""
     if not isinstance(recipe, EvaluationRecipe):
         return policy_shape(recipe)
@@ -239,7 +239,7 @@ def _evaluation(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
         return
     trace = min(evaluation.max_tokens, recipe.expected.trace_tokens or evaluation.max_tokens / 2)
     width, longest = WIDTH[evaluation_dtype(recipe)], longest_in_evaluation(recipe)
-    server = _Server("evaluation", _evaluated_shape(recipe), width, longest, PROMPT_TOKENS + trace)
+    server = _Server("evaluation", evaluated_shape(recipe), width, longest, PROMPT_TOKENS + trace)
     yield from _servers(Role.EVALUATION, [server], recipe, recipe.resources.evaluation, gpu)
 
 
@@ -247,41 +247,40 @@ def _servers(
     role: Role, servers: list[_Server], recipe: Experiment, resources: RoleResources, gpu: GpuMemory
 ) -> Iterator[RoleFit]:
     """The servers of one task. On GPUs each has its share; without a GPU they share the memory of the task."""
-    gpus = gpus_per_server(resources)
+    layout = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources))
+    gpus = layout.tensor_parallel * layout.stages if resources.gpus else 0
     memories = [(server, server_memory(server.setting(recipe, gpus, gpu))) for server in servers]
     if not gpus:
-        yield from _servers_on_node(role, memories, resources)
+        yield from _servers_on_node(role, memories, layout.servers, resources)
         return
     for server, memory in memories:
         limit = gpu.gib * recipe.serving.gpu_memory_utilization * server.share
         source = f"serving.gpu_memory_utilization of {gpu.gib:g} GiB ({gpu.source})"
-        parts = _server_parts(memory, max(0.0, memory.cache))
-        yield RoleFit(
-            role, server.name, "GPU", parts, memory.least / GIB, limit, source, gpu.known, _note(server, memory)
-        )
+        parts, note = _server_parts(memory), _note(server, memory)
+        yield RoleFit(role, server.name, "GPU", parts, memory.least / GIB, limit, source, gpu.known, note)
 
 
 def _servers_on_node(
-    role: Role, memories: list[tuple[_Server, ServerMemory]], resources: RoleResources
+    role: Role, memories: list[tuple[_Server, ServerMemory]], copies: int, resources: RoleResources
 ) -> Iterator[RoleFit]:
+    """The servers of one task without a GPU, of each of which there are ``copies``."""
     notes = "; ".join(_note(server, memory) for server, memory in memories)
     parts = {
-        "weights": sum(memory.weights for _, memory in memories),
-        "KV cache": sum(memory.cache for _, memory in memories),
-        "other": sum(memory.overhead for _, memory in memories),
+        "weights": copies * sum(memory.weights for _, memory in memories),
+        "KV cache": copies * sum(memory.cache for _, memory in memories),
+        "other": copies * sum(memory.overhead for _, memory in memories),
     }
     yield _on_node(role, str(role), parts, resources, notes)
     for server, memory in memories:
-        cache = {"KV cache": memory.longest / GIB}
-        limit = memory.cache / GIB
-        if cache["KV cache"] > limit:
-            yield RoleFit(
-                role, f"{server.name}, KV cache", "memory", cache, cache["KV cache"], limit, "serving.kv_cache_gib"
-            )
+        if memory.longest > memory.cache:
+            needed, limit = memory.longest / GIB, memory.cache / GIB
+            name, source = f"{server.name}, KV cache", "serving.kv_cache_gib"
+            yield RoleFit(role, name, "memory", {"KV cache": needed}, needed, limit, source)
 
 
-def _server_parts(memory: ServerMemory, cache: float) -> dict[str, float]:
+def _server_parts(memory: ServerMemory) -> dict[str, float]:
     """GiB by what they are for."""
+    cache = max(0.0, memory.cache)
     parts = {"weights": memory.weights, "activations": memory.activations, "KV cache": cache, "other": memory.overhead}
     return {part: value / GIB for part, value in parts.items()}
 
@@ -292,11 +291,6 @@ def _note(server: _Server, memory: ServerMemory) -> str:
         f"{server.name}: the KV cache holds {memory.at_once(memory.longest):,} sequences of {server.longest:,} tokens "
         f"at once, or {memory.at_once(memory.mean):,} of {mean:,.0f}"
     )
-
-
-def gpus_per_server(resources: RoleResources) -> int:
-    """The GPUs over which one server divides its model; 0 without a GPU."""
-    return resources.gpus * nodes_of(resources)
 
 
 def rounded_up(gib: float) -> int:

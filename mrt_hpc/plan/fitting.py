@@ -4,30 +4,32 @@ seen to fit.
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.fits import fits, policy_shape, rounded_up
+from mrt_hpc.plan.fits import evaluated_shape, fits, policy_shape, rounded_up
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.recipe.batching import Batching
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.server_layout import ServerLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mrt_hpc.plan.fits import RoleFit
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.recipe.site import SiteSettings
 
 S = TypeVar("S", bound=BaseModel)
 Change = tuple[str, object]
 """A field of the recipe, with dots, and its value."""
-Knob = tuple[Change, ...]
-"""The values that a field may take, the nearest first."""
+Changes = tuple[Change, ...]
+"""Changes that belong together."""
+Knob = tuple[Changes, ...]
+"""The ways of changing one thing, the nearest first."""
 MOST_CHANGES = 4
 """Fields that are changed at once, at most."""
 GROWTH = (2, 4, 8)
@@ -70,28 +72,26 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def nearest_change(role: RoleFit, recipe: Experiment, site: SiteSettings) -> tuple[Change, ...] | None:
+def nearest_change(role: RoleFit, recipe: Experiment, site: SiteSettings) -> Changes | None:
     """The fewest changes with which all of a role fits, the nearest ones first; None where none was found."""
     knobs = [knob for knob in _knobs(role, recipe, site) if knob]
     for count in range(1, min(MOST_CHANGES, len(knobs)) + 1):
         for chosen in combinations(knobs, count):
-            for change in product(*chosen):
+            for parts in product(*chosen):
+                change = tuple(chain.from_iterable(parts))
                 if _fits(role.role, changed(recipe, change), site):
                     return change
     return None
 
 
 def _fits(role: Role, recipe: Experiment, site: SiteSettings) -> bool:
-    if isinstance(recipe, EvaluationRecipe):
-        return all(one.fits for one in fits(recipe, site).roles if one.role is role)
-    training = recipe.training
-    is_valid = training.zero_stage > 0 or not training.offload_optimizer
-    shares = training.sequence_parallel == 1 or training.batching is not Batching.PADDED
-    divides = recipe.resources.trainer.ranks % training.sequence_parallel == 0
-    return is_valid and shares and divides and all(one.fits for one in fits(recipe, site).roles if one.role is role)
+    """Whether a recipe is valid, and a role of it fits."""
+    if isinstance(recipe, Recipe) and recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
+        return False
+    return all(one.fits for one in fits(recipe, site).roles if one.role is role)
 
 
-def changed(recipe: Experiment, change: tuple[Change, ...]) -> Experiment:
+def changed(recipe: S, change: Changes) -> S:
     """A recipe with other values in some fields."""
     for field, value in change:
         recipe = _with(recipe, field.split("."), value)
@@ -116,49 +116,90 @@ def _trainer_knobs(recipe: Recipe, site: SiteSettings) -> Iterator[Knob]:
     longest = recipe.algorithm.longest_trained(recipe)
     if not resources.gpus:
         yield _more_memory(Role.TRAINER, recipe, site)
-    yield () if training.gradient_checkpointing else (("training.gradient_checkpointing", True),)
-    yield () if training.projection == "fused" else (("training.projection", "fused"),)
+    yield () if training.gradient_checkpointing else _one("training.gradient_checkpointing", True)
+    yield () if training.projection == "fused" else _one("training.projection", "fused")
     shorter = training.max_tokens_per_micro_batch > longest
-    yield (("training.max_tokens_per_micro_batch", longest),) if shorter else ()
-    yield tuple(("training.zero_stage", stage) for stage in (2, 3) if stage > training.zero_stage)
+    yield _one("training.max_tokens_per_micro_batch", longest) if shorter else ()
+    yield _one("training.zero_stage", *(stage for stage in (2, 3) if stage > training.zero_stage))
+    yield _shared_rows(recipe)
     if resources.gpus:
-        yield () if training.offload_optimizer else (("training.offload_optimizer", True),)
+        yield () if training.offload_optimizer else _one("training.offload_optimizer", True)
         yield _more_memory_for_the_host(recipe, site)
-        yield (("training.batching", "packed"),) if training.batching is Batching.PADDED else ()
-        wider = (n for n in GROWTH if n > training.sequence_parallel)
-        yield tuple(("training.sequence_parallel", n) for n in wider if policy_shape(recipe).heads % n == 0)
-    yield tuple(("resources.trainer.ranks", resources.ranks * factor) for factor in GROWTH)
+    yield _one("resources.trainer.ranks", *(resources.ranks * factor for factor in GROWTH))
+
+
+def _one(field: str, *values: object) -> Knob:
+    """The values that one field may take."""
+    return tuple(((field, value),) for value in values)
+
+
+def _shared_rows(recipe: Recipe) -> Knob:
+    """Ranks that share each micro-batch, where they divide the heads."""
+    training, ranks, heads = recipe.training, recipe.resources.trainer.ranks, policy_shape(recipe).heads
+    packed: Changes = (("training.batching", "packed"),) if training.batching == "padded" else ()
+    wider = (training.sequence_parallel * factor for factor in GROWTH)
+    return tuple(
+        (*packed, ("training.sequence_parallel", parts)) for parts in wider if not (ranks % parts or heads % parts)
+    )
 
 
 def _more_memory(role: Role, recipe: Experiment, site: SiteSettings) -> Knob:
     """As much memory as the role's processes need."""
-    needed = [one.needed for one in fits(recipe, site).roles if one.role is role and one.source.endswith("memory_gib")]
-    return ((f"resources.{role}.memory_gib", float(rounded_up(max(needed, default=0.0)))),) if needed else ()
+    source = f"resources.{role}.memory_gib"
+    needed = [one.needed for one in fits(recipe, site).roles if one.source == source]
+    return _one(source, float(rounded_up(max(needed)))) if needed else ()
 
 
 def _more_memory_for_the_host(recipe: Recipe, site: SiteSettings) -> Knob:
     """As much memory of the node as an offloaded optimiser needs."""
     offloaded = changed(recipe, (("training.offload_optimizer", True),))
-    values = _more_memory(Role.TRAINER, offloaded, site)
-    return tuple((field, value) for field, value in values if _number(value) > recipe.resources.trainer.memory_gib)
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, float)
-    return value
+    wanted = _more_memory(Role.TRAINER, offloaded, site)
+    fitting = all(one.fits for one in fits(offloaded, site).roles if one.place == "memory")
+    return () if fitting else wanted
 
 
 def _server_knobs(role: RoleFit, recipe: Experiment, site: SiteSettings) -> Iterator[Knob]:
     resources = getattr(recipe.resources, str(role.role))
     if not resources.gpus:
-        cache = [one.needed for one in fits(recipe, site).roles if one.source == "serving.kv_cache_gib"]
-        share = getattr(getattr(recipe, "prover", None), "memory_share", 1.0)
-        larger = float(rounded_up(max(cache, default=0.0) / min(share, 1.0 - share or 1.0)))
-        grown = (("serving.kv_cache_gib", larger),) if cache else ()
+        grown = _larger_cache(role, recipe, site)
         yield grown
-        yield _more_memory(role.role, changed(recipe, grown), site)
+        yield _more_memory(role.role, changed(recipe, grown[0]) if grown else recipe, site)
         return
     current = recipe.serving.gpu_memory_utilization
-    yield tuple(("serving.gpu_memory_utilization", share) for share in LARGER_SHARES if share > current)
-    more = (resources.gpus * factor for factor in GROWTH)
-    yield tuple((f"resources.{role.role}.gpus", gpus) for gpus in more if gpus <= MOST_GPUS)
+    yield _one("serving.gpu_memory_utilization", *(share for share in LARGER_SHARES if share > current))
+    yield _more_gpus(role.role, recipe, resources.gpus)
+
+
+def _larger_cache(role: RoleFit, recipe: Experiment, site: SiteSettings) -> Knob:
+    """A cache without a GPU that holds one longest sequence, of the server that lacks most."""
+    roles = (one for one in fits(recipe, site).roles if one.role is role.role)
+    lacking = [one.share for one in roles if one.source == "serving.kv_cache_gib"]
+    return (
+        _one("serving.kv_cache_gib", float(rounded_up(max(lacking) * recipe.serving.kv_cache_gib))) if lacking else ()
+    )
+
+
+def _more_gpus(role: Role, recipe: Experiment, gpus: int) -> Knob:
+    """More GPUs for each server of a task, where they divide the heads."""
+    layout, heads = ServerLayout.of(recipe.serving, gpus), evaluated_shape(recipe).heads
+    wider = [layout.tensor_parallel * factor for factor in GROWTH]
+    return tuple(
+        _servers_of(role, recipe, width, layout.servers)
+        for width in wider
+        if width * layout.servers <= MOST_GPUS and not heads % width
+    )
+
+
+def _servers_of(role: Role, recipe: Experiment, width: int, servers: int) -> Changes:
+    """Servers of so many GPUs each. A recipe that states ``tensor_parallel`` states it for all roles."""
+    own: Changes = ((f"resources.{role}.gpus", width * servers),)
+    if recipe.serving.tensor_parallel is None:
+        return own
+    others = [other for other in (Role.INFERENCE, Role.EVALUATION) if other is not role]
+    counts = {other: getattr(recipe.resources, str(other)).gpus for other in others}
+    more = (
+        (f"resources.{other}.gpus", width * ServerLayout.of(recipe.serving, n).servers)
+        for other, n in counts.items()
+        if n
+    )
+    return (("serving.tensor_parallel", width), *own, *more)

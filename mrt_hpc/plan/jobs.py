@@ -22,10 +22,17 @@ class Role(StrEnum):
     """Samples rollouts and branches."""
     TRAINER = "trainer"
     """Updates and publishes."""
+    COLOCATED = "colocated"
+    """Samples and updates by turns, on the same GPUs."""
     EVALUATION = "evaluation"
     """Runs the benchmarks."""
     REPORT = "report"
     """Writes the report."""
+
+    @property
+    def section(self) -> str:
+        """The section of ``resources`` from which a job of this role takes its time limit."""
+        return Role.TRAINER.value if self is Role.COLOCATED else self.value
 
 
 class DependencyKind(StrEnum):
@@ -102,6 +109,11 @@ class Job(PlanPart):
     resources: JobResources
     after: tuple[Dependency, ...] = ()
     max_parallel: int | None = None
+
+    def does(self, role: Role) -> bool:
+        """Whether its tasks do the work of a role; those of a colocated job do that of two."""
+        both = (Role.INFERENCE, Role.TRAINER)
+        return self.role is role or (self.role is Role.COLOCATED and role in both)
 
     @property
     def iterations(self) -> range:

@@ -75,7 +75,7 @@ def _check_times(plan: Plan, site: SiteSettings) -> None:
     """Refuse all time limits that are too long at once."""
     limit = site.limits.minutes
     asked = {job.role: job.resources.time_limit_minutes for job in plan.jobs}
-    long = {f"resources.{role}.time_limit_minutes": minutes for role, minutes in asked.items()}
+    long = {f"resources.{role.section}.time_limit_minutes": minutes for role, minutes in asked.items()}
     long = {field: minutes for field, minutes in long.items() if limit is not None and minutes > limit}
     if not long:
         return

@@ -1,14 +1,14 @@
 """The memory that one rank of the trainer takes at its peak.
 
-Three moments can be the peak: the beginning of the backward pass, when all activations and the logits are there; the
-end of it, when gradients are exchanged in buckets; and the optimiser's step. The bytes a parameter of each were
+Four moments can be the peak: the end of the forward pass, when the logits are there; the backward pass, when a layer is
+computed again; the exchange of gradients, in buckets; and the optimiser's step. The bytes a parameter of each were
 measured with DeepSpeed 0.19 on one and on two ranks (``tests/benchmarks/bench_memory.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from math import lcm
+from math import ceil, lcm
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.batching import Precision
@@ -46,11 +46,10 @@ class TrainerSetting:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the largest micro-batch, or of this rank's part of it: a sequence that is longer than the limit
-        has one of its own.
+        """The tokens of the largest micro-batch, or of a rank's part of it. A longer sequence than the limit has one
+        of its own.
         """
-        whole = max(self.longest, self.training.max_tokens_per_micro_batch)
-        return -(-whole // self.training.sequence_parallel)
+        return ceil(max(self.longest, self.training.max_tokens_per_micro_batch) / self.training.sequence_parallel)
 
     @property
     def width(self) -> int:
@@ -99,7 +98,12 @@ class TrainerMemory:
 def trainer_memory(setting: TrainerSetting) -> TrainerMemory:
     """The bytes of a rank at the moment that takes the most."""
     states = _states(setting)
-    moments = (_forward(setting, states), _reduction(setting, states), _step(setting, states))
+    moments = (
+        _scoring(setting, states),
+        _recomputing(setting, states),
+        _reduction(setting, states),
+        _step(setting, states),
+    )
     return max(moments, key=lambda moment: moment.whole)
 
 
@@ -136,36 +140,46 @@ def _offloaded(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
     return replace(states, optimizer=0.0, gradients=gradients, host=states.optimizer + copied)
 
 
-def _forward(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
-    """At the beginning of the backward pass."""
-    count = setting.shape.parameters
-    persistent = 4 * setting.bucket if setting.stage == 3 or (setting.stage, setting.width) == (1, 4) else 0.0
-    casts = 2 * count if setting.training.precision is Precision.BF16_AUTOCAST else 0.0
-    return replace(
-        states,
-        exchange=(persistent + _gathered(setting)) * count + casts,
-        activations=activation_bytes(setting),
-        logits=logit_bytes(setting),
-    )
+def _scoring(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
+    """At the end of the forward pass, when the logits are there."""
+    casts = 2 * setting.shape.parameters if setting.training.precision is Precision.BF16_AUTOCAST else 0.0
+    exchange = _around_layers(setting) * setting.shape.parameters + casts
+    return replace(states, exchange=exchange, activations=kept_bytes(setting), logits=logit_bytes(setting))
+
+
+def _recomputing(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
+    """At the beginning of the backward pass through the layers, when the logits are gone."""
+    exchange = _around_layers(setting) * setting.shape.parameters
+    return replace(states, exchange=exchange, activations=activation_bytes(setting))
+
+
+def _around_layers(setting: TrainerSetting) -> float:
+    """Bytes for each parameter of what stage 3 has beside the states: its bucket, and gathered weights."""
+    return 4 * setting.bucket + _gathered(setting) if setting.stage == 3 else 0.0
 
 
 def _reduction(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
     """When a bucket of gradients is full: what the layers below it need is still there."""
     count, bucket = setting.shape.parameters, setting.bucket
     beside = 6 * setting.shape.largest / count * (1 - bucket) if setting.stage >= 2 else 0.0
-    exchange = _reduction_bytes(setting) * bucket + beside + _gathered(setting)
+    exchange = _reduction_bytes(setting) * bucket + beside + (_half_of_the_live(setting) if setting.stage == 3 else 0.0)
     return replace(states, exchange=exchange * count, activations=activation_bytes(setting) * (1 - bucket))
 
 
 def _reduction_bytes(setting: TrainerSetting) -> int:
     """Bytes for each gradient of a bucket: in the bucket, as it is sent, and as it is received."""
+    if setting.stage < 2:
+        return 4
     if setting.stage == 3:
         return 12
-    if setting.stage == 0 or (setting.stage == 1 and setting.width == 2):
-        return 4
-    if setting.stage == 2 and setting.width == 4 and setting.ranks == 1:
-        return 4
-    return 8
+    if setting.width == 2:
+        return 8
+    return 4 if setting.ranks == 1 else 6
+
+
+def _half_of_the_live(setting: TrainerSetting) -> float:
+    """Bytes of the weights that stage 3 has not yet given up, for each parameter."""
+    return setting.width * setting.live / 2
 
 
 def _step(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
@@ -174,15 +188,12 @@ def _step(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
     if setting.stage == 0 or (setting.stage == 1 and setting.width == 2):
         return states
     part = min(4 / setting.ranks, 4 * LIVE / count) if setting.stage == 3 else 4 / setting.ranks
-    persistent = 4 * setting.bucket if setting.stage in (1, 3) else 0.0
     copied = 0.0 if setting.training.offload_optimizer else part
-    return replace(states, exchange=(persistent + copied + _gathered(setting)) * count)
+    return replace(states, exchange=(copied + _around_layers(setting)) * count)
 
 
 def _gathered(setting: TrainerSetting) -> float:
     """Bytes of whole weights in stage 3, for each parameter; between processes without a GPU they are copied."""
-    if setting.stage < 3:
-        return 0.0
     copies = 1.5 if setting.ranks > 1 and not setting.on_gpu else 1.0
     return copies * setting.width * setting.live
 
@@ -196,15 +207,21 @@ def logit_bytes(setting: TrainerSetting) -> float:
     return FUSED_LOGIT * logits + 4 * shape.embedding
 
 
+def kept_bytes(setting: TrainerSetting) -> float:
+    """Bytes of the activations that the forward pass keeps: of every layer its input, or all; and both ends."""
+    shape, stream = setting.shape, setting.width
+    recomputed = setting.training.gradient_checkpointing
+    layer = stream * shape.hidden if recomputed else layer_bytes(setting)
+    return setting.tokens * (shape.layers * layer + 3 * stream * shape.hidden)
+
+
 def activation_bytes(setting: TrainerSetting) -> float:
-    """Bytes of activations: of every layer its input, and all of one layer; or all of every layer."""
-    shape, tokens = setting.shape, setting.tokens
-    stream = setting.width
-    layer, passing = layer_bytes(setting), 3 * _inner_width(setting) * shape.intermediate
-    ends = 3 * stream * shape.hidden
-    if not setting.training.gradient_checkpointing:
-        return tokens * (shape.layers * layer + passing + ends)
-    return tokens * (shape.layers * stream * shape.hidden + layer + passing + ends)
+    """Bytes of activations while the backward pass goes through a layer: with those of this layer that are computed
+    again, and their gradients.
+    """
+    layer = layer_bytes(setting) if setting.training.gradient_checkpointing else 0.0
+    passing = 3 * _inner_width(setting) * setting.shape.intermediate
+    return kept_bytes(setting) + setting.tokens * (layer + passing)
 
 
 def layer_bytes(setting: TrainerSetting) -> float:

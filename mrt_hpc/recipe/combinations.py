@@ -194,6 +194,25 @@ def _nothing_is_sampled(recipe: Recipe) -> None:
             raise misfit(field, f"not set: algorithm {name} learns given sequences, and samples none while it trains")
 
 
+def colocation_fits(recipe: Recipe) -> None:
+    """Refuse a colocated segment whose inference and trainer do not have the same GPUs of one node."""
+    resources, trainer = recipe.resources, recipe.resources.trainer
+    if recipe.schedule.coupling != "colocated" or not recipe.algorithm.samples_rollouts:
+        return
+    if resources.inference.tasks > 1:
+        raise misfit("resources.inference.tasks", "1 with coupling: colocated: a segment is one task")
+    if trainer.ranks_per_node not in (None, trainer.ranks):
+        raise misfit("resources.trainer.ranks_per_node", "null with coupling: colocated: a segment is on one node")
+    if resources.inference.gpus != (gpus := trainer.ranks * trainer.gpus):
+        raise misfit(
+            "resources.inference.gpus",
+            f"{gpus} with coupling: colocated, as many as resources.trainer.ranks x resources.trainer.gpus: both use "
+            "the same GPUs",
+        )
+    if recipe.serving.attach is not None:
+        raise misfit("serving.attach", "null with coupling: colocated: the task starts a server of its own")
+
+
 def serving_fits(recipe: Recipe) -> None:
     """Refuse servers that do not fit the GPUs, and several inference tasks at one server, which holds one weights
     version at a time.

@@ -16,6 +16,7 @@ from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
 from mrt_hpc.recipe.base import Count, Line, Name, NotNegative, Positive, PositiveFloat, Section, Share, misfit
 from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.combinations import (
+    colocation_fits,
     data_fit,
     evaluation_fits,
     extraction_fits,
@@ -402,6 +403,10 @@ class Coupling(StrEnum):
     """Both start together and work hand in hand."""
     SEQUENTIAL = "sequential"
     """The trainer starts when inference has ended: small jobs for queues where only short jobs start."""
+    COLOCATED = "colocated"
+    """Both are one job on the same GPUs, which they use by turns: for those who have one to four GPUs. Trainer and
+    server leave the memory of the GPUs to each other: each waits in the memory of the node while the other computes.
+    """
 
 
 class WeightSwap(StrEnum):
@@ -432,9 +437,9 @@ class Schedule(Section):
     iterations: Count
     """The number of iterations, N: of updates, and of weights versions after version 0."""
     iterations_per_job: Count
-    """The number of iterations of a segment, that is of one pair of jobs."""
+    """The number of iterations of a segment, that is of one pair of jobs, or of one colocated job."""
     coupling: Coupling = Coupling.CONCURRENT
-    """Whether a segment's two jobs run together or one after the other."""
+    """Whether a segment's two jobs run together or one after the other, or are one job that uses its GPUs by turns."""
     max_staleness: NotNegative = 0
     """The number of weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy.
     """
@@ -655,6 +660,7 @@ class Recipe(Section):
             raise misfit(
                 "schedule.weight_swap", "drain with max_staleness: 0: no newer weights appear while traces are sampled"
             )
+        colocation_fits(self)
         trainer = self.resources.trainer
         if trainer.ranks_per_node is not None and trainer.ranks % trainer.ranks_per_node:
             raise misfit("resources.trainer.ranks", f"a multiple of ranks_per_node ({trainer.ranks_per_node})")

@@ -22,6 +22,7 @@ from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.prefetch import Prefetch
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node
+from mrt_hpc.roles.sampling.rest import Rest
 from mrt_hpc.roles.sampling.rolling import RollingSampler
 from mrt_hpc.roles.sampling.round_sampler import RoundSampler
 from mrt_hpc.roles.sampling.rounds import NeedWatch, NotNeededError, Rounds
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.inference.sampler import Generator
-    from mrt_hpc.inference.server_control import Servers
+    from mrt_hpc.inference.server_control import Server, Servers
     from mrt_hpc.roles.sampling.rounds import Place, Round
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
@@ -82,8 +83,10 @@ def _sample_segment(task: Task) -> None:
     try:
         watch = NeedWatch(Rounds(task, len(problems)))
         with worker.local.open(), equipped(task, weights, worker.max_model_len, watch) as equipment:
+            rest = Rest(task.turn, equipment.servers)
             # other tasks have continued while the server started
-            while (work := Rounds(task, len(problems)).awaited()) is not None:
+            while (work := Rounds(task, len(problems), rest.begin).awaited()) is not None:
+                rest.end()
                 if worker.has_weights(work, equipment.server):
                     task.spend(Use.GENERATING)
                     worker.sample(work, equipment)
@@ -101,6 +104,11 @@ class Equipment:
     mu: Servers | None
     """Of the prover, where that is another model."""
     pool: GraderPool
+
+    @property
+    def servers(self) -> list[Server]:
+        """All of them."""
+        return [*self.server.each, *(self.mu.each if self.mu is not None else ())]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -19,14 +19,15 @@ from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import SmallWorldProblems
+from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.training.artifacts import Keeper, newest_good_checkpoint
 from mrt_hpc.roles.training.iteration_data import Intake, IterationData, intakes
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
+from mrt_hpc.roles.training.turn_taking import TurnTaking
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.uses import Use
 from mrt_hpc.training import checkpoint, rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
@@ -63,6 +64,8 @@ class Next(Enum):
     """The weights version that inference waits for is missing: it was damaged and set aside. It is published as a whole
     model, so that it depends on no other version.
     """
+    PASS_ON = "pass on"
+    """Leave the GPUs to the process that samples, and wait."""
     LEAVE = "leave"
 
 
@@ -78,7 +81,7 @@ def run(task: Task) -> None:
     limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
     rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)
     try:
-        if rendezvous.on_rank_zero(lambda: is_over(task)):
+        if rendezvous.on_rank_zero(lambda: is_trained(task)):
             log.info("all iterations of the segment are trained, published and in a checkpoint already")
             return
         with Tracker.of(task) as tracker:
@@ -89,15 +92,6 @@ def run(task: Task) -> None:
             task.spend(Use.ENDING)
     finally:
         rendezvous.leave()
-
-
-def is_over(task: Task) -> bool:
-    """Whether the last weights version of the segment is published, and a checkpoint holds the state that the next
-    segment continues from.
-    """
-    layout, end = task.layout, task.job.end_iteration
-    saved = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints)]
-    return layout.weights_version(end).exists() and max(saved, default=0) >= end
 
 
 def trainer_settings(recipe: Recipe) -> TrainerSettings:
@@ -127,7 +121,11 @@ class Trainer:
     """The intake of the current iteration."""
     statements: dict[str, str]
     """The texts of the training problems by id; None where given samples are learnt."""
+    turns: TurnTaking = field(init=False)
     _longest_step_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.turns = TurnTaking(self.task)
 
     @property
     def iteration(self) -> int:
@@ -150,7 +148,8 @@ class Trainer:
         keeper = Keeper(task, engine, saved=iteration)
         keeper.mend(iteration)
         tracker.resume(iteration)
-        return Trainer(task, engine, tracker, keeper, lessons, lessons(iteration), {p.id: p.problem for p in problems})
+        statements = {p.id: p.problem for p in problems}
+        return Trainer(task, engine, tracker, keeper, lessons, lessons(iteration), statements)
 
     def go_on(self) -> None:
         """Wait for what can be done next, and do it.
@@ -173,7 +172,7 @@ class Trainer:
         try:
             return self._await_next()
         except UserError:
-            self.keeper.save(self.iteration)
+            self._save()
             if self.task.rank == 0:
                 self.intake.reopen_samplers()
             raise
@@ -181,8 +180,12 @@ class Trainer:
     def _await_next(self) -> Next:
         """What to do next, the same on every rank."""
         vigil = self.task.vigil(f"rollouts of iteration {self.iteration}", self.intake.samplers)
-        while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(vigil))) is Next.WAIT:
-            continue  # no rank waits longer than a round for the first one
+        # No rank waits longer than a round for the first one.
+        while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(vigil))) in (Next.WAIT, Next.PASS_ON):
+            if what is Next.PASS_ON:
+                self.turns.pass_on()
+        if what is not Next.LEAVE:
+            self.turns.resume()
         return what
 
     def _look_for_a_round(self, vigil: PeerWait) -> Next:
@@ -190,7 +193,11 @@ class Trainer:
         end = time.monotonic() + ROUND_S
 
         def look() -> Next | None:
-            return self._next() or (Next.WAIT if time.monotonic() > end else None)
+            if (found := self._next()) is not None:
+                return found
+            if self.turns.may_pass_on:
+                return Next.PASS_ON
+            return Next.WAIT if time.monotonic() > end else None
 
         return self.task.keep(vigil, look)
 
@@ -200,8 +207,8 @@ class Trainer:
         if self.task.shutdown.given:
             return Next.LEAVE
         if not self.keeper.is_published(self.iteration):
-            return Next.PUBLISH
-        return Next.TRAIN if self.intake.is_complete() else None
+            return Next.PUBLISH if self.task.turn.take() else None
+        return Next.TRAIN if self.intake.is_complete() and self.task.turn.take() else None
 
     def _refuse_to_be_late(self) -> None:
         """Request the end of this task where the next step and its checkpoint would not end before the time limit."""
@@ -216,9 +223,15 @@ class Trainer:
         Raises:
             Interrupted: always.
         """
-        self.keeper.save(self.iteration)
+        self._save()
         self.task.shutdown.leave_if_given()
         raise Interrupted(128 + 15)  # the first rank had the request, this one not yet
+
+    def _save(self) -> None:
+        """Write a checkpoint of a state that none has, before the task ends."""
+        if self.keeper.saved != self.iteration:
+            self.turns.regain()
+            self.keeper.save(self.iteration)
 
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, publish, checkpoint."""

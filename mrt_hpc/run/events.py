@@ -132,9 +132,10 @@ def outcomes(directory: Path, job: str, index: int, attempt: str) -> set[str]:
     return {str(event.get("outcome")) for event in ends}
 
 
-def has_progressed(path: Path) -> bool:
-    """Whether the process that wrote these events has produced a result that stays."""
-    return any(event["kind"] in PROGRESS for event in _events(path))
+def has_progressed(directory: Path, job: str, index: int, attempt: str) -> bool:
+    """Whether an attempt has produced a result that stays, by the events of all its processes."""
+    paths = list_directory(directory, f"{job}.{index:05d}.*.{attempt}.jsonl")
+    return any(event["kind"] in PROGRESS for path in paths for event in _events(path))
 
 
 def finished_parts(directory: Path, jobs: Sequence[str]) -> int:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from step_of_mrt_hpc import make_run
 from step_worker import SAMPLE, Load, Measured, Side, side
 
 from mrt_hpc.inference.server import cpu_environment, on_cpu
@@ -52,6 +51,7 @@ class Turn:
 ROWS: dict[str, Callable[[Measured], float]] = {
     "total": lambda m: m.per_token(),
     "generation": lambda m: m.per_token("generation"),
+    "generation and rewards": lambda m: m.per_token("generation") + 1e3 * m.phases.get("rewards", 0.0) / m.tokens,
     "update": lambda m: m.per_token("update"),
     "weights": lambda m: m.per_token("weights"),
     "total, processor time": lambda m: m.cpu_per_token("total"),
@@ -114,6 +114,8 @@ def _ratio(values: list[float]) -> str:
 
 def measure(load: Load, trl: Path) -> list[Turn]:
     """Make the model, load both sides, and take the turns."""
+    from step_of_mrt_hpc import make_run  # takes seconds to import
+
     with tempfile.TemporaryDirectory(prefix="bench-against-trl-") as scratch, ExitStack() as stack:
         root = Path(scratch)
         layout = make_run(root / "run", load)

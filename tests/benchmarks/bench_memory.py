@@ -5,7 +5,8 @@
 Each case is an update of a Qwen2 model with random weights, in new processes: shapes, ZeRO stages, one and two ranks,
 number formats and lengths. The peak is the resident memory of rank 0 less that of a process with all libraries.
 ``MALLOC_MMAP_THRESHOLD_`` makes glibc give freed blocks back, so that the peak is what is in use; the last column is
-the peak with glibc's default, by which a process keeps small blocks that it has freed.
+the peak with glibc's default, by which a process keeps small blocks that it has freed. ``measured.json`` keeps what was
+measured: cases that are in it are not measured again, and the table is made from it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parents[1])]
 
-from memory_worker import TINY, write_model  # noqa: E402
+from memory_worker import TINY, training_of, write_model  # noqa: E402
 from training_support import run_ranks  # noqa: E402
 
 from mrt_hpc.plan.model_shape import ModelShape  # noqa: E402
+from mrt_hpc.plan.trainer_memory import TrainerSetting, trainer_memory  # noqa: E402
 
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "262144"}
 SHAPES = {
@@ -48,6 +50,11 @@ class Case:
     """Of the one sequence of each rank."""
     precision: str = "bf16"
     choices: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def training(self) -> dict[str, object]:
+        """Fields of the recipe's section."""
+        return {**self.choices, "zero_stage": self.stage, "max_tokens_per_micro_batch": self.tokens}
 
     @property
     def words(self) -> str:
@@ -81,9 +88,15 @@ class Row:
     """What was found of a case, bytes."""
 
     case: Case
-    predicted: float
     peak: int
     by_default: int
+
+    @property
+    def predicted(self) -> float:
+        """What a plan says."""
+        training = training_of(self.case.training, self.case.precision)
+        shape = SHAPES[self.case.model]
+        return trainer_memory(TrainerSetting(training, shape, self.case.ranks, self.case.tokens, on_gpu=False)).whole
 
     @property
     def ratio(self) -> float:
@@ -97,14 +110,13 @@ class Row:
         return f"{self.case.words} {predicted} | {peak} | {self.ratio:.2f} | {by_default} |"
 
 
-def found(case: Case, models: Path, environment: dict[str, str]) -> dict[str, float]:
-    """Run a case in processes of its own."""
-    training = {**case.choices, "zero_stage": case.stage, "max_tokens_per_micro_batch": case.tokens}
+def found(case: Case, models: Path, environment: dict[str, str]) -> int:
+    """The peak of a case, in processes of its own, bytes."""
     told = {
         "models": str(models),
         "model": case.model,
         "precision": case.precision,
-        "training": training,
+        "training": case.training,
         "lengths": [case.tokens] * case.ranks,
     }
     before = dict(os.environ)
@@ -112,17 +124,17 @@ def found(case: Case, models: Path, environment: dict[str, str]) -> dict[str, fl
     try:
         with tempfile.TemporaryDirectory() as folder:
             run_ranks("memory_worker.py", [folder, json.dumps(told)], case.ranks, Path(folder))
-            result: dict[str, float] = json.loads((Path(folder) / "memory-0.json").read_text())
+            return int(json.loads((Path(folder) / "memory-0.json").read_text())["peak"])
     finally:
         os.environ.clear()
         os.environ.update(before)
-    return result
 
 
-def measured(case: Case, models: Path) -> Row:
-    """A case, with freed blocks given back and by glibc's default."""
-    back, kept = found(case, models, GIVEN_BACK), found(case, models, {})
-    row = Row(case, back["predicted"], int(back["peak"]), int(kept["peak"]))
+def measured(case: Case, models: Path, kept: dict[str, list[int]]) -> Row:
+    """A case, with freed blocks given back and by glibc's default; as it was measured before, where it was."""
+    if case.words not in kept:
+        kept[case.words] = [found(case, models, GIVEN_BACK), found(case, models, {})]
+    row = Row(case, *kept[case.words])
     print(row.line, flush=True)
     return row
 
@@ -144,22 +156,32 @@ def table(rows: list[Row]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Measure all cases."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--cases", type=int, default=len(CASES), help="the first so many")
-    arguments = parser.parse_args()
+def all_rows(file: Path | None) -> list[Row]:
+    """All cases; what is measured is kept in the file at once."""
+    kept: dict[str, list[int]] = json.loads(file.read_text()) if file is not None and file.is_file() else {}
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder)
         for name, shape in SHAPES.items():
             write_model(models / name, shape)
-        rows = [measured(case, models) for case in CASES[: arguments.cases]]
-    lines = table(rows)
+        for case in CASES:
+            rows.append(measured(case, models, kept))
+            if file is not None:
+                file.write_text(json.dumps(kept, indent=1) + "\n")
+    return rows
+
+
+def main() -> None:
+    """Measure all cases, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path)
+    output = parser.parse_args().output
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+    lines = table(all_rows(None if output is None else output / "measured.json"))
     print("\n".join(lines))
-    if arguments.output:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "table.md").write_text("\n".join(lines) + "\n")
+    if output is not None:
+        (output / "table.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ def main() -> None:
         weights = verified_weights(sampler, 0)
         worker = inference.Worker.of(sampler, problems, weights)
         watch = NeedWatch(Rounds(sampler, len(problems)))
+        stack.enter_context(worker.local.open())
         equipment = stack.enter_context(inference.equipped(sampler, weights, worker.max_model_len, watch))
         choose_kernels(learner.recipe.training.deterministic)
         rendezvous.join(Ranks())

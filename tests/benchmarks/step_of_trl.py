@@ -48,6 +48,12 @@ CPU_ENGINE = {
 }
 
 
+MISMATCH = "sampling/sampling_logp_difference/mean"
+"""TRL's name for the mean difference between the log-probabilities of vLLM and of the trained model."""
+LARGEST_MISMATCH = 1e-4
+"""Both compute in 32 bits, so rounding is far below it."""
+
+
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer, which tells the seconds of its phases."""
 
@@ -74,13 +80,26 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
         with self.phases.of("sampling and scoring"):
             return super()._generate_and_score_completions(inputs)
 
+    def _calculate_rewards(self, *arguments: Any) -> Any:
+        with self.phases.of("rewards"):
+            return super()._calculate_rewards(*arguments)
+
     def taken(self, seconds: float) -> Measured:
-        """The step that has ended; the next one begins."""
-        found, tokens, cpu = self.phases.seconds, self.tokens, self.phases.cpu
+        """The step that has ended; the next one begins.
+
+        Raises:
+            RuntimeError: vLLM did not sample with the weights that are trained.
+        """
+        mismatch = self._metrics["train"][MISMATCH][-1]
+        print(f"mean difference of log-probabilities: {mismatch:.2e}", file=sys.stderr, flush=True)
+        if mismatch > LARGEST_MISMATCH:
+            raise RuntimeError(f"the log-probabilities of vLLM and of the trained model differ by {mismatch}")
+        phases, tokens = self.phases, self.tokens
         self.phases, self.tokens = Phases(), 0
-        scoring = found.pop("sampling and scoring") - found["weights"] - found["generation"]
-        update = seconds - scoring - found["weights"] - found["generation"]
-        return Measured(seconds, tokens, {**found, "scoring": scoring, "update": update + scoring}, cpu)
+        found, inner = phases.seconds, ("weights", "generation", "rewards")
+        scoring = found.pop("sampling and scoring") - sum(found[name] for name in inner)
+        update = seconds - sum(found[name] for name in inner)
+        return Measured(seconds, tokens, {**found, "of it scoring": scoring, "update": update}, phases.cpu)
 
     def fastest(self, prompts: list[list[int]], load: Load) -> Measured:
         """The same number of traces as vLLM samples them fastest: one request for each prompt, no seeds, no text."""

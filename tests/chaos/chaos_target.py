@@ -56,7 +56,13 @@ class Target:
         python = bool(words) and Path(words[0]).name.startswith("python")
         mine = any(word.startswith(str(self.layout.root)) for word in words)
         of_role = any(word == role or word.endswith((f".{role}", f"/{role}")) for word in words for role in roles)
+        of_role |= "trainer" in roles and _trains_colocated(words)
         return python and mine and of_role and any(module in words for module in STARTED_BY)
+
+
+def _trains_colocated(words: list[str]) -> bool:
+    """Whether a process is a rank of a colocated task; the one that samples for it names its role."""
+    return any(word.endswith((".colocated", "/colocated")) for word in words) and "inference" not in words
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -22,7 +22,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mrt_hpc.plan.model_shape import ModelShape, shape_in
 from mrt_hpc.plan.trainer_memory import TrainerSetting, trainer_memory
-from mrt_hpc.recipe.schema import Precision, Training
+from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.schema import Training
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
@@ -102,6 +103,12 @@ def sequences(lengths: list[int], vocabulary: int) -> list[TrainingSequence]:
     ]
 
 
+def training_of(fields: dict[str, Any], precision: str) -> Training:
+    """The section of a recipe with these fields."""
+    batching = Batching(fields.get("batching", "padded"))
+    return Training(learning_rate=1e-6, **{**fields, "precision": Precision(precision), "batching": batching})
+
+
 def warm_up(directory: Path, settings: TrainerSettings, ranks: Ranks) -> None:
     """Load and use everything once."""
     engine = build(settings, directory, ranks)
@@ -125,7 +132,7 @@ def peak_of_updates(engine: TrainerEngine, batch: list[TrainingSequence]) -> int
 
 def measure(case: dict[str, Any], models: Path, ranks: Ranks) -> Measured:
     """Measure one case: fields of the recipe's section, name of the model and lengths of the sequences."""
-    training = Training(learning_rate=1e-6, **{**case["training"], "precision": Precision(case["precision"])})
+    training = training_of(case["training"], case["precision"])
     settings, directory = TrainerSettings(training, 100, 1.0), models / case["model"]
     warm_up(models / "tiny", settings, ranks)
     before = resident("VmRSS")

@@ -16,16 +16,16 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.plan.fits import Fits, fits, gpus_per_server
+from mrt_hpc.plan.fits import Fits, fits
 from mrt_hpc.plan.fitting import nearest_change, refuse_unfit
 from mrt_hpc.plan.gpu_memory import gpu_memory
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.model_shape import SMALL_WORLD, ModelShape, UnknownShapeError, shape_in, shape_of
 from mrt_hpc.plan.server_memory import ServerSetting, server_memory
 from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, logit_bytes, trainer_memory
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.resources import EvaluationResources, InferenceResources, RoleResources
-from mrt_hpc.recipe.schema import Precision, Training
+from mrt_hpc.recipe.schema import Training
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.trainer_memory import TrainerMemory
@@ -72,6 +72,7 @@ def role(found: Fits, name: str) -> float:
 
 def trainer(shape: ModelShape = SMALL, *, ranks: int = 1, longest: int = 4, **changes: object) -> TrainerSetting:
     fields: dict[str, object] = {"learning_rate": 1e-6, "max_tokens_per_micro_batch": 4, **changes}
+    fields["batching"] = Batching(str(fields.get("batching", "padded")))
     return TrainerSetting(Training(**fields), shape, ranks, longest)  # type: ignore[arg-type]
 
 
@@ -133,10 +134,10 @@ def test_a_directory_without_config_is_named(tmp_path: Path) -> None:
         (Precision.BF16, 0, 2, 2 + 12 / 2 + 6 + 4),  # weights in 16 bits are partitioned as in stage 1
         (Precision.BF16, 1, 1, 2 + 12 + 6 + 4),
         (Precision.BF16, 2, 2, 2 + 12 / 2 + 4 / 2 + 8),
-        (Precision.BF16, 3, 4, (2 + 12 + 4) / 4 + 12 + 2),
+        (Precision.BF16, 3, 4, (2 + 12 + 4) / 4 + 12 + 1),
         (Precision.FP32, 0, 2, 4 + 8 + 4 + 4),
-        (Precision.FP32, 1, 2, 4 + 12 / 2 + 4 + 8),
-        (Precision.FP32, 2, 2, 4 + 16 / 2 + 8),
+        (Precision.FP32, 1, 2, 4 + 12 / 2 + 4 + 4),
+        (Precision.FP32, 2, 2, 4 + 16 / 2 + 6),
     ],
 )
 def test_bytes_a_parameter_by_hand(precision: Precision, stage: int, ranks: int, a_parameter: float) -> None:
@@ -243,7 +244,8 @@ def test_without_a_gpu_the_recipe_states_the_cache() -> None:
 )
 def test_the_memory_of_a_gpu(gpu: str | None, stated: float | None, gib: float, known: bool) -> None:
     found = gpu_memory(SlurmSite(name="cluster", gpu_type=gpu, gpu_memory_gib=stated))
-    assert (found.gib, found.known) == (pytest.approx(gib), known)
+    assert found.gib == pytest.approx(gib)
+    assert found.known is known
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -297,6 +299,16 @@ def test_a_server_gets_more_of_its_gpu_or_a_second_one(tmp_path: Path) -> None:
     assert nearest_change(tiny, asked, a100(14.5)) == (("resources.inference.gpus", 2),)
 
 
+def test_several_servers_keep_their_number_when_each_gets_more_gpus(tmp_path: Path) -> None:
+    fields = ("serving.tensor_parallel=1", "serving.servers=2", "resources.inference.gpus=2")
+    asked = of_size("backtracking_llama", tmp_path / "model", *fields, "resources.evaluation.gpus=2")
+    tiny = next(one for one in fits(asked, a100(14.5)).roles if one.name == "inference")
+    change = nearest_change(tiny, asked, a100(14.5))
+    assert change == (
+        ("serving.tensor_parallel", 2), ("resources.inference.gpus", 4), ("resources.evaluation.gpus", 4),
+    )  # fmt: skip
+
+
 def test_an_assumed_gpu_refuses_nothing(tmp_path: Path) -> None:
     path = model(tmp_path / "model", QWEN_32B)
     found = fits(load_recipe(RECIPES / "mrt.yaml", (f"model.path={path}",)), LocalSite())
@@ -321,6 +333,7 @@ def test_little_memory_without_a_gpu_is_refused() -> None:
     tokens=st.sampled_from([4096, 20480, 65536]),
     offload=st.booleans(),
     precision=st.sampled_from(list(Precision)),
+    servers=st.sampled_from([1, 2]),
 )
 def test_a_proposal_always_fits(
     tmp_path_factory: pytest.TempPathFactory,
@@ -331,12 +344,14 @@ def test_a_proposal_always_fits(
     tokens: int,
     offload: bool,
     precision: Precision,
+    servers: int,
 ) -> None:
     path = model(tmp_path_factory.getbasetemp() / f"model-{config['hidden_size']}", config)
     site, fields = a100(gib), [
         f"model.path={path}", f"training.zero_stage={stage}", f"resources.trainer.ranks={ranks}",
         f"training.max_tokens_per_micro_batch={tokens}", f"training.precision={precision}",
-        f"training.offload_optimizer={str(offload and stage > 0).lower()}",
+        f"training.offload_optimizer={str(offload and stage > 0).lower()}", f"serving.servers={servers}",
+        f"resources.inference.gpus={servers}", f"resources.evaluation.gpus={servers}",
     ]  # fmt: skip
     asked = load_recipe(RECIPES / "mrt.yaml", tuple(fields))
     for one in fits(asked, site).roles:
@@ -370,16 +385,3 @@ def test_plan_says_what_submit_refuses(tmp_path: Path, monkeypatch: pytest.Monke
     refused = CliRunner().invoke(main, ["submit", "quickstart", *change])
     assert refused.exit_code == 2
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("resources", "gpus"),
-    [
-        (InferenceResources(gpus=8, nodes=2), 16),
-        (InferenceResources(gpus=8), 8),
-        (InferenceResources(nodes=2), 0),
-        (EvaluationResources(gpus=4), 4),
-    ],
-)
-def test_one_server_has_the_gpus_of_all_nodes_of_its_task(resources: RoleResources, gpus: int) -> None:
-    assert gpus_per_server(resources) == gpus

@@ -13,6 +13,7 @@ from test_task_endings import task
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import VllmServer, cpu_environment
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
@@ -81,7 +82,7 @@ def test_a_large_seed_is_one_that_the_server_can_take(tmp_path: Path, seed: int,
 def on_nodes(one: Task, nodes: int) -> Task:
     """The same task on several nodes."""
     resources = one.job.resources.model_copy(update={"nodes": nodes})
-    return replace(one, job=one.job.model_copy(update={"resources": resources}))
+    return replace(one, job=one.job.model_copy(update={"resources": resources, "role": Role.INFERENCE}))
 
 
 def with_servers(tmp_path: Path, gpus: int, **serving: int) -> Task:

@@ -338,13 +338,13 @@ def _phases(records: Sequence[RunRecord]) -> Table:
     """GPU-hours of training are shared out by the time of its phases."""
     rows = []
     for record in records:
-        gpu_hours = sum(use.gpu_hours for use in record.roles if use.role in ("inference", "trainer"))
+        gpu_hours = sum(use.gpu_hours for use in record.roles if use.role in ("inference", "trainer", "colocated"))
         for phase, seconds, share in phase_totals(record.summary.iterations):
             used = number(share * gpu_hours) if record.roles else DASH
             rows.append((str(phase), record.name, duration(seconds), percent(share), used))
     note = (
-        "The GPU-hours of inference and trainer jobs, shared out by the time of the phases: in every phase, all their "
-        "GPUs are allocated."
+        "The GPU-hours of the jobs that sample and train, shared out by the time of the phases: in every phase, all "
+        "their GPUs are allocated."
     )
     columns = (Column("phase"), RUN, *map(Column, ("wall time", "share", "GPU-hours")))
     return Table("Training by phase", columns, tuple(rows), note)

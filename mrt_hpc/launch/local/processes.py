@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.1
 """The seconds between two checks of the children."""
-URGENCY = {Role.PREPARE: 0, Role.TRAINER: 0, Role.INFERENCE: 0, Role.EVALUATION: 1, Role.REPORT: 2}
+URGENCY = {role: {Role.EVALUATION: 1, Role.REPORT: 2}.get(role, 0) for role in Role}
 """Training comes before evaluation where slots are short."""
 
 

@@ -62,7 +62,7 @@ def machine_slots(plan: Plan, site: LocalSite) -> Slots:
             raise UserError(
                 f"a segment needs {need} {what} at a time, and this machine has {have}",
                 where="resources",
-                advice="lower resources.*.gpus and .cpus, or schedule.coupling: sequential, or --site SITE",
+                advice="lower resources.*.gpus and .cpus, or schedule.coupling: colocated, or --site SITE",
             )
     return Slots(cpus, gpus)
 

@@ -21,7 +21,7 @@ from mrt_hpc.launch.slurm.environment import slurm_task
 from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.run.events import event_file, has_progressed
+from mrt_hpc.run.events import has_progressed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -52,7 +52,7 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
         UserError: the plan, or the state of a task, cannot be read.
     """
     mine = record.state is TaskState.GAVE_BACK and record.attempt == attempt
-    if not mine or not record.awaited or has_progressed(event_file(layout.events, job, index, 0, attempt)):
+    if not mine or not record.awaited or has_progressed(layout.events, job, index, attempt):
         return []
     sent = current_submissions(layout)
     awaited = [

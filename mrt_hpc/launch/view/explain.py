@@ -15,6 +15,7 @@ from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.launch.view.log_files import last_traceback
 from mrt_hpc.launch.view.run_look import IN_WORDS, RunState
 from mrt_hpc.launch.view.task_cause import Cause, Explanation, clock, explained
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def failure_text(look: RunLook, role: str | None = None) -> str | None:
     failed = [
         (order.index(record.state), bool(record.awaited), record.time, job, index)
         for job, index, record in look.tasks()
-        if record.state in order and role in (None, job.role)
+        if record.state in order and (role is None or job.does(Role(role)))
     ]
     if not failed:
         return None

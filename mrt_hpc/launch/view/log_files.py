@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.plan.jobs import Role
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -86,8 +88,11 @@ def _of_slurm(path: Path, job: str) -> LogFile | None:
 
 
 def _is_of(log: LogFile, role: str | None) -> bool:
-    """Whether a log is of a role: the job's name ends with it, or with it and the number of a part."""
-    return role is None or re.fullmatch(rf"(.*\.)?{role}(-\d+)?", log.job) is not None
+    """Whether a log is of a role: the job's name ends with it, or with it and the number of a part, or its tasks do
+    the work of this role and another.
+    """
+    words = f"({role}|{Role.COLOCATED})" if role in (Role.INFERENCE, Role.TRAINER) else role
+    return role is None or re.fullmatch(rf"(.*\.)?{words}(-\d+)?", log.job) is not None
 
 
 def last_traceback(logs: Sequence[LogFile]) -> tuple[LogFile, str] | None:

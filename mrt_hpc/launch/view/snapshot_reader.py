@@ -25,6 +25,7 @@ from mrt_hpc.launch.view.snapshot import (
     TaskView,
 )
 from mrt_hpc.launch.view.upcoming import Clock, expected_end, upcoming
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.weights import published_versions
@@ -107,7 +108,7 @@ class SnapshotReader:
         )
 
     def _iterations(self, done: Progress, measured: list[IterationMetrics], groups: int) -> Iterations:
-        samples = any(job.role == "inference" for job in self.plan.jobs) and done.iterations_done < done.iterations
+        samples = any(job.does(Role.INFERENCE) for job in self.plan.jobs) and done.iterations_done < done.iterations
         collects = done.groups_collected is not None
         return Iterations(
             done=done.iterations_done,

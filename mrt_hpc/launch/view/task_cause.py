@@ -12,6 +12,7 @@ from mrt_hpc.launch.backend import Hold, QueueState
 from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.launch.view.log_files import tail, written
 from mrt_hpc.plan.jobs import DependencyKind, Role
+from mrt_hpc.roles.task.companion import COMPANION_LOG
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _advised(record: TaskRecord) -> str | None:
 
 def _last_words(look: RunLook, job: str, index: int) -> str:
     """The last line that a task has logged."""
-    logs = [log for log in look.logs.get((job, index), ()) if "rank" in log.what]
+    logs = [log for log in look.logs.get((job, index), ()) if "rank" in log.what or log.what == COMPANION_LOG]
     if not logs:
         return ""
     newest = max(logs, key=lambda log: written(log.path))

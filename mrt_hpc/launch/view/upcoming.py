@@ -100,7 +100,7 @@ def _jobs(look: RunLook, clock: Clock) -> Iterator[Upcoming]:
 def _awaited_trainer(look: RunLook, job: Job) -> Job | None:
     """The trainer that a job waits for and that is not done; None where there is none."""
     awaited = [look.plan.job(wait.job) for wait in job.after]
-    return next((one for one in awaited if one.role is Role.TRAINER and not _is_done(look, one)), None)
+    return next((one for one in awaited if one.does(Role.TRAINER) and not _is_done(look, one)), None)
 
 
 def _has_begun(look: RunLook, job: Job) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.ray_node import LOOPBACK, RayNode, RayPlace, address_towards, answers, free_port
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.waiting import wait_until
 
@@ -129,7 +130,7 @@ def joined(task: Task) -> Iterator[Cluster | None]:
     Raises:
         UserError: a rank or its node did not come in time.
     """
-    if task.world_size == 1:
+    if task.world_size == 1 or task.job.role is not Role.INFERENCE:
         yield None
         return
     _require_ray()

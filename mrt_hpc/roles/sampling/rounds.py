@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there
+from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.run.layout import collecting_version, is_collection
 from mrt_hpc.run.leases import group_leases
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
@@ -55,10 +56,13 @@ class Rounds:
     task: Task
     problems: int
     """The number of all training problems."""
+    rest: Callable[[], None] = lambda: None
+    """Called while there is nothing to sample: leaves the GPUs to the trainer, where it shares them."""
     _began: float = field(default_factory=time.monotonic, init=False)
 
     def awaited(self) -> Round | None:
-        """The next round, once there is one; None when the segment needs no more rollouts.
+        """The next round, once there is one and this process has the turn on the task's GPUs; None when the segment
+        needs no more rollouts.
 
         Raises:
             UserError: the trainer has failed, or does not run.
@@ -104,12 +108,16 @@ class Rounds:
 
     def _look(self) -> tuple[Round | None] | None:
         """The next round, (None,) if there will be none, or None to continue waiting."""
-        newest = self._newest
-        missing = self._missing(newest)
+        turn, newest = self.task.turn, self._newest
+        had_turn, missing = turn.is_mine, self._missing(newest)
         work = self._free_work(newest, missing)
-        if work is not None:
-            return (work,)
-        return (None,) if self._over(newest, missing) else None
+        if work is not None and (had_turn or turn.take()):
+            return (work,) if had_turn else self._look()  # while another process had the turn, weights have changed
+        if self._over(newest, missing):
+            return (None,)
+        if work is None:
+            self.rest()
+        return None
 
     def _missing(self, newest: int) -> dict[int, list[int]]:
         """The positions of the groups that are missing, by iteration, of the iterations that are not trained on yet."""
@@ -130,8 +138,11 @@ class Rounds:
     def _over(self, newest: int, missing: dict[int, list[int]]) -> bool:
         """Whether the trainer has finished the segment, or is not running and has all groups that it needs.
 
-        A trainer at work may still find a group damaged and want it sampled again.
+        A trainer at work may still find a group damaged and want it sampled again. That of a colocated task may also go
+        back to an earlier state after the last weights version, and no other task could sample for it.
         """
+        if self.task.job.role is Role.COLOCATED:
+            return is_trained(self.task)
         if not self._collects and newest >= self.task.job.end_iteration:
             return True
         return not missing and PeerStatus.RUNNING not in self.task.peers(Role.TRAINER).lives().values()

@@ -155,7 +155,7 @@ def collecting_weights(task: Task, version: int) -> Weights:
 
 def trainer_to(plan: Plan, version: int) -> list[tuple[str, int]]:
     """The task that publishes a weights version at its end."""
-    trainers = [job for job in plan.jobs if job.role is Role.TRAINER]
+    trainers = [job for job in plan.jobs if job.does(Role.TRAINER)]
     return [(job.name, 0) for job in trainers if job.end_iteration == version]
 
 
@@ -213,7 +213,8 @@ def running_server(
 def layout_of(task: Task) -> ServerLayout:
     """How the task's GPUs are divided among its own servers."""
     resources = task.job.resources
-    return ServerLayout.of(task.experiment.serving, resources.gpus_per_rank, resources.nodes)
+    nodes = resources.nodes if task.job.role is Role.INFERENCE else 1
+    return ServerLayout.of(task.experiment.serving, resources.gpus // nodes, nodes)
 
 
 def room_of(task: Task, servers: Servers) -> asyncio.Semaphore:
@@ -311,7 +312,7 @@ def server_settings(
         max_num_seqs=serving.max_concurrent_sequences,
         tensor_parallel=layout.tensor_parallel,
         stages=layout.stages,
-        over_ray=task.job.resources.nodes > 1 and task.job.resources.gpus_per_rank > 0,
+        over_ray=task.job.role is Role.INFERENCE and task.job.resources.nodes > 1 and task.job.resources.gpus > 0,
         gpus=gpus_of(task, number),
         gpu_memory_utilization=serving.gpu_memory_utilization * share,
         kv_cache_gib=serving.kv_cache_gib * share / layout.tensor_parallel,
@@ -319,6 +320,7 @@ def server_settings(
         seed=task.experiment.seed % SEEDS,
         start_deadline_s=serving.start_limit_s,
         pause_deadline_s=serving.stall_limit_s,
+        sleeps=task.turn.is_shared,
         noise_by_request=common_seeds,
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
@@ -329,10 +331,10 @@ def gpus_of(task: Task, number: int) -> tuple[str, ...]:
     task sees.
     """
     layout = layout_of(task)
-    if layout.servers == 1 or not task.job.resources.gpus_per_rank:
+    if layout.servers == 1 or not task.job.resources.gpus:
         return ()
     told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    seen = told.split(",") if told else [str(gpu) for gpu in range(task.job.resources.gpus_per_rank)]
+    seen = told.split(",") if told else [str(gpu) for gpu in range(task.job.resources.gpus)]
     first = number * layout.tensor_parallel
     return tuple(seen[first : first + layout.tensor_parallel])
 

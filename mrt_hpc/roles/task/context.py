@@ -7,16 +7,18 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from signal import SIGTERM
 from typing import TYPE_CHECKING, TypeVar
 
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.peers import Gone, Peers, PeerWait, never_gone
-from mrt_hpc.roles.task.shutdown import ShutdownRequest
-from mrt_hpc.run.events import EventKind, event_file, has_progressed
+from mrt_hpc.roles.task.shutdown import Interrupted, ShutdownRequest
+from mrt_hpc.run.events import EventKind, has_progressed
 from mrt_hpc.run.leases import Holder
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.turns import Turn
 from mrt_hpc.run.uses import Use
 from mrt_hpc.run.waiting import wait_until
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.plan.jobs import Job, Plan, Role
     from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.roles.task.companion import Companion
     from mrt_hpc.run.events import EventLog
     from mrt_hpc.run.heartbeats import Observer
     from mrt_hpc.run.layout import RunLayout
@@ -42,7 +45,7 @@ iteration, long for a shared filesystem.
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt at one array task (one process of it, where a task has several ranks)."""
+    """One attempt at one array task (one process of it, where a task has several)."""
 
     layout: RunLayout
     experiment: Experiment
@@ -52,7 +55,9 @@ class Task:
     index: int
     """The index of the task within the array of its job."""
     rank: int
+    """The rank of this process; ``world_size`` for the process of a colocated task that samples."""
     world_size: int
+    """The number of ranks."""
     local_rank: int
     attempt: str
     """A name that only this attempt has; all of its ranks share it."""
@@ -64,6 +69,10 @@ class Task:
     gone: Gone = never_gone
     """Answers whether the jobs of other tasks have left the queue, which no file of the run can say."""
     shutdown: ShutdownRequest = field(default_factory=ShutdownRequest)
+    turn: Turn = field(default_factory=Turn)
+    """The turn on the task's GPUs, where another process of the task uses them as well."""
+    companion: Companion | None = None
+    """The process that samples, as the first rank of a colocated task sees it; None in all other processes."""
     _began: float = field(default_factory=time.monotonic, init=False)
 
     @property
@@ -94,8 +103,8 @@ class Task:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether this attempt has produced a result that stays; its first rank records that."""
-        return has_progressed(event_file(self.layout.events, self.job.name, self.index, 0, self.attempt))
+        """Whether this attempt has produced a result that stays."""
+        return has_progressed(self.layout.events, self.job.name, self.index, self.attempt)
 
     @property
     def holder(self) -> Holder:
@@ -114,7 +123,7 @@ class Task:
     def peers(self, role: Role, iterations: range | None = None) -> Peers:
         """The tasks of a role that work on any of these iterations; by default on those of this segment."""
         wanted = self.iterations if iterations is None else iterations
-        jobs = tuple(job for job in self.plan.jobs if job.role is role and _overlap(job.iterations, wanted))
+        jobs = tuple(job for job in self.plan.jobs if job.does(role) and _overlap(job.iterations, wanted))
         return Peers(self.layout, jobs, self.observer)
 
     def vigil(self, reason: str, producers: Peers) -> PeerWait:
@@ -122,8 +131,10 @@ class Task:
         return PeerWait(producers, self.experiment.resilience, reason, self.gone)
 
     def spend(self, use: Use) -> None:
-        """Record what the time of this task is used for from now on; the first rank of it does."""
-        if self.rank == 0:
+        """Record what the time of this task is used for from now on; the first rank of it does, and the process of a
+        colocated task that samples.
+        """
+        if self.rank in (0, self.world_size):
             self.events.spend(use)
 
     def keep(self, vigil: PeerWait, condition: Callable[[], T | None]) -> T:
@@ -132,8 +143,12 @@ class Task:
 
         Raises:
             UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
-                allows, and this task gives its nodes back.
+                allows, and this task gives its nodes back; or the process that samples for a colocated task has ended.
         """
+
+        def check() -> None:
+            self._check_companion()
+            vigil.check()
 
         def look() -> T | None:
             if not (found := condition()):
@@ -141,9 +156,19 @@ class Task:
             return found
 
         with self.shutdown.while_waiting():
-            return wait_until(
-                look, reason=vigil.reason, deadline_s=inf, check=vigil.check, longest_pause_s=LONGEST_LOOK_S
-            )
+            return wait_until(look, reason=vigil.reason, deadline_s=inf, check=check, longest_pause_s=LONGEST_LOOK_S)
+
+    def _check_companion(self) -> None:
+        """End with the process that samples for this one.
+
+        Raises:
+            UserError: it has failed, was killed, or gives the nodes back.
+        """
+        if self.companion is None or self.shutdown.given:
+            return
+        if self.companion.was_stopped:
+            self.shutdown.tell(Interrupted(128 + SIGTERM))
+        self.companion.check()
 
     def set_aside(self, paths: Sequence[Path], reason: str) -> None:
         """Move files of the run to ``set_aside``, and record that in the events."""

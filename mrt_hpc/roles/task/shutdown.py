@@ -43,6 +43,8 @@ class ShutdownRequest:
     """Whether the request has been raised; it is raised once."""
     found_waiting: bool = field(default=False, init=False)
     """Whether the task was waiting for other tasks when the request came."""
+    forward: Callable[[], object] | None = None
+    """Passes a request on to another process of the task; called with each."""
     record: Callable[[Interrupted], object] | None = None
     """Writes down how the task ends. A role that needs seconds to unwind calls it first (see :meth:`announce`), so that
     a task that is killed meanwhile has a record.
@@ -65,6 +67,8 @@ class ShutdownRequest:
         """
         if self.leaving:
             return False
+        if self.forward is not None:
+            self.forward()
         self._ending = ending
         self.found_waiting = self._waiting
         if self._cancel is not None:

@@ -290,8 +290,8 @@ def node_size(situation: Situation) -> Iterator[Result]:
         for job in list({job.role: job for job in too_large}.values()):
             yield fails(
                 f"sinfo: no node of {names} has {_asked(job, found[0])}, which job {job.name} asks for on each node",
-                f"lower resources.{job.role} of the recipe (gpus, cpus, memory_gib, or fewer ranks a node), or choose "
-                f"another partition as partitions.{kind}",
+                f"lower resources.{job.role.section} of the recipe (gpus, cpus, memory_gib, or fewer ranks a node), or "
+                f"choose another partition as partitions.{kind}",
                 about=f"for {job.role}",
             )
         if situation.jobs(kind) and not too_large:

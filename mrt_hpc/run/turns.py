@@ -1,0 +1,89 @@
+"""Turns of two processes of one task that share its GPUs: the holder of a lock on a file of the node has the turn.
+
+The kernel frees the lock when its holder ends, however it ends, so the lock needs no heartbeat. It must lie on a disk
+of the node: network filesystems do not keep such locks reliably.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass
+class Turn:
+    """The turn of one process."""
+
+    path: Path | None = None
+    """The file, the same for both processes; None for a task that shares its GPUs with no other process."""
+    _descriptor: int | None = field(default=None, init=False, repr=False)
+    _mine: bool = field(default=False, init=False)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another process of the task has turns as well."""
+        return self.path is not None
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process has the turn; always where no other process has turns."""
+        return self._mine or not self.is_shared
+
+    def take(self) -> bool:
+        """Take the turn if the other process does not have it, without waiting; returns whether this process has it.
+
+        Raises:
+            UserError: the file belongs to another user.
+        """
+        if self.path is not None and not self._mine:
+            self._mine = _locked(self._opened(self.path))
+        return self.is_mine
+
+    def pass_on(self) -> None:
+        """Give the turn to the other process; does nothing where this process does not have it."""
+        if self._descriptor is not None and self._mine:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._mine = False
+
+    def remove(self) -> None:
+        """Give the turn up for good and remove its file; for the process that ends last."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._mine = False
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def _opened(self, path: Path) -> int:
+        if self._descriptor is None:
+            self._descriptor = _own_file(path)
+        return self._descriptor
+
+
+def _own_file(path: Path) -> int:
+    """A descriptor of a file that only this user may open. Processes that are started later do not inherit it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    if os.fstat(descriptor).st_uid != os.geteuid():
+        os.close(descriptor)
+        raise UserError(
+            "the file by which trainer and inference take turns belongs to another user",
+            where=path,
+            advice="name a folder of your own as scratch in the site profile, and type the same submit again",
+            exit_code=ExitCode.RETRYABLE,
+        )
+    return descriptor
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

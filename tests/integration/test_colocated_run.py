@@ -1,0 +1,209 @@
+"""A colocated run on this machine: the sampling process is killed, then the trainer, and the same command goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from chaos_backends import started, submit_command
+from chaos_target import Target
+
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
+from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.placement import Placement
+from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.task.companion import Companion
+from mrt_hpc.run.archive import read_sampled
+from mrt_hpc.run.data import draw_problems, read_problems
+from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.groups import Sampled, commit_group, complete_groups
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.records import GroupStatistics
+from mrt_hpc.run.task_state import TaskState, read_task
+from mrt_hpc.run.turns import Turn
+from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.weights import publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mrt_hpc.roles.trainer import Trainer
+    from mrt_hpc.training.rendezvous import Ranks
+
+ITERATIONS, GROUPS = 2, 4
+JOB = "segment-000.colocated"
+SMALL = (
+    "schedule.coupling=colocated",
+    f"schedule.iterations={ITERATIONS}",
+    f"schedule.iterations_per_job={ITERATIONS}",
+    f"sampling.problems_per_iteration={GROUPS}",
+    "sampling.rollouts_per_problem=4",
+    "sampling.max_tokens=64",
+    "model.warm_start_steps=1",
+    "serving.kv_cache_gib=0.25",
+    "evaluation.benchmarks=[]",
+)
+DEADLINE_S = 400
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, list[str]]:
+    """A run whose sampling process was killed in iteration 0, and whose trainer was killed after it; and what the
+    record of the task said after the first of these.
+    """
+    layout = RunLayout(tmp_path_factory.mktemp("colocated") / "run")
+    target = Target(layout, None, None, None)
+    process = started(submit_command(layout.root, SMALL))
+    messages: list[str] = []
+
+    def when(condition: Callable[[], object], what: str) -> None:
+        def check() -> None:
+            assert process.poll() is None, f"the run ended before {what}"
+
+        wait_until(lambda: bool(condition()), reason=what, deadline_s=DEADLINE_S, check=check, longest_pause_s=0.01)
+
+    def was_recorded() -> bool:
+        messages.append(read_task(layout, JOB, 0).message)
+        return bool(messages[-1])
+
+    try:
+        when(lambda: complete_groups(layout.groups(0)), "a group")
+        _kill(target.tasks("inference"))
+        when(was_recorded, "the record of the failure")
+        when(lambda: layout.weights_version(1).exists() and target.tasks("inference"), "weights version 1")
+        family = [*target.tasks("inference"), *target.servers()]
+        _kill(target.tasks("trainer"))
+        what = "the sampling process and its server to end with the trainer"
+        wait_until(lambda: all(map(_has_ended, family)), reason=what, deadline_s=40)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return layout, messages
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    assert len(processes) == 1
+    processes[0].kill()
+
+
+def test_a_segment_is_one_task_and_ends_well(killed: tuple[RunLayout, list[str]]) -> None:
+    layout, _ = killed
+    assert read_task(layout, JOB, 0).state is TaskState.DONE
+    assert layout.report.is_file()
+    assert {path.name for path in (layout.root / "tasks").iterdir()} == {"prepare", JOB, "report"}
+
+
+def test_the_task_fails_with_its_sampling_process_and_says_why(killed: tuple[RunLayout, list[str]]) -> None:
+    _, messages = killed
+    assert "the process that samples for this task has ended with exit code -9" in messages[-1]
+
+
+def test_no_group_is_sampled_twice_and_no_iteration_is_lost(killed: tuple[RunLayout, list[str]]) -> None:
+    layout, _ = killed
+    events = read_events(layout.events)
+    committed = Counter((e["iteration"], e["position"]) for e in events if e["kind"] == EventKind.SHARD_COMMITTED)
+    assert max(committed.values()) == 1
+    assert not [e for e in events if e["kind"] == EventKind.SHARD_DISCARDED]
+    assert layout.metrics(ITERATIONS - 1).is_file()
+    assert layout.weights_version(ITERATIONS).is_dir()
+
+
+def test_what_is_trained_is_what_any_coupling_samples(killed: tuple[RunLayout, list[str]]) -> None:
+    """The problems of each iteration, each sampled by the weights of that iteration (max_staleness is 0)."""
+    layout, _ = killed
+    problems = read_problems(layout.train_data)
+    for iteration in range(ITERATIONS):
+        drawn = draw_problems(problems, 0, iteration, GROUPS)
+        for position in range(GROUPS):
+            group = read_sampled(layout, iteration, position)
+            assert {rollout.problem_id for rollout in group.rollouts} == {drawn[position].id}
+            assert {rollout.weights_version for rollout in group.rollouts} == {iteration}
+
+
+def test_no_file_of_turns_is_left(killed: tuple[RunLayout, list[str]]) -> None:
+    layout, _ = killed
+    attempts = {e["attempt"] for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB}
+    assert len(attempts) == 3
+    assert not [path for one in attempts for path in Path(tempfile.gettempdir()).glob(f"*.{one}.turn")]
+
+
+# -- the trainer's side of the turns
+
+
+HOLDER = "import sys, time; from pathlib import Path; from mrt_hpc.run.turns import Turn; \
+turn = Turn(Path(sys.argv[1])); print(turn.take(), flush=True); time.sleep(600)"
+NOTHING = GroupStatistics(
+    rollouts=0, branches=0, rollout_tokens=0, branch_tokens=0, prompt_tokens=0, cached_tokens=0, prefilled_tokens=0,
+    seconds={},
+)  # fmt: skip
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the turn until it is told to end."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "turn")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"True\n"
+        yield process
+        process.kill()
+
+
+def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
+    """A trainer whose first iteration is sampled, beside a process that has the turn. It has no engine yet."""
+    from mrt_hpc.roles.trainer import Trainer
+    from mrt_hpc.roles.training.artifacts import Keeper
+    from mrt_hpc.roles.training.iteration_data import intakes
+
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "quickstart.yaml", SMALL)
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    publish(layout, 0, lambda directory: (directory / "model.safetensors").touch())
+    for position in range(GROUPS):
+        commit_group(layout.group(0, position), Sampled(rollouts=[], statistics=NOTHING))
+    companion = Companion(holder, tmp_path / "log")
+    task = load_task(layout, JOB, 0, Placement(0, 1, 0, "a"))
+    task = replace(task, turn=Turn(tmp_path / "turn"), companion=companion)
+    engine, lessons = None, intakes(task)
+    keeper = Keeper(task, engine, saved=0)  # type: ignore[arg-type]
+    return Trainer(task, engine, None, keeper, lessons, lessons(0), {})  # type: ignore[arg-type]
+
+
+def test_nothing_is_trained_without_the_turn(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
+    from mrt_hpc.roles.trainer import Next
+
+    trainer = trainer_beside(tmp_path, holder)
+    assert trainer.intake.is_complete()
+    assert trainer._next() is None
+    holder.kill()
+    holder.wait()
+    assert trainer._next() is Next.TRAIN
+
+
+def test_a_trainer_that_has_to_save_takes_the_turn(
+    tmp_path: Path, holder: subprocess.Popen[bytes], one_rank: Ranks
+) -> None:
+    assert one_rank.world_size == 1
+    trainer = trainer_beside(tmp_path, holder)
+    assert not trainer.turns.may_pass_on
+    trainer.turns.regain()
+    assert trainer.turns.may_pass_on
+    assert holder.wait(30) == -signal.SIGTERM
+    trainer.turns.pass_on()
+    assert not trainer.task.turn.is_mine
