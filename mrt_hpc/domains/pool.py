@@ -13,7 +13,7 @@ import signal
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from pebble import ProcessExpired
 
@@ -71,6 +71,30 @@ class Verdict:
 NO_ANSWER = Verdict(0.0, VerdictStatus.NO_ANSWER, 0.0)
 
 
+class GradingLane(Protocol):
+    """Grader processes with a queue of pairs: a :class:`Lane`, or one on several nodes."""
+
+    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+        """See :meth:`Lane.judge`."""
+        ...
+
+    def started(self) -> object:
+        """The processes; started where they are not."""
+        ...
+
+    def stop(self) -> None:
+        """End the processes and their current work."""
+        ...
+
+
+class LaneMaker(Protocol):
+    """The class of a lane; see :class:`Lane` for the arguments."""
+
+    def __call__(
+        self, verifier: Verifier, processes: int, memory_limit_bytes: int, niceness: int = 0
+    ) -> GradingLane: ...
+
+
 class GraderPool:
     """Grader processes, to be used as a context manager; one event loop or one thread at a time.
 
@@ -80,6 +104,7 @@ class GraderPool:
         time_limit_s: processor seconds for one answer; a slower one is killed and scores 0.
         memory_limit_gib: what one process may allocate beyond its libraries, GiB.
         cache_size: verdicts remembered; the oldest are forgotten first.
+        lane: where the processes run; by default on this node.
     """
 
     def __init__(
@@ -90,12 +115,13 @@ class GraderPool:
         *,
         memory_limit_gib: float = 2.0,
         cache_size: int = 65536,
+        lane: LaneMaker = Lane,
     ) -> None:
         self.verifier = verifier
         self.time_limit_s = time_limit_s
         memory_limit_bytes = int(memory_limit_gib * 2**30)
-        self.fast = Lane(verifier, processes, memory_limit_bytes)
-        self.slow = Lane(verifier, SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
+        self.fast = lane(verifier, processes, memory_limit_bytes)
+        self.slow = lane(verifier, SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._cache_size = cache_size
 
@@ -190,7 +216,7 @@ class GraderPool:
                 break
         return failure
 
-    def _attempts(self, answer: str) -> tuple[tuple[Lane, float], ...]:
+    def _attempts(self, answer: str) -> tuple[tuple[GradingLane, float], ...]:
         """Where an answer is graded, one attempt after the other, and for how many processor seconds."""
         second = (self.slow, self.time_limit_s)
         first_limit_s = min(FIRST_LIMIT_S, self.time_limit_s)

@@ -71,6 +71,10 @@ class ServerSettings:
     """The maximum number of samples generated at once."""
     tensor_parallel: int = 1
     """The number of GPUs, or on CPU of processes, that each layer of the model is divided over."""
+    stages: int = 1
+    """The number of parts into which the layers are divided, one after the other, each on ``tensor_parallel`` GPUs."""
+    over_ray: bool = False
+    """Whether its GPUs are those of the Ray cluster that this process has joined, on several nodes."""
     gpus: tuple[str, ...] = ()
     """The GPUs that it may see, as CUDA names them; empty for those that this process may see."""
     gpu_memory_utilization: float = 0.9
@@ -409,6 +413,7 @@ class VllmServer:
             "max-model-len": settings.max_model_len,
             "max-num-seqs": settings.max_num_seqs,
             "tensor-parallel-size": settings.tensor_parallel,
+            **_across_nodes(settings),
             "gpu-memory-utilization": settings.gpu_memory_utilization,
             "seed": settings.seed,
             "max-logprobs": MOST_LOGPROBS,
@@ -432,6 +437,25 @@ class VllmServer:
             *flags,
             *settings.extra_args,
         ]
+
+
+def _across_nodes(settings: ServerSettings) -> dict[str, object]:
+    """The arguments of a server whose GPUs are on several nodes.
+
+    Raises:
+        UserError: there are no GPUs. vLLM 0.32 asks Ray for a resource that its CPU platform does not name
+            (``ray_device_key``), and ends.
+    """
+    if not settings.over_ray:
+        return {}
+    if on_cpu():
+        raise UserError(
+            "vLLM cannot divide a model over the nodes of a task without GPUs",
+            where="resources.inference.gpus",
+            expected="GPUs; without them the server computes on the first node, and all nodes grade",
+            advice="set resources.inference.gpus to the GPUs of a node, or to 0; then the same submit command",
+        )
+    return {"distributed-executor-backend": "ray", "pipeline-parallel-size": settings.stages}
 
 
 def refuse_stranger(path: Path, pid: int) -> None:

@@ -27,16 +27,24 @@ DIRECTORY_VARIABLE = "MRT_HPC_SERVER_DIRECTORY"
 _LOOK_EVERY_S = 0.5
 
 
-def end_with_owner(owner: int, directory: str) -> None:
+def end_with_owner(owner: int, directory: str, *, group: bool = False) -> None:
     """Watch, in a thread, for the end of ``owner``; then remove the sockets' directory and end this process.
 
     The process ends by SIGKILL; the kernel then kills its children.
+
+    Args:
+        owner: its process id.
+        directory: of the sockets.
+        group: whether the whole process group, of which this process is the first, ends at once: for children that do
+            not end with their parent.
     """
 
     def watch() -> None:
         while os.getppid() == owner:
             time.sleep(_LOOK_EVERY_S)
         shutil.rmtree(directory, ignore_errors=True)
+        if group:
+            os.killpg(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="owner-watch", daemon=True).start()

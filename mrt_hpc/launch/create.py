@@ -33,7 +33,7 @@ from mrt_hpc.recipe.schema import (
     SmallWorldSamples,
     Suffixes,
 )
-from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, write_text
@@ -277,7 +277,9 @@ def _check_models(recipe: EvaluationRecipe) -> None:
 def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
     """Refuse a model that the servers of these roles cannot divide over their GPUs."""
     for role in roles:
-        files.check_division(ServerLayout.of(recipe.serving, getattr(recipe.resources, role).gpus).tensor_parallel)
+        resources = getattr(recipe.resources, role)
+        layout = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources))
+        files.check_division(layout.tensor_parallel)
 
 
 def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> None:

@@ -17,6 +17,7 @@ from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, J
 from mrt_hpc.plan.limits import check_evaluation_limits, check_limits, check_segments
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.schema import Coupling
+from mrt_hpc.recipe.server_layout import nodes_of
 from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _collection(recipe: Recipe, version: int, after: tuple[Dependency, ...]) -> 
         tasks=recipe.resources.inference.tasks,
         first_iteration=number,
         end_iteration=number + 1,
-        resources=_one_process(recipe.resources.inference),
+        resources=_one_process(recipe.resources.inference, recipe.resources.inference.nodes),
         after=after,
         max_parallel=recipe.resources.inference.max_parallel,
     )
@@ -149,7 +150,7 @@ def _segment(
         segment=segment,
         first_iteration=first,
         end_iteration=end,
-        resources=_one_process(resources.inference),
+        resources=_one_process(resources.inference, resources.inference.nodes),
         after=start,
     )
     array = whole.model_copy(update={"max_parallel": resources.inference.max_parallel})
@@ -253,12 +254,14 @@ def role_resources(recipe: Experiment, role: Role) -> JobResources:
         return _trainer_resources(recipe.resources.trainer)
     if role is Role.COLOCATED:
         return _colocated_resources(recipe.resources.trainer, recipe.resources.inference)
-    return _one_process(getattr(recipe.resources, role.value))
+    resources = getattr(recipe.resources, role.value)
+    return _one_process(resources, nodes_of(resources))
 
 
-def _one_process(resources: RoleResources) -> JobResources:
+def _one_process(resources: RoleResources, nodes: int = 1) -> JobResources:
+    """The resources of a task with one process on each of its nodes."""
     return JobResources(
-        nodes=1,
+        nodes=nodes,
         ranks_per_node=1,
         gpus_per_rank=resources.gpus,
         cpus_per_rank=resources.cpus,

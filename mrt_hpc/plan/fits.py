@@ -22,7 +22,7 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.longest import longest_in_evaluation, longest_in_training
 from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
-from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,8 +247,8 @@ def _servers(
     role: Role, servers: list[_Server], recipe: Experiment, resources: RoleResources, gpu: GpuMemory
 ) -> Iterator[RoleFit]:
     """The servers of one task. On GPUs each has its share; without a GPU they share the memory of the task."""
-    layout = ServerLayout.of(recipe.serving, resources.gpus)
-    gpus = layout.tensor_parallel if resources.gpus else 0
+    layout = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources))
+    gpus = layout.tensor_parallel * layout.stages if resources.gpus else 0
     memories = [(server, server_memory(server.setting(recipe, gpus, gpu))) for server in servers]
     if not gpus:
         yield from _servers_on_node(role, memories, layout.servers, resources)

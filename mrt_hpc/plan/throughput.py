@@ -117,7 +117,7 @@ def _gpus(recipe: Experiment) -> _Gpus | None:
     resources = recipe.resources
     if isinstance(recipe, EvaluationRecipe):
         return _Gpus(resources.evaluation.gpus, 0) if resources.evaluation.gpus else None
-    both = _Gpus(resources.inference.gpus, resources.trainer.gpus)
+    both = _Gpus(resources.inference.gpus * resources.inference.nodes, resources.trainer.gpus)
     return both if min(both.sampling, both.training) > 0 else None
 
 

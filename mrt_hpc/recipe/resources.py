@@ -23,6 +23,10 @@ class InferenceResources(RoleResources):
 
     tasks: Positive = 1
     """The number of array tasks, each with a server of its own. They share the problems of an iteration."""
+    nodes: Positive = 1
+    """The number of nodes of a task, each with these gpus, cpus and memory_gib. Above 1 the task starts a Ray cluster
+    on them: it grades on all nodes, and with GPUs its one server spans all of them.
+    """
     max_parallel: Positive | None = None
     """The maximum number of tasks of the array that run at the same time; null leaves it to the queue. With more tasks
     than run at a time, each task of a long collection stays within its time limit.

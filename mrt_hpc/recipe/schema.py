@@ -262,7 +262,8 @@ class Serving(Section):
     tensor_parallel: Positive | None = None
     """The number of GPUs that one server divides each layer of the model over; null divides the task's GPUs evenly
     among its servers. It must divide the model's attention heads. Without GPUs, null is 1, and a server of more
-    computes in as many processes.
+    computes in as many processes. In a task of several nodes, null takes the GPUs of one node, and the layers are
+    divided into as many stages as there are GPUs for.
     """
     servers: Positive | None = None
     """The number of servers side by side in one task; each has tensor_parallel GPUs of its own, and a group of rollouts
@@ -289,7 +290,7 @@ class Grading(Section):
     """The pool that compares answers with the gold answer."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """The number of grader processes of an array task."""
+    """The number of grader processes of an array task, on each of its nodes."""
     time_limit_s: PositiveFloat = 2.0
     """The maximum number of processor seconds for one answer. A slower answer scores 0."""
     memory_limit_gib: PositiveFloat = 2.0

@@ -21,6 +21,7 @@ from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.prefetch import Prefetch
+from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node
 from mrt_hpc.roles.sampling.rest import Rest
 from mrt_hpc.roles.sampling.rolling import RollingSampler
 from mrt_hpc.roles.sampling.round_sampler import RoundSampler
@@ -56,12 +57,22 @@ log = logging.getLogger(__name__)
 
 
 def run(task: Task) -> None:
-    """Sample the groups that the segment lacks, until its last weights version is published.
+    """Sample the groups that the segment lacks, until its last weights version is published. In a task of several nodes
+    the first rank does that, and the others lend it their nodes.
 
     Raises:
         UserError: the trainer failed; it does not run, and the nodes are given back; or something in the recipe does
             not fit the model.
     """
+    if task.rank > 0:
+        lend_node(task)
+        return
+    with for_all_ranks(task):
+        _sample_segment(task)
+
+
+def _sample_segment(task: Task) -> None:
+    """What the first rank does, see :func:`run`."""
     problems = read_problems(task.layout.train_data)
     if Rounds(task, len(problems)).awaited() is None:
         log.info("all groups of the segment are sampled already")
@@ -111,7 +122,9 @@ def equipped(task: Task, weights: Weights, max_model_len: int, watch: NeedWatch)
     common = prover is not None and prover.shares_seeds
     policy = partial(policy_server, task, common_seeds=common, while_starting=watch.look)
     with ExitStack() as stack:
-        pool = stack.enter_context(grader_pool(task, task.recipe.problems))
+        cluster = stack.enter_context(joined(task))
+        nodes = () if cluster is None else cluster.nodes
+        pool = stack.enter_context(grader_pool(task, task.recipe.problems, nodes))
         if prover is None or prover.model is None:
             server = stack.enter_context(policy(weights, max_model_len))
             yield Equipment(server, None, pool)

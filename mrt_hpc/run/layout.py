@@ -229,7 +229,7 @@ class RunLayout:
 
     @property
     def rendezvous(self) -> Path:
-        """The files by which the ranks of a trainer find each other, one for each attempt."""
+        """The files by which the ranks of a task find each other, new ones for each attempt."""
         return self.root / "rendezvous"
 
     @property

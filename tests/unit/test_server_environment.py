@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from test_task_endings import task
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import VllmServer, cpu_environment
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
 
 if TYPE_CHECKING:
@@ -76,6 +79,12 @@ def test_a_large_seed_is_one_that_the_server_can_take(tmp_path: Path, seed: int,
     np.random.RandomState(taken)
 
 
+def on_nodes(one: Task, nodes: int) -> Task:
+    """The same task on several nodes."""
+    resources = one.job.resources.model_copy(update={"nodes": nodes})
+    return replace(one, job=one.job.model_copy(update={"resources": resources, "role": Role.INFERENCE}))
+
+
 def with_servers(tmp_path: Path, gpus: int, **serving: int) -> Task:
     """A task with some GPUs and six cores."""
     one = task(tmp_path)
@@ -99,6 +108,49 @@ def test_the_gpus_of_a_task_are_divided_among_its_servers(
     tmp_path: Path, gpus: int, serving: dict[str, int], servers: int, width: int
 ) -> None:
     assert layout_of(with_servers(tmp_path, gpus, **serving)) == ServerLayout(servers, width)
+
+
+@pytest.mark.parametrize(
+    ("serving", "width", "stages"), [({}, 8, 2), ({"tensor_parallel": 16}, 16, 1), ({"tensor_parallel": 4}, 4, 4)]
+)
+def test_one_server_spans_the_gpus_of_several_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serving: dict[str, int], width: int, stages: int
+) -> None:
+    several = on_nodes(with_servers(tmp_path, 8, **serving), 2)
+    assert layout_of(several) == ServerLayout(1, width, stages)
+    settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False)
+    monkeypatch.setattr("mrt_hpc.inference.server.on_cpu", lambda: False)
+    with closing(VllmServer(settings, tmp_path / "log")) as one:
+        words = one._arguments()
+    told = {name: words[words.index(name) + 1] for name in words if name.endswith(("-size", "-backend"))}
+    assert told["--distributed-executor-backend"] == "ray"
+    assert (told["--tensor-parallel-size"], told["--pipeline-parallel-size"]) == (str(width), str(stages))
+
+
+def test_without_gpus_the_server_stays_on_the_first_node(tmp_path: Path) -> None:
+    several = on_nodes(with_servers(tmp_path, 0), 2)
+    settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False)
+    assert (settings.over_ray, layout_of(several)) == (False, ServerLayout(1, 1))
+
+
+def test_vllm_is_not_asked_to_span_nodes_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrt_hpc.inference.server.on_cpu", lambda: True)
+    settings = server_settings(on_nodes(with_servers(tmp_path, 8), 2), tmp_path, 64, share=1.0, common_seeds=False)
+    with closing(VllmServer(settings, tmp_path / "log")) as one, pytest.raises(UserError, match="without GPUs"):
+        one._arguments()
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "visible", "own"),
+    [(0, None, ("0", "1")), (1, "4,5", ("4", "5")), (0, "a,b,c,d", ("a", "b")), (1, "a,b,c,d", ("c", "d"))],
+)
+def test_a_rank_takes_the_gpus_of_its_node_or_its_share_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_rank: int, visible: str | None, own: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert node_gpus(replace(on_nodes(with_servers(tmp_path, 2), 2), local_rank=local_rank)) == own
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import logging
 import os
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.domains.lane import Lane
 from mrt_hpc.domains.pool import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import ExitCode, UserError
@@ -31,6 +33,7 @@ from mrt_hpc.run.weights_delta import BrokenChainError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from mrt_hpc.domains.pool import LaneMaker
     from mrt_hpc.inference.client import GenerationClient
     from mrt_hpc.inference.sampler import Generator
     from mrt_hpc.inference.server_control import Server, Servers
@@ -209,7 +212,9 @@ def running_server(
 
 def layout_of(task: Task) -> ServerLayout:
     """How the task's GPUs are divided among its own servers."""
-    return ServerLayout.of(task.experiment.serving, task.job.resources.gpus)
+    resources = task.job.resources
+    nodes = resources.nodes if task.job.role is Role.INFERENCE else 1
+    return ServerLayout.of(task.experiment.serving, resources.gpus // nodes, nodes)
 
 
 def room_of(task: Task, servers: Servers) -> asyncio.Semaphore:
@@ -306,6 +311,8 @@ def server_settings(
         dtype=dtype or serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
         tensor_parallel=layout.tensor_parallel,
+        stages=layout.stages,
+        over_ray=task.job.role is Role.INFERENCE and task.job.resources.nodes > 1 and task.job.resources.gpus > 0,
         gpus=gpus_of(task, number),
         gpu_memory_utilization=serving.gpu_memory_utilization * share,
         kv_cache_gib=serving.kv_cache_gib * share / layout.tensor_parallel,
@@ -412,12 +419,14 @@ async def restart_when_hung(
 
 
 @contextmanager
-def grader_pool(task: Task, problems: ProblemSource) -> Iterator[GraderPool]:
+def grader_pool(task: Task, problems: ProblemSource, nodes: tuple[str, ...] = ()) -> Iterator[GraderPool]:
     """The grader processes of this task.
 
     Args:
         task: whose.
         problems: the section of the recipe that the problems are from: it names their verifier.
+        nodes: the ids of the nodes of the task's Ray cluster, on each of which answers are graded; none where it has no
+            cluster.
     """
     grading = task.experiment.grading
     with GraderPool(
@@ -425,5 +434,13 @@ def grader_pool(task: Task, problems: ProblemSource) -> Iterator[GraderPool]:
         grading.processes,
         grading.time_limit_s,
         memory_limit_gib=grading.memory_limit_gib,
+        lane=lane_over(nodes) if nodes else Lane,
     ) as pool:
         yield pool
+
+
+def lane_over(nodes: tuple[str, ...]) -> LaneMaker:
+    """What makes lanes of graders on these nodes of a Ray cluster."""
+    from mrt_hpc.domains.spread_lane import SpreadLane  # Ray is loaded by tasks of several nodes only
+
+    return partial(SpreadLane, nodes=nodes)

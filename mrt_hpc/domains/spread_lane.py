@@ -1,0 +1,166 @@
+"""A queue of pairs with grader processes on all nodes of a Ray cluster.
+
+On each node an actor owns a :class:`Lane`: the limits on an answer, and what becomes of a process that exceeds them,
+are those of a lane on one node, and a process that hangs is replaced within milliseconds. Ray starts an actor whose own
+process was killed again on its node, with new grader processes, and asks it for what it had not answered.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ray
+from pebble import ProcessExpired
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from mrt_hpc.domains.lane import REPLACEMENTS, START_LIMIT_S, Lane
+from mrt_hpc.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mrt_hpc.domains.base import Judgement, Verifier
+
+MOST_AT_A_TIME = 100_000
+"""Pairs that one actor holds: they wait in its lane, which grades some at a time."""
+
+
+@dataclass(frozen=True)
+class NotJudged:
+    """Why a pair has no judgement. Errors lose what they say on their way between the processes of Ray."""
+
+    exit_code: int | None
+    """Of the grader process; None for a pair that took too long on the clock."""
+
+
+class NodeGrader:
+    """Grades on one node; Ray makes it an actor."""
+
+    def __init__(
+        self, verifier: Verifier, processes: int, memory_limit_bytes: int, niceness: int, path: Sequence[str]
+    ) -> None:
+        sys.path.extend(folder for folder in path if folder not in sys.path)  # that of a user's own verifier
+        self.lane = Lane(verifier, processes, memory_limit_bytes, niceness)
+        self.lane.started()
+
+    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float] | NotJudged | UserError:
+        """What :meth:`Lane.judge` returns or raises."""
+        try:
+            return await self.lane.judge(answer, gold, limit_s)
+        except TimeoutError:
+            return NotJudged(None)
+        except ProcessExpired as end:
+            return NotJudged(end.exitcode)
+        except UserError as error:
+            return error
+
+    async def place(self) -> str:
+        """The id of its node."""
+        return str(ray.get_runtime_context().get_node_id())
+
+
+@dataclass
+class SpreadLane:
+    """Grader processes on several nodes, started when they are first needed; to be used as a :class:`Lane`."""
+
+    verifier: Verifier
+    processes: int
+    """Of each node."""
+    memory_limit_bytes: int
+    niceness: int = 0
+    nodes: Sequence[str] = ()
+    """The ids of the nodes, as Ray names them; at least one."""
+    graders: list[Any] = field(default_factory=list, init=False)
+    """The actor of each node, in order; empty until they are started."""
+    under_way: Counter[int] = field(default_factory=Counter, init=False)
+    """The pairs that each of them has."""
+
+    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+        """The judgement of one pair by the node that has the fewest, and the processor seconds that it took.
+
+        Raises:
+            TimeoutError: it took too long on the clock.
+            ProcessExpired: its process was ended at the limit of processor seconds, or otherwise.
+            UserError: the processes cannot be started, or are killed again and again, or their node is lost.
+        """
+        graders = self.started()
+        least = min(range(len(graders)), key=self.under_way.__getitem__)
+        self.under_way[least] += 1
+        try:
+            outcome = await graders[least].judge.remote(answer, gold, limit_s)
+        except RayActorError as error:
+            raise _lost(self.nodes[least], error) from error
+        finally:
+            self.under_way[least] -= 1
+        return _judgement(outcome)
+
+    def started(self) -> list[Any]:
+        """The actors; started where they are not.
+
+        Raises:
+            UserError: they do not start.
+        """
+        if not self.graders:
+            graders = [self._on(node) for node in self.nodes]
+            try:
+                ray.get([grader.place.remote() for grader in graders], timeout=START_LIMIT_S)
+            except (RayError, TimeoutError) as error:
+                raise _not_started(error) from error
+            self.graders = graders
+        return self.graders
+
+    def stop(self) -> None:
+        """End the processes on all nodes, and their current work."""
+        graders, self.graders = self.graders, []
+        for grader in graders:
+            ray.kill(grader)
+
+    def _on(self, node: str) -> Any:
+        options = {
+            "num_cpus": 0,
+            "max_concurrency": MOST_AT_A_TIME,
+            "max_restarts": -1,
+            "max_task_retries": REPLACEMENTS,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        made = ray.remote(NodeGrader).options(**options)
+        return made.remote(self.verifier, self.processes, self.memory_limit_bytes, self.niceness, list(sys.path))
+
+
+def _judgement(outcome: tuple[Judgement, float] | NotJudged | UserError) -> tuple[Judgement, float]:
+    """What the lane of a node returned, or raised.
+
+    Raises:
+        Exception: as :meth:`Lane.judge` does.
+    """
+    if isinstance(outcome, UserError):
+        raise outcome
+    if not isinstance(outcome, NotJudged):
+        return outcome
+    if outcome.exit_code is None:
+        raise TimeoutError
+    raise ProcessExpired("a grader process of another node ended", outcome.exit_code)
+
+
+def _lost(node: str, error: Exception) -> UserError:
+    return UserError(
+        f"the graders of a node are lost: {str(error).splitlines()[0]}",
+        value=node,
+        expected=f"at most {REPLACEMENTS} ends of their process while a pair is graded",
+        advice="raise resources.inference.memory_gib, or lower grading.processes",
+        exit_code=ExitCode.RETRYABLE,
+    )
+
+
+def _not_started(error: Exception) -> UserError:
+    cause = getattr(error, "cause", None)
+    return UserError(
+        f"the graders on the nodes of this task do not start: {cause or error}",
+        expected=f"all of them within {START_LIMIT_S:.0f} s",
+        advice="raise grading.memory_limit_gib, or lower grading.processes",
+        exit_code=ExitCode.RETRYABLE,
+    )

@@ -1,0 +1,235 @@
+"""The Ray cluster of an inference task that has several nodes, one rank on each.
+
+Rank 0 is the task: it starts the first Ray node and samples. The other ranks lend their nodes: each runs a Ray node
+until rank 0 is done. They find each other by files of the attempt in the run's ``rendezvous`` folder. If a rank ends
+before, the back end ends all ranks, and the task is run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.inference.ray_node import LOOPBACK, RayNode, RayPlace, address_towards, answers, free_port
+from mrt_hpc.plan.jobs import Role
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mrt_hpc.roles.task.context import Task
+
+LONGEST_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The files by which the ranks of one attempt find each other."""
+
+    task: Task
+
+    def here(self, rank: int) -> Path:
+        """Written by a rank when it has started: the name of its host."""
+        return self._file(f"rank{rank}")
+
+    @property
+    def head(self) -> Path:
+        """Written by rank 0: where its Ray node takes connections."""
+        return self._file("head")
+
+    @property
+    def over(self) -> Path:
+        """Written by rank 0 when it needs the other nodes no more."""
+        return self._file("over")
+
+    def say(self, path: Path, value: dict[str, str]) -> None:
+        """Write one of the files."""
+        self.task.retrying(lambda: write_json(path, value), f"{path}")
+
+    def read(self, path: Path) -> dict[str, str]:
+        """What one of the files says."""
+        said: dict[str, str] = json.loads(self.task.retrying(path.read_text, f"{path}"))
+        return said
+
+    def _file(self, what: str) -> Path:
+        return self.task.layout.rendezvous / f"{self.task.log_stem}.ray.{what}.json"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that runs."""
+
+    node: RayNode
+    """The one of this rank."""
+    nodes: tuple[str, ...]
+    """The ids of all nodes, as Ray names them."""
+
+
+@contextmanager
+def for_all_ranks(task: Task) -> Iterator[None]:
+    """At the end of the block, in whichever way it ends, the other ranks may end, too."""
+    try:
+        yield
+    finally:
+        if task.world_size > 1:
+            meeting = Meeting(task)
+            meeting.say(meeting.over, {})
+
+
+def lend_node(task: Task) -> None:
+    """Run a Ray node for rank 0, until rank 0 is done; every other rank calls this.
+
+    Raises:
+        UserError: the node has ended, and so has what rank 0 did on it.
+        Interrupted: the task was told to leave.
+    """
+    meeting = Meeting(task)
+    with task.shutdown.at_safe_points():
+        meeting.say(meeting.here(task.rank), {"host": socket.gethostname()})
+        wait_until(
+            lambda: meeting.head.exists() or meeting.over.exists() or task.shutdown.given,
+            reason="the first rank",
+            deadline_s=inf,  # the back end ends this rank with the first one
+        )
+        if meeting.head.exists() and not meeting.over.exists():
+            head = meeting.read(meeting.head)["address"]
+            with RayNode(_place(task, head), task.log(f"ray-{task.rank}"), task.job.resources.cpus_per_rank) as node:
+                _stay(task, node, meeting)
+        task.shutdown.leave_if_given()
+
+
+def _stay(task: Task, node: RayNode, meeting: Meeting) -> None:
+    """Wait for the end of rank 0. A rank that is told to leave gives rank 0, which is told as well, time to end. A rank
+    0 that was killed says nothing any more, and its node has ended.
+    """
+    wait_until(
+        lambda: meeting.over.exists() or (task.shutdown.given and not answers(node.place.head)),
+        reason="the end of the first rank",
+        deadline_s=inf,
+        check=node.raise_if_ended,
+        longest_pause_s=LONGEST_LOOK_S,
+    )
+
+
+@contextmanager
+def joined(task: Task) -> Iterator[Cluster | None]:
+    """The cluster of a task of several nodes, for the length of the block; None for one of a single node.
+
+    Raises:
+        UserError: a rank or its node did not come in time.
+    """
+    if task.world_size == 1 or task.job.role is not Role.INFERENCE:
+        yield None
+        return
+    _require_ray()
+    meeting, limit_s = Meeting(task), task.experiment.serving.start_limit_s
+    hosts = _hosts(meeting, limit_s)
+    own = address_towards(hosts[0]) if hosts else LOOPBACK
+    place = _place(task, f"{own}:{free_port(own)}", is_head=True)
+    with RayNode(place, task.log("ray-0"), task.job.resources.cpus_per_rank) as node:
+        node.wait_for_head(limit_s)
+        meeting.say(meeting.head, {"address": place.head})
+        with _driver(place):
+            yield Cluster(node, _all_nodes(node, task.world_size, limit_s))
+
+
+def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
+    """The hosts of the other ranks that are not this one's, when all ranks are there."""
+    task, found = meeting.task, []
+    for rank in range(1, task.world_size):
+        path = meeting.here(rank)
+        wait_until(path.exists, reason=f"rank {rank} of this task, on a node of its own", deadline_s=deadline_s)
+        found.append(meeting.read(path)["host"])
+    return [host for host in found if host != socket.gethostname()]
+
+
+def _place(task: Task, head: str, *, is_head: bool = False) -> RayPlace:
+    """The place of this rank in the cluster."""
+    return RayPlace(
+        address=address_towards(head.rpartition(":")[0]),
+        head=head,
+        token=_token(task),
+        gpus=node_gpus(task),
+        is_head=is_head,
+    )
+
+
+def _token(task: Task) -> str:
+    """What only the ranks of this attempt know, as only they can read the key of the run."""
+    key = (task.layout.secrets / "server_key").read_text()
+    return hashlib.sha256(f"{key} {task.log_stem}".encode()).hexdigest()
+
+
+def node_gpus(task: Task) -> tuple[str, ...]:
+    """The GPUs of this rank, as CUDA names them: its share, where it sees those of all ranks of its machine."""
+    own = task.job.resources.gpus_per_rank
+    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    seen = told.split(",") if told else [str(gpu) for gpu in range(own)]
+    first = task.local_rank * own if len(seen) > own else 0
+    return tuple(seen[first : first + own])
+
+
+@contextmanager
+def _driver(place: RayPlace) -> Iterator[None]:
+    """This process, and those that it starts, are of the cluster for the length of the block."""
+    before = dict(os.environ)
+    os.environ.update(place.environment())
+    import ray  # it reads some of these variables when it is imported
+
+    try:
+        _join(place.head)
+        yield
+    finally:
+        ray.shutdown()
+        for name in place.environment():
+            os.environ.pop(name)
+            os.environ.update({name: before[name]} if name in before else {})
+
+
+def _join(head: str) -> None:
+    """Make this process one of the cluster. Its handler of SIGTERM, which Ray replaces, is put back."""
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(head, log_to_driver=False, configure_logging=False)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _all_nodes(node: RayNode, count: int, deadline_s: float) -> tuple[str, ...]:
+    """The ids of all nodes, when all have joined."""
+    import ray
+
+    def present() -> list[str]:
+        alive = [str(one["NodeID"]) for one in ray.nodes() if one["Alive"]]
+        return alive if len(alive) == count else []
+
+    found = wait_until(
+        present, reason=f"the Ray nodes of {count} ranks", deadline_s=deadline_s, check=node.raise_if_ended
+    )
+    return tuple(found)
+
+
+def _require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(
+            "a task of several nodes needs Ray, which the Python of this task lacks",
+            value=sys.executable,
+            where="resources.inference.nodes",
+            expected="the Python of an environment that env/setup made, or an image",
+            advice="run env/setup again, or set resources.inference.nodes to 1; then the same submit command",
+            exit_code=ExitCode.RETRYABLE,
+        )

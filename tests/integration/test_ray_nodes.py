@@ -1,0 +1,163 @@
+"""An inference task of two nodes, both of them on this machine: graders on each, and the end of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from graded import grade_all
+from ray_rank_worker import task_of
+
+from mrt_hpc.domains.math.verifier import MathVerifier
+from mrt_hpc.domains.pool import GraderPool, VerdictStatus
+from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined
+from mrt_hpc.roles.sampling.serving import lane_over
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mrt_hpc.roles.sampling.ray_cluster import Cluster
+
+WORKER = Path(__file__).with_name("ray_rank_worker.py")
+HANGS = "10^{10^{10}}"
+
+
+def start(root: Path, rank: int) -> subprocess.Popen[str]:
+    """A rank of the task as a process."""
+    (root / "secrets").mkdir(exist_ok=True)
+    (root / "secrets" / "server_key").write_text("key")
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), str(root), str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def family(pid: int) -> list[psutil.Process]:
+    one = psutil.Process(pid)
+    return [one, *one.children(recursive=True)]
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    """Nothing is left of these processes."""
+
+    def left() -> list[psutil.Process]:
+        return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    wait_until(lambda: not left(), reason=f"the end of {processes}", deadline_s=20)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose first rank is this process, until the last test; then its other rank ends by itself."""
+    root = tmp_path_factory.mktemp("two_nodes")
+    other = start(root, 1)
+    task = task_of(root, 0)
+    handler = signal.getsignal(signal.SIGTERM)
+    with for_all_ranks(task), joined(task) as cluster:
+        assert cluster is not None
+        assert signal.getsignal(signal.SIGTERM) is handler, "a request to leave would not reach the task"
+        yield cluster
+        processes = [*family(cluster.node.pid), *family(other.pid)]
+    assert other.wait(30) == 0
+    assert_gone(processes)
+
+
+@pytest.fixture(scope="module")
+def pool(two_nodes: Cluster) -> Iterator[GraderPool]:
+    with GraderPool(MathVerifier(), processes=1, lane=lane_over(two_nodes.nodes)) as started:
+        yield started
+
+
+def pairs_for_processes(count: int) -> list[tuple[str, str]]:
+    """Right answers that only a grader process can judge."""
+    return [(f"x+{number}", f"{number}+x") for number in range(count)]
+
+
+def test_answers_are_graded_on_both_nodes(two_nodes: Cluster, pool: GraderPool) -> None:
+    import ray
+
+    lane: Any = pool.fast
+    assert sorted(ray.get([grader.place.remote() for grader in lane.started()])) == sorted(two_nodes.nodes)
+    assert len(set(two_nodes.nodes)) == 2
+    most = [0, 0]
+
+    async def graded() -> list[float]:
+        grading = asyncio.create_task(pool.grade(pairs_for_processes(40)))
+        while not grading.done():
+            most[:] = (max(most[n], lane.under_way[n]) for n in range(2))
+            await asyncio.sleep(0)
+        return [verdict.reward for verdict in await grading]
+
+    assert asyncio.run(graded()) == [1.0] * 40
+    assert min(most) > 1, "each node had several of them"
+
+
+def test_an_answer_that_hangs_is_stopped_and_the_next_is_graded(pool: GraderPool) -> None:
+    hung, right = grade_all(pool, [(HANGS, "7"), ("y+1", "1+y")])
+    assert (hung.reward, hung.status) == (0.0, VerdictStatus.TIMED_OUT)
+    assert right.reward == 1.0
+
+
+def test_a_grader_that_is_killed_is_replaced_on_its_node(two_nodes: Cluster, pool: GraderPool) -> None:
+    import ray
+
+    lane: Any = pool.fast
+    places = ray.get([grader.place.remote() for grader in lane.started()])
+    graders = [p for p in family(two_nodes.node.pid) if p.name().startswith("ray::NodeGrade")]
+    assert graders, "no grader runs on the first node"
+    for grader in graders:
+        grader.kill()
+    assert [v.reward for v in grade_all(pool, [(f"z+{n}", f"{n}+z") for n in range(6)])] == [1.0] * 6
+    assert ray.get([grader.place.remote() for grader in lane.started()]) == places
+
+
+def test_no_port_is_open_to_other_machines(two_nodes: Cluster) -> None:
+    """Between processes of one machine; a node of its own listens at its address in the cluster."""
+    connections = [c for p in family(two_nodes.node.pid) for c in p.net_connections("tcp")]
+    listening = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    assert listening
+
+
+def test_who_has_not_the_token_cannot_join(two_nodes: Cluster) -> None:
+    place = two_nodes.node.place
+    program = f"import ray; ray.init({place.head!r}); print(ray.nodes())"
+    environment = {**os.environ, **place.environment(), "RAY_AUTH_TOKEN": "0" * 64}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert "token" in done.stderr.lower()
+
+
+def test_nothing_outlives_a_task_that_is_killed(tmp_path: Path) -> None:
+    """The back end ends the other rank with a signal; it waits no longer than its deadline for rank 0."""
+    first, second = start(tmp_path, 0), start(tmp_path, 1)
+    assert first.stdout is not None
+    node = int(first.stdout.readline())
+    processes = [*family(node), *family(second.pid)]
+    first.kill()
+    second.terminate()
+    assert_gone(processes)
+    assert (first.wait(10), second.wait(10)) == (-signal.SIGKILL, 128 + signal.SIGTERM)
+
+
+def test_a_rank_whose_node_is_killed_fails(tmp_path: Path) -> None:
+    """The back end then ends the first rank, and runs the task again."""
+    first, second = start(tmp_path, 0), start(tmp_path, 1)
+    assert first.stdout is not None
+    first.stdout.readline()
+    raylet = next(p for p in family(second.pid) if p.name() == "raylet")
+    processes = [*family(first.pid), *family(second.pid)]
+    raylet.kill()
+    assert second.wait(30) == 1
+    first.terminate()
+    assert first.wait(30) == 128 + signal.SIGTERM
+    assert_gone(processes)
