@@ -211,6 +211,8 @@ def colocation_fits(recipe: Recipe) -> None:
         )
     if recipe.serving.attach is not None:
         raise misfit("serving.attach", "null with coupling: colocated: the task starts a server of its own")
+    if recipe.resources.inference.nodes > 1:
+        raise misfit("resources.inference.nodes", "1 with coupling: colocated: a segment is on one node")
 
 
 def serving_fits(recipe: Recipe) -> None:

@@ -342,7 +342,7 @@ def test_plan_says_what_to_state_where_nothing_is_known() -> None:
     printed = planned(str(RECIPES / "quickstart.yaml"))
     assert "what they are used for are unknown" in printed
     assert "state throughput.sampled_tokens_per_second and throughput.trained_tokens_per_second" in printed
-    assert "share" not in printed
+    assert "expected core-hours" not in printed
 
 
 def test_a_run_without_gpus_has_core_hours(tmp_path: Path) -> None:
