@@ -131,6 +131,7 @@ def test_its_hours_are_those_of_both_without_waiting() -> None:
         ("resources.trainer={ranks: 2, ranks_per_node: 1}", "resources.trainer.ranks_per_node"),
         ("resources.trainer.gpus=1", "resources.inference.gpus"),
         ("serving.attach={address: 'http://n:1', key_file: k}", "serving.attach"),
+        ("resources.inference.nodes=2", "resources.inference.nodes"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: str, field: str) -> None:
