@@ -36,7 +36,6 @@ SHRUNK = {
     "sampling.rollouts_per_problem": 4,
     "schedule.iterations": ITERATIONS,
     "schedule.iterations_per_job": ITERATIONS // 2,
-    "training.full_weights_every": ITERATIONS // 2,
     "serving.stall_limit_s": 10.0,
     "evaluation.benchmarks.0.problems.problems": 8,
     "resources.inference.tasks": 2,

@@ -107,11 +107,6 @@ def change_weights(layout: RunLayout) -> str:
     return "seal does not fit"
 
 
-def lose_base(layout: RunLayout) -> str:
-    shutil.rmtree(layout.weights_version(4))
-    return "weights/v000004/MANIFEST.json"
-
-
 def lose_evaluation(layout: RunLayout) -> str:
     shutil.rmtree(layout.evaluation_shard(0, "held-out", 0))
     return "shard-00000"
@@ -133,7 +128,7 @@ def publish_key(layout: RunLayout) -> str:
     "harm",
     [
         damage_group, damage_archive, lose_group, swap_groups,
-        lose_metrics, change_weights, lose_base, lose_evaluation, reopen_task, publish_key,
+        lose_metrics, change_weights, lose_evaluation, reopen_task, publish_key,
     ],
 )  # fmt: skip
 def test_the_auditor_finds_what_is_wrong(outcome: tuple[Outcome, Path], tmp_path: Path, harm: object) -> None:

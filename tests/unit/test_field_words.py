@@ -78,7 +78,7 @@ def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
     [
         (
             "grading.processes=1000000",
-            "a whole number from 1 to 1,024: The number of grader processes of an array task.",
+            "a whole number from 1 to 1,024: The number of grader processes of an array task, on each of its nodes.",
         ),
         (
             "model.warm_start_steps=1000001",
