@@ -137,11 +137,13 @@ def test_what_is_trained_is_what_any_coupling_samples(killed: tuple[RunLayout, l
             assert {rollout.weights_version for rollout in group.rollouts} == {iteration}
 
 
-def test_no_file_of_turns_is_left(killed: tuple[RunLayout, list[str]]) -> None:
+def test_an_attempt_that_ends_well_leaves_no_file_of_turns(killed: tuple[RunLayout, list[str]]) -> None:
+    """One that was killed may leave its file, which is empty."""
     layout, _ = killed
-    attempts = {e["attempt"] for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB}
-    assert len(attempts) == 3
-    assert not [path for one in attempts for path in Path(tempfile.gettempdir()).glob(f"*.{one}.turn")]
+    started = [e for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB]
+    assert len({e["attempt"] for e in started}) == 3
+    last = max(started, key=lambda e: float(e["time"]))["attempt"]
+    assert not list(Path(tempfile.gettempdir()).glob(f"*.{last}.turn"))
 
 
 # -- the trainer's side of the turns
