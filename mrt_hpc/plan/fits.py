@@ -21,7 +21,7 @@ from mrt_hpc.recipe.benchmark_sampling import evaluation_dtype
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.longest import longest_in_evaluation, longest_in_training
-from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.schema import Coupling, HuggingFaceModel, Recipe
 from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.plan.gpu_memory import GpuMemory
     from mrt_hpc.plan.model_shape import ModelShape
+    from mrt_hpc.plan.trainer_memory import TrainerMemory
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.resources import RoleResources
     from mrt_hpc.recipe.site import SiteSettings
@@ -39,6 +40,8 @@ CPU_LIBRARIES_GIB = 0.75
 """What a trainer without a GPU takes before it loads a model: torch, DeepSpeed and transformers."""
 GPU_LIBRARIES_GIB = 1.0
 """What CUDA and NCCL take of a GPU before a model is loaded."""
+RESIDUE_GIB = 1.0
+"""What a colocated role leaves on a GPU while the other one uses it: its CUDA context, and the buffers of NCCL."""
 HOST_LIBRARIES_GIB = 4.0
 """What a trainer with a GPU takes of the memory of its node before a model is loaded."""
 
@@ -163,13 +166,32 @@ def _trainer(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
         "exchange": memory.exchange,
         "activations": memory.activations,
         "logits": memory.logits,
-        "other": _beside(setting),
+        "other": _beside(setting) + (RESIDUE_GIB * GIB if setting.on_gpu and colocated(recipe) else 0.0),
     }
     yield _fit(Role.TRAINER, "trainer", parts, resources, gpu)
-    if memory.host:
-        copy = WIDTH[training.weights_dtype] * setting.shape.parameters
-        host = {"weights": copy, "optimiser": memory.host, "other": HOST_LIBRARIES_GIB * GIB}
-        yield _on_node(Role.TRAINER, "trainer, offloaded", host, resources)
+    if setting.on_gpu and (memory.host or colocated(recipe)):
+        yield _on_node(Role.TRAINER, "trainer, off the GPU", _off_the_gpu(recipe, setting, memory), resources)
+
+
+def _off_the_gpu(recipe: Recipe, setting: TrainerSetting, memory: TrainerMemory) -> dict[str, float]:
+    """What a trainer with a GPU has in the memory of its node: an offloaded optimiser, and all of its state while a
+    colocated server has the GPU; and the weights that it publishes.
+    """
+    copy = WIDTH[recipe.training.weights_dtype] * setting.shape.parameters
+    waiting = colocated(recipe)
+    return {
+        "weights": copy + (memory.weights if waiting else 0.0),
+        "optimiser": memory.host + (memory.optimizer if waiting else 0.0),
+        "gradients": memory.gradients if waiting else 0.0,
+        "other": HOST_LIBRARIES_GIB * GIB,
+    }
+
+
+def colocated(recipe: Experiment) -> bool:
+    """Whether inference and trainer use the same GPUs by turns."""
+    if not isinstance(recipe, Recipe) or not recipe.algorithm.samples_rollouts:
+        return False
+    return recipe.schedule.coupling is Coupling.COLOCATED and recipe.resources.trainer.gpus > 0
 
 
 def _beside(setting: TrainerSetting) -> float:
@@ -208,13 +230,22 @@ class _Server:
     share: float = 1.0
     """Its share of the memory for serving."""
 
-    def setting(self, recipe: Experiment, gpus: int, gpu: GpuMemory) -> ServerSetting:
-        """What its memory depends on."""
-        serving = recipe.serving
+    def setting(self, recipe: Experiment, layout: ServerLayout | None, gpu: GpuMemory) -> ServerSetting:
+        """What its memory depends on; ``layout`` is None without a GPU."""
+        serving, gpus = recipe.serving, 0 if layout is None else layout.tensor_parallel
         share = gpu.gib * serving.gpu_memory_utilization if gpus else serving.kv_cache_gib
         batch = serving.max_concurrent_sequences
         mean = min(self.mean, self.longest)
-        return ServerSetting(self.shape, self.width, self.longest, mean, batch, gpus, share * self.share * GIB)
+        return ServerSetting(
+            self.shape,
+            self.width,
+            self.longest,
+            mean,
+            batch,
+            gpus,
+            share * self.share * GIB,
+            1 if layout is None else layout.stages,
+        )
 
 
 def _inference(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
@@ -248,16 +279,20 @@ def _servers(
 ) -> Iterator[RoleFit]:
     """The servers of one task. On GPUs each has its share; without a GPU they share the memory of the task."""
     layout = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources))
-    gpus = layout.tensor_parallel * layout.stages if resources.gpus else 0
-    memories = [(server, server_memory(server.setting(recipe, gpus, gpu))) for server in servers]
-    if not gpus:
+    divided = layout if resources.gpus else None
+    memories = [(server, server_memory(server.setting(recipe, divided, gpu))) for server in servers]
+    if not resources.gpus:
         yield from _servers_on_node(role, memories, layout.servers, resources)
         return
     for server, memory in memories:
         limit = gpu.gib * recipe.serving.gpu_memory_utilization * server.share
+        limit -= max(0.0, limit + RESIDUE_GIB - gpu.gib) if colocated(recipe) else 0.0
         source = f"serving.gpu_memory_utilization of {gpu.gib:g} GiB ({gpu.source})"
         parts, note = _server_parts(memory), _note(server, memory)
         yield RoleFit(role, server.name, "GPU", parts, memory.least / GIB, limit, source, gpu.known, note)
+    if role is Role.INFERENCE and colocated(recipe):
+        asleep = layout.servers * layout.tensor_parallel * layout.stages * sum(memory.weights for _, memory in memories)
+        yield _on_node(role, "inference, asleep", {"weights": asleep, "other": HOST_LIBRARIES_GIB * GIB}, resources)
 
 
 def _servers_on_node(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.fits import evaluated_shape, fits, policy_shape, rounded_up
+from mrt_hpc.plan.fits import colocated, evaluated_shape, fits, policy_shape, rounded_up
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,7 +125,8 @@ def _trainer_knobs(recipe: Recipe, site: SiteSettings) -> Iterator[Knob]:
     if resources.gpus:
         yield () if training.offload_optimizer else _one("training.offload_optimizer", True)
         yield _more_memory_for_the_host(recipe, site)
-    yield _one("resources.trainer.ranks", *(resources.ranks * factor for factor in GROWTH))
+    if not colocated(recipe):
+        yield _one("resources.trainer.ranks", *(resources.ranks * factor for factor in GROWTH))
 
 
 def _one(field: str, *values: object) -> Knob:
@@ -151,8 +152,8 @@ def _more_memory(role: Role, recipe: Experiment, site: SiteSettings) -> Knob:
 
 
 def _more_memory_for_the_host(recipe: Recipe, site: SiteSettings) -> Knob:
-    """As much memory of the node as an offloaded optimiser needs."""
-    offloaded = changed(recipe, (("training.offload_optimizer", True),))
+    """As much memory of the node as an offloaded optimiser, or a waiting trainer, needs."""
+    offloaded = changed(recipe, () if recipe.training.offload_optimizer else (("training.offload_optimizer", True),))
     wanted = _more_memory(Role.TRAINER, offloaded, site)
     fitting = all(one.fits for one in fits(offloaded, site).roles if one.place == "memory")
     return () if fitting else wanted
@@ -167,7 +168,9 @@ def _server_knobs(role: RoleFit, recipe: Experiment, site: SiteSettings) -> Iter
         return
     current = recipe.serving.gpu_memory_utilization
     yield _one("serving.gpu_memory_utilization", *(share for share in LARGER_SHARES if share > current))
-    yield _more_gpus(role.role, recipe, resources.gpus)
+    yield _more_memory(role.role, recipe, site)
+    if not colocated(recipe) and nodes_of(resources) == 1:
+        yield _more_gpus(role.role, recipe, resources.gpus)
 
 
 def _larger_cache(role: RoleFit, recipe: Experiment, site: SiteSettings) -> Knob:

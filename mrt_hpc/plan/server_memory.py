@@ -39,9 +39,11 @@ class ServerSetting:
     batch: int
     """The largest number of sequences in one batch."""
     gpus: int
-    """The GPUs that one server divides its model over; 0 without a GPU."""
+    """The GPUs that one server divides each layer over; 0 without a GPU."""
     memory: float
     """Bytes that the server may take on each GPU; without a GPU those of its KV cache."""
+    stages: int = 1
+    """The number of parts that the layers are divided into."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ class ServerMemory:
 
 def server_memory(setting: ServerSetting) -> ServerMemory:
     """The bytes of a server."""
-    shape, parts = setting.shape, max(1, setting.gpus)
-    weights = setting.width * shape.parameters / parts
-    heads = min(parts, shape.kv_heads)  # a head is copied where there are fewer of them than GPUs
-    longest, mean = (setting.width * shape.cache_numbers(tokens) / heads for tokens in (setting.longest, setting.mean))
+    shape, width = setting.shape, max(1, setting.gpus)
+    weights = setting.width * shape.parameters / (width * setting.stages)
+    parts = min(width, shape.kv_heads) * setting.stages  # a head is copied where there are fewer of them than GPUs
+    longest, mean = (setting.width * shape.cache_numbers(tokens) / parts for tokens in (setting.longest, setting.mean))
     if not setting.gpus:
         return ServerMemory(weights, 0.0, CPU_OVERHEAD_GIB * GIB, setting.memory, longest, mean)
     activations, overhead = _activations(setting), GPU_OVERHEAD_GIB * GIB

@@ -309,6 +309,21 @@ def test_several_servers_keep_their_number_when_each_gets_more_gpus(tmp_path: Pa
     )  # fmt: skip
 
 
+def test_layers_in_two_stages_halve_weights_and_cache() -> None:
+    shape = shape_of(LLAMA_8B)
+    one, two = (server_memory(ServerSetting(shape, 2, 8192, 8192, 128, 2, 60 * GIB, stages)) for stages in (1, 2))
+    assert (two.weights, two.longest) == (one.weights / 2, one.longest / 2)
+
+
+def test_a_colocated_trainer_waits_in_the_memory_of_the_node(tmp_path: Path) -> None:
+    """4 ranks: all weights for publishing and 2 bytes of its own, 12 / 4 and 4 / 4 bytes a parameter, and 4 GiB."""
+    fields = ("schedule.coupling=colocated", "resources.inference.tasks=1", "resources.inference.gpus=4")
+    found = fits(of_size("mrt_online", tmp_path / "model", *fields), find_site("example"))
+    assert role(found, "trainer, off the GPU") == pytest.approx((2 + 2 + 3 + 1) * 1_777_088_000 / GIB + 4)
+    assert role(found, "inference, asleep") == pytest.approx(2 * 1_777_088_000 / GIB + 4)
+    assert found.refused == []
+
+
 def test_an_assumed_gpu_refuses_nothing(tmp_path: Path) -> None:
     path = model(tmp_path / "model", QWEN_32B)
     found = fits(load_recipe(RECIPES / "mrt.yaml", (f"model.path={path}",)), LocalSite())
