@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.run.import_path import import_path
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -154,12 +155,10 @@ class RayNode:
         ]
 
     def _environment(self) -> dict[str, str]:
-        package_parent = str(Path(__file__).resolve().parents[2])
-        given = os.environ.get("PYTHONPATH")
         environment = {
             **os.environ,
             **self.place.environment(),
-            "PYTHONPATH": os.pathsep.join([package_parent, given] if given else [package_parent]),
+            **import_path(),
             OWNER_VARIABLE: str(os.getpid()),
             DIRECTORY_VARIABLE: str(self._directory),
         }

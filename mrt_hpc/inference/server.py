@@ -35,6 +35,7 @@ from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, Address, ServerC
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.run.import_path import import_path
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -364,11 +365,9 @@ class VllmServer:
         _wait_at_most(KILLED_DEADLINE_S, lambda: _group_is_empty(process.pid))
 
     def _environment(self) -> dict[str, str]:
-        package_parent = str(Path(__file__).resolve().parents[2])
-        given = os.environ.get("PYTHONPATH")
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([package_parent, given] if given else [package_parent]),
+            **import_path(),
             OWNER_VARIABLE: str(os.getpid()),
             DIRECTORY_VARIABLE: str(self._directory),
             FIRST_VERSION_VARIABLE: str(self.weights_version),

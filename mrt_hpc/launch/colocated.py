@@ -12,13 +12,13 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, turn_of
+from mrt_hpc.run.import_path import import_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ def start_companion(task: Task) -> Companion:
         with log.open("ab") as stream:
             process = subprocess.Popen(
                 [sys.executable, *_arguments(task)],
-                env={**os.environ, **_import_path(), **_threads(task.job.resources), **place.environment()},
+                env={**os.environ, **import_path(), **_threads(task.job.resources), **place.environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -87,9 +87,3 @@ def _threads(resources: JobResources) -> dict[str, str]:
     """The variables that give it all cores of the task, unless the site has set a number of threads."""
     of_a_rank = os.environ.get("OMP_NUM_THREADS") == str(resources.cpus_per_rank)
     return {"OMP_NUM_THREADS": str(resources.cpus)} if of_a_rank else {}
-
-
-def _import_path() -> dict[str, str]:
-    """The environment in which this package is found, wherever this process has found it."""
-    mine, given = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([mine, given] if given else [mine])}
