@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.prefetch import Prefetch
-from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node
+from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node, spans_nodes
 from mrt_hpc.roles.sampling.rest import Rest
 from mrt_hpc.roles.sampling.rolling import RollingSampler
 from mrt_hpc.roles.sampling.round_sampler import RoundSampler
@@ -65,10 +64,7 @@ def run(task: Task) -> None:
         UserError: the trainer failed; it does not run, and the nodes are given back; or something in the recipe does
             not fit the model.
     """
-    if task.job.role is not Role.INFERENCE:  # beside a trainer, whose ranks these are
-        _sample_segment(task)
-        return
-    if task.rank > 0:
+    if spans_nodes(task) and task.rank > 0:
         lend_node(task)
         return
     with for_all_ranks(task):

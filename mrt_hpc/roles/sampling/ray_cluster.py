@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.ray_node import LOOPBACK, RayNode, RayPlace, address_towards, answers, free_port
-from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.waiting import wait_until
 
@@ -77,13 +76,20 @@ class Cluster:
     """The ids of all nodes, as Ray names them."""
 
 
+def spans_nodes(task: Task) -> bool:
+    """Whether a task that samples has a Ray cluster. The ranks of a colocated task are those of its trainer, and on one
+    node.
+    """
+    return task.job.resources.nodes > 1
+
+
 @contextmanager
 def for_all_ranks(task: Task) -> Iterator[None]:
     """At the end of the block, in whichever way it ends, the other ranks may end, too."""
     try:
         yield
     finally:
-        if task.world_size > 1:
+        if spans_nodes(task):
             meeting = Meeting(task)
             meeting.say(meeting.over, {})
 
@@ -130,7 +136,7 @@ def joined(task: Task) -> Iterator[Cluster | None]:
     Raises:
         UserError: a rank or its node did not come in time.
     """
-    if task.world_size == 1 or task.job.role is not Role.INFERENCE:
+    if not spans_nodes(task):
         yield None
         return
     _require_ray()

@@ -24,6 +24,7 @@ from mrt_hpc.inference.spreading import spread_over
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.roles.sampling.ray_cluster import spans_nodes
 from mrt_hpc.roles.sampling.starts import tell_first_token, tell_started
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import DamagedError, verify
@@ -213,8 +214,7 @@ def running_server(
 def layout_of(task: Task) -> ServerLayout:
     """How the task's GPUs are divided among its own servers."""
     resources = task.job.resources
-    nodes = resources.nodes if task.job.role is Role.INFERENCE else 1
-    return ServerLayout.of(task.experiment.serving, resources.gpus // nodes, nodes)
+    return ServerLayout.of(task.experiment.serving, resources.gpus // resources.nodes, resources.nodes)
 
 
 def room_of(task: Task, servers: Servers) -> asyncio.Semaphore:
@@ -312,7 +312,7 @@ def server_settings(
         max_num_seqs=serving.max_concurrent_sequences,
         tensor_parallel=layout.tensor_parallel,
         stages=layout.stages,
-        over_ray=task.job.role is Role.INFERENCE and task.job.resources.nodes > 1 and task.job.resources.gpus > 0,
+        over_ray=spans_nodes(task) and task.job.resources.gpus > 0,
         gpus=gpus_of(task, number),
         gpu_memory_utilization=serving.gpu_memory_utilization * share,
         kv_cache_gib=serving.kv_cache_gib * share / layout.tensor_parallel,
