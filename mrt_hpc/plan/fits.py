@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from mrt_hpc.plan.gpu_memory import gpu_memory
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.model_shape import SMALL_WORLD, UnknownShapeError, shape_in
-from mrt_hpc.plan.server_memory import GIB, WIDTH, ServerMemory, ServerSetting, server_memory
+from mrt_hpc.plan.server_memory import GIB, ServerMemory, ServerSetting, server_memory
+from mrt_hpc.plan.throughput import BYTES
 from mrt_hpc.plan.token_counts import PROMPT_TOKENS, sequence_tokens
 from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, trainer_memory
 from mrt_hpc.recipe.benchmark_sampling import evaluation_dtype
@@ -177,7 +178,7 @@ def _off_the_gpu(recipe: Recipe, setting: TrainerSetting, memory: TrainerMemory)
     """What a trainer with a GPU has in the memory of its node: an offloaded optimiser, and all of its state while a
     colocated server has the GPU; and the weights that it publishes.
     """
-    copy = WIDTH[recipe.training.weights_dtype] * setting.shape.parameters
+    copy = BYTES[recipe.training.weights_dtype] * setting.shape.parameters
     waiting = colocated(recipe)
     return {
         "weights": copy + (memory.weights if waiting else 0.0),
@@ -252,7 +253,7 @@ def _inference(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
     samples = isinstance(recipe, Recipe) and (recipe.algorithm.samples_rollouts or recipe.algorithm.collects)
     if not isinstance(recipe, Recipe) or not samples or recipe.serving.attach is not None:
         return
-    prover, width = recipe.prover, WIDTH[recipe.serving.dtype]
+    prover, width = recipe.prover, BYTES[recipe.serving.dtype]
     longest, mean = longest_in_training(recipe), sequence_tokens(recipe, recipe.schedule.iterations)
     own = prover is not None and prover.model is not None
     share = prover.memory_share if prover is not None and own else 0.0
@@ -269,7 +270,7 @@ def _evaluation(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
     if not evaluation.benchmarks:
         return
     trace = min(evaluation.max_tokens, recipe.expected.trace_tokens or evaluation.max_tokens / 2)
-    width, longest = WIDTH[evaluation_dtype(recipe)], longest_in_evaluation(recipe)
+    width, longest = BYTES[evaluation_dtype(recipe)], longest_in_evaluation(recipe)
     server = _Server("evaluation", evaluated_shape(recipe), width, longest, PROMPT_TOKENS + trace)
     yield from _servers(Role.EVALUATION, [server], recipe, recipe.resources.evaluation, gpu)
 

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.recipe.model_files import text_config
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -110,7 +112,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     Raises:
         UnknownShapeError: it lacks a number, or the model is no dense decoder.
     """
-    text: dict[str, Any] = found if isinstance(found := config.get("text_config"), dict) else config
+    text = text_config(config)
     strange = [name for name in UNKNOWN_PARTS if text.get(name)]
     missing = [name for name in NEEDED if not isinstance(text.get(name), int)]
     if strange or missing:

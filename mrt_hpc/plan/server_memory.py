@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.model_shape import ModelShape
 
 GIB = 2**30
-WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 BATCH_TOKENS = 8192
 """The tokens of vLLM's largest forward pass on a GPU with much memory."""
 SAMPLER_BYTES = 12

@@ -29,6 +29,7 @@ PUBLISH_S, CHECKPOINT_S = 6.0, 27.0
 are written, read for their checksums, and gathered from the ranks before.
 """
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number, by the name of its format in recipes and in config.json."""
 ASSUMED_GPU = "a100"
 RATES = ("sampled_tokens_per_second", "trained_tokens_per_second")
 """The fields of a site profile that replace the stated rates, below ``throughput``."""

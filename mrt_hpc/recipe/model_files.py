@@ -243,9 +243,14 @@ def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
         return None, "its header cannot be read"
 
 
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config.json that describes the language model: all of it, unless the model has other parts."""
+    return found if isinstance(found := config.get("text_config"), dict) else config
+
+
 def context_length(config: dict[str, Any]) -> int | None:
     """The tokens of a model's context by its config.json, as vLLM counts them; None if the file does not say."""
-    text: dict[str, Any] = found if isinstance(found := config.get("text_config"), dict) else config
+    text = text_config(config)
     named = [text[name] for name in LENGTH_FIELDS if isinstance(text.get(name), int)]
     if not named:
         return None
@@ -257,7 +262,7 @@ def context_length(config: dict[str, Any]) -> int | None:
 
 def attention_heads(config: dict[str, Any]) -> tuple[int, int]:
     """The attention heads of a model by its config.json, and those of keys and values; 0 where it does not say."""
-    text: dict[str, Any] = found if isinstance(found := config.get("text_config"), dict) else config
+    text = text_config(config)
     heads = text.get("num_attention_heads") or text.get("n_head") or 0
     return int(heads), int(text.get("num_key_value_heads") or heads)
 

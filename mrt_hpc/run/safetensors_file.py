@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mrt_hpc.recipe.model_files import LONGEST_HEADER
 from mrt_hpc.run.manifest import NOT_THERE, DamagedError
 from mrt_hpc.run.retries import list_directory
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from mrt_hpc.run.bit_changes import Bytes
 
 SUFFIX = ".safetensors"
-LONGEST_HEADER = 100_000_000
-"""The most bytes of a header that readers of the format accept."""
 WIDTHS = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
 }  # fmt: skip
