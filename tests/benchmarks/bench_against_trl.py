@@ -159,6 +159,7 @@ def main() -> None:
         lines += [f"{len(chosen)} {name}:", "", *(table(chosen) if chosen else []), ""]
     print("\n".join(lines))
     if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "table.md").write_text("\n".join(["# A training step beside TRL's", "", *lines]))
 
 
