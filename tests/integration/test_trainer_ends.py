@@ -18,9 +18,10 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
-from mrt_hpc.roles.trainer import Trainer, is_over, trainer_settings
+from mrt_hpc.roles.trainer import Trainer, trainer_settings
 from mrt_hpc.roles.training.artifacts import Keeper
 from mrt_hpc.roles.training.iteration_data import RolloutIntake, intakes
 from mrt_hpc.run.groups import Sampled, commit_group
@@ -89,9 +90,9 @@ def test_one_that_is_told_to_leave_saves_first(trainer: Trainer) -> None:
 def test_a_segment_is_over_once_its_last_state_is_published_and_saved(trainer: Trainer) -> None:
     task = replace(trainer.task, job=trainer.task.job.model_copy(update={"end_iteration": 3}))
     assert task.layout.weights_version(3).exists()
-    assert not is_over(task), "the next segment would find no checkpoint to go on from"
+    assert not is_trained(task), "the next segment would find no checkpoint to go on from"
     trainer.keeper.save(3)
-    assert is_over(task)
+    assert is_trained(task)
 
 
 def test_no_step_is_begun_that_would_not_end_before_the_time_limit(trainer: Trainer) -> None:
