@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from chaos_auditor import audit
@@ -17,9 +17,6 @@ from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.waiting import wait_until
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.event_stream import Event
 
 RANKS = 2
 JOB = "segment-000.colocated"
@@ -56,7 +53,7 @@ def preempted(cluster: Cluster) -> RunLayout:
     return layout
 
 
-def attempts(layout: RunLayout, kind: EventKind) -> list[Event]:
+def attempts(layout: RunLayout, kind: EventKind) -> list[dict[str, Any]]:
     return [e for e in read_events(layout.events, kind) if e["job"] == JOB]
 
 
