@@ -15,6 +15,7 @@ import psutil
 from chaos_target import Target
 from submitted import current_ids
 
+from mrt_hpc.launch.placement import RANK
 from mrt_hpc.launch.slurm.queue import queue_states
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until
@@ -112,7 +113,7 @@ def _kill_all(target: Target, _: random.Random) -> str | None:
 
 
 def _freeze(target: Target, rng: random.Random) -> str | None:
-    found = target.tasks("inference")
+    found = [process for process in target.tasks("inference") if _rank(process) == "0"]
     if len(found) < 2:
         return None  # no other task could replace it
     victim = rng.choice(found)
@@ -131,6 +132,11 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
     finally:
         victim.resume()
     return f"process {victim.pid}"
+
+
+def _rank(process: psutil.Process) -> str:
+    variables = process.environ()
+    return variables.get("SLURM_PROCID", variables.get(RANK, ""))
 
 
 def _groups(target: Target) -> int:
