@@ -188,7 +188,7 @@ class SlurmRun:
         return Target(RunLayout(self._root), None, self.cluster, self.disk)
 
     def exit_code(self) -> int | None:
-        """0 when all jobs are completed and all tasks done, 1 when they have ended otherwise, None while any is running."""
+        """0 when all jobs have ended and all tasks are done, 1 when they ended otherwise, None while any is running."""
         if self._code is None and time.monotonic() - self._looked > QUEUE_LOOK_S:
             self._looked = time.monotonic()
             self._code = self._found_in_files() if self.cluster.is_plain else self._found_in_queue()
