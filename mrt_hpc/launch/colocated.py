@@ -18,6 +18,7 @@ from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, turn_of
+from mrt_hpc.roles.task.shutdown import Interrupted
 from mrt_hpc.run.import_path import import_path
 
 if TYPE_CHECKING:
@@ -38,13 +39,17 @@ def run(task: Task) -> None:
     if task.rank:
         train(task)
         return
-    with _sampling(task) as with_companion:
+    with sampling(task) as with_companion:
         train(with_companion)
 
 
 @contextmanager
-def _sampling(task: Task) -> Iterator[Task]:
-    """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled."""
+def sampling(task: Task) -> Iterator[Task]:
+    """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled.
+
+    A task that was told to leave records that before it waits for the end of its companion: Slurm may kill it
+    meanwhile, as its other ranks have ended.
+    """
     turn = turn_of(task)
     with ExitStack() as stack:
         stack.callback(turn.remove)
@@ -52,7 +57,11 @@ def _sampling(task: Task) -> Iterator[Task]:
         companion = start_companion(task)
         stack.callback(companion.end)
         task.shutdown.forward = companion.tell
-        yield replace(task, turn=turn, companion=companion)
+        try:
+            yield replace(task, turn=turn, companion=companion)
+        except Interrupted:
+            task.shutdown.announce()
+            raise
         turn.pass_on()
         companion.wait_for_end()
 

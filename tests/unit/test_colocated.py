@@ -16,7 +16,7 @@ import pytest
 
 from mrt_hpc.analysis.attempts import attempts
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.colocated import start_companion
+from mrt_hpc.launch.colocated import sampling, start_companion
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task, record_after
 from mrt_hpc.launch.local.site import LocalSite
@@ -294,6 +294,15 @@ def test_a_request_to_stop_is_passed_on(layout: RunLayout, tmp_path: Path) -> No
     with trainer.shutdown.at_safe_points():
         assert trainer.shutdown.tell(Interrupted(143))
     assert sleeping.process.wait(30) == -15
+
+
+def test_a_task_that_leaves_records_that_before_its_companion_has_ended(layout: RunLayout) -> None:
+    """Slurm kills the first rank some seconds after the others have left."""
+    trainer, recorded = process(layout, 0), list[Interrupted]()
+    trainer.shutdown.record = recorded.append
+    with pytest.raises(Interrupted) as left, sampling(trainer):
+        trainer.shutdown.tell(Interrupted(143))
+    assert recorded == [left.value]
 
 
 def test_what_the_companion_has_committed_counts_as_progress(layout: RunLayout) -> None:
