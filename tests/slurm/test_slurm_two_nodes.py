@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JOB = "segment-000.inference"
-ITERATIONS = 4
+ITERATIONS = 3
 CHANGES = {
     **SHRUNK,
     "data.verifier": "slurm_verifier:same_text_slowly",
