@@ -62,8 +62,9 @@ def sampling(task: Task) -> Iterator[Task]:
         except Interrupted:
             task.shutdown.announce()
             raise
-        turn.pass_on()
-        companion.wait_for_end()
+        with task.shutdown.at_safe_points():  # the segment is trained, and no request makes its task run again
+            turn.pass_on()
+            companion.wait_for_end()
 
 
 def start_companion(task: Task) -> Companion:
