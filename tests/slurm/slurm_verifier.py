@@ -8,7 +8,7 @@ from pathlib import Path
 
 FOLDER = "JUDGED_ON"
 """The variable with the folder where each node on which an answer was judged leaves a file of its name."""
-SECONDS = 0.2
+SECONDS = 0.1
 """For one answer, so that several are judged at a time, and a run is long enough to be disturbed."""
 
 

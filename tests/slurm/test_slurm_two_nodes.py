@@ -131,7 +131,10 @@ def name_of(process: psutil.Process) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def ray_processes(job_id: str) -> list[psutil.Process]:
