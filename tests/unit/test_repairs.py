@@ -12,7 +12,7 @@ import pytest
 
 from mrt_hpc.algorithms.base import algorithm_of
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.server import refuse_stranger
+from mrt_hpc.inference.server_process import refuse_stranger
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.local.site import LocalSite

@@ -17,9 +17,10 @@ from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.attached_server import AGAIN, AttachedServer
 from mrt_hpc.inference.client import connect
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address, ServerControl
 from mrt_hpc.inference.server_pool import ServerPool
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.inference.spreading import spread_over
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
