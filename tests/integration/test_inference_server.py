@@ -47,7 +47,7 @@ from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.recipe.schema import WeightSwap
 from mrt_hpc.roles.sampling.local_weights import LocalWeights
-from mrt_hpc.roles.sampling.serving import restart_when_hung
+from mrt_hpc.roles.sampling.server_watch import restart_when_hung
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify

@@ -17,7 +17,7 @@ from mrt_hpc.inference.server_command import cpu_environment
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
-from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
+from mrt_hpc.roles.sampling.server_settings import gpus_of, layout_of, server_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
