@@ -12,7 +12,7 @@ import click
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.hub_models import refuse_unfetched
-from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe

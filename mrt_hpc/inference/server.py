@@ -21,7 +21,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_command import ServerCommand, on_cpu
 from mrt_hpc.inference.server_control import Address, ServerControl, refuse_no_weights
 from mrt_hpc.inference.server_process import STOP_DEADLINE_S, ServerProcess, private_directory, refuse_stranger
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import PromptLimits, Recipe
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.sections.sampling import PromptLimits
     from mrt_hpc.run.layout import RunLayout
 
 MODELS = tuple(".".join(field) for field in MODEL_FIELDS)

@@ -22,7 +22,9 @@ from mrt_hpc.recipe.benchmark_sampling import evaluation_dtype
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.longest import longest_in_evaluation, longest_in_training
-from mrt_hpc.recipe.schema import Coupling, HuggingFaceModel, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
+from mrt_hpc.recipe.sections.schedule import Coupling
 from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.model_shape import ModelShape
     from mrt_hpc.plan.trainer_memory import TrainerMemory
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.resources import RoleResources
+    from mrt_hpc.recipe.sections.resources import RoleResources
     from mrt_hpc.recipe.site import SiteSettings
 
 TIGHT = 0.9

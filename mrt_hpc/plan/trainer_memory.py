@@ -15,7 +15,7 @@ from mrt_hpc.recipe.batching import Precision
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.model_shape import ModelShape
-    from mrt_hpc.recipe.schema import Training
+    from mrt_hpc.recipe.sections.training import Training
 
 BUCKET = 500_000_000
 """The largest number of gradients that are exchanged at once (``mrt_hpc.training.engine.LARGEST_BUCKET``, and

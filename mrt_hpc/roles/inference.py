@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.roles.sampling.grader_processes import grader_pool
 from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.prefetch import Prefetch

@@ -45,7 +45,7 @@ from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.server_watch import restart_when_hung
 from mrt_hpc.run import weights

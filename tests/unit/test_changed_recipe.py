@@ -28,7 +28,7 @@ from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.plan.kept_weights import evaluated, kept_versions
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.schema import Evaluation
+from mrt_hpc.recipe.sections.evaluation import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.prepare import small_world_tokenizer

@@ -25,7 +25,7 @@ from mrt_hpc.plan.server_memory import ServerSetting, server_memory
 from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, logit_bytes, trainer_memory
 from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Training
+from mrt_hpc.recipe.sections.training import Training
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.trainer_memory import TrainerMemory

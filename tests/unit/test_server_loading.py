@@ -11,7 +11,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import ServerControl
 from mrt_hpc.inference.server_settings import ServerSettings
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.analysis.measures import EvaluationSummary
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark, Evaluation
+    from mrt_hpc.recipe.sections.evaluation import Benchmark, Evaluation
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Rollout

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mrt_hpc.domains.pool import LaneMaker
-    from mrt_hpc.recipe.schema import ProblemSource
+    from mrt_hpc.recipe.sections.data import ProblemSource
     from mrt_hpc.roles.task.context import Task
 
 

@@ -12,7 +12,7 @@ from mrt_hpc.roles.sampling.ray_cluster import spans_nodes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.recipe.schema import NumberFormat
+    from mrt_hpc.recipe.base import NumberFormat
     from mrt_hpc.roles.task.context import Task
 
 SEEDS = 2**32

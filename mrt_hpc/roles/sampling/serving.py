@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mrt_hpc.inference.server_control import Servers
-    from mrt_hpc.recipe.schema import NumberFormat
+    from mrt_hpc.recipe.base import NumberFormat
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.weights import Weights
 

@@ -13,7 +13,7 @@ from mrt_hpc.launch.slurm.doctor.machine_checks import limit_results
 from mrt_hpc.launch.slurm.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS
 from mrt_hpc.launch.slurm.doctor.place_checks import CLOCK_S, OTHER_PLACE
 from mrt_hpc.plan.jobs import JobResources
-from mrt_hpc.recipe.schema import Resilience
+from mrt_hpc.recipe.sections.resilience import Resilience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
