@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 FREE_SECTIONS = ("resources", "resilience")
 """These sections decide how a run is executed and never its results, so a later submission may change them."""
+FREE_FIELDS = ("training.sequence_parallel",)
+"""These fields decide how the ranks of ``resources.trainer`` divide an update among them. As with the number of these
+ranks, results agree up to rounding, and a checkpoint does not depend on them.
+"""
 RECORDED_SECTIONS = ("tracking", "expected", "evaluation")
 """These sections decide nothing of what was trained. Fields of them that a file does not name keep the run's values."""
 

@@ -417,6 +417,21 @@ def test_other_resources_open_no_task(tmp_path: Path) -> None:
     assert told(layout) == {"resources.evaluation.memory_gib": (8.0, 3.0)}
 
 
+def test_the_ranks_of_a_begun_run_may_share_their_rows(tmp_path: Path) -> None:
+    """Its checkpoints do not depend on it: tests/integration/test_training_checkpoint.py."""
+    shape = ("training.batching=packed", "resources.trainer.ranks=2")
+    layout, _ = submitted(tmp_path / "run", *shape)
+    finish(layout)
+    submitted(tmp_path / "run", *shape, "training.sequence_parallel=2")
+    assert read_recipe_lock(layout.recipe_lock).training.sequence_parallel == 2
+    assert opened(layout) == []
+    assert told(layout) == {"training.sequence_parallel": (1, 2)}
+    submitted(tmp_path / "run", *shape)
+    assert read_recipe_lock(layout.recipe_lock).training.sequence_parallel == 2, "a file that does not name it"
+    with pytest.raises(UserError, match=r"training\.batching was \"packed\""):
+        submitted(tmp_path / "run", "training.batching=shared", "resources.trainer.ranks=2")
+
+
 # -- limits of prompts
 
 

@@ -56,6 +56,7 @@ FACTS = NodeFacts(
     shared_memory_bytes=10**11,
     limits=dict.fromkeys(("cpu", "as", "fsize", "nofile", "nproc", "memlock"), (-1, -1)),
 )
+DELTAS = ("training.full_weights_every=10", "schedule.iterations_per_job=20", "schedule.max_staleness=1")
 ANSWER = NodeAnswer("cpu", "cpu", FACTS, "17", ("scontrol", "squeue"))
 
 
@@ -373,6 +374,25 @@ FAULTS = [
     ),
     Fault(
         "little scratch", "node of cpu: scratch", "set scratch", Verdict.DOUBTFUL, facts={"temporary_free_bytes": 10**9}
+    ),
+    Fault(
+        "no room on the node for models that are put together from deltas",
+        "node of gpu: scratch",
+        "folder with 18.4 GiB or more, or --set training.full_weights_every=1",
+        recipe=REFERENCE,
+        overrides=DELTAS,
+        facts={"temporary_free_bytes": 5 * 10**9},
+        answer={"kind": "gpu", "partition": "gpu"},
+    ),
+    Fault(
+        "little room beside the models that are put together from deltas",
+        "node of gpu: scratch",
+        "full_weights_every=1",
+        Verdict.DOUBTFUL,
+        recipe=REFERENCE,
+        overrides=DELTAS,
+        facts={"temporary_free_bytes": 15 * 10**9},
+        answer={"kind": "gpu", "partition": "gpu"},
     ),
     Fault(
         "little shared memory",
