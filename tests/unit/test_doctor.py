@@ -21,7 +21,7 @@ import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch import filesystems
 from mrt_hpc.launch.filesystems import Quota
-from mrt_hpc.launch.slurm import survey
+from mrt_hpc.launch.slurm import cluster_facts, survey
 from mrt_hpc.launch.slurm.doctor import node_half
 from mrt_hpc.launch.slurm.doctor.diagnosis import CHECKS, can_start, diagnose
 from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict
@@ -464,7 +464,7 @@ def test_without_accounting_and_requeue_a_run_can_start(tmp_path: Path) -> None:
 def test_the_command_prints_lines_and_json_and_ends_with_its_verdict(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(survey.User, "current", classmethod(lambda _: USER))
+    monkeypatch.setattr(cluster_facts.User, "current", classmethod(lambda _: USER))
     monkeypatch.setattr(survey, "run_slurm", RecordedSlurm())
     profile = tmp_path / "lab.yaml"
     words = ["doctor", "--site", str(profile), "--recipe", "quickstart", "--run", str(tmp_path / "run")]
