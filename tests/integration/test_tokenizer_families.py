@@ -1,5 +1,6 @@
 """Tokenizers of each family, saved as model directories whose configuration names whatever class: loaded, they bring
-back texts whole, or are refused."""
+back texts whole, or are refused.
+"""
 
 from __future__ import annotations
 

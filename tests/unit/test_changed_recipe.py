@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from mrt_hpc.analysis.collect import read_measurements
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.spending import resources_of
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError

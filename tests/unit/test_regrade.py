@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from samples import rollout, sampled
 
 from mrt_hpc.analysis.collect import read_summary
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
 from mrt_hpc.analysis.render import mixed_verdicts, render
 from mrt_hpc.cli.main import main

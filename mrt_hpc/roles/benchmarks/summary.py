@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis.curves import valued_traces
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.mrt.regret import regret_by_problem
 from mrt_hpc.run.data import read_problems
