@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, turn_of
+from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, remove_earlier_turns, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted
 from mrt_hpc.run.import_path import import_path
 
@@ -52,7 +52,9 @@ def sampling(task: Task) -> Iterator[Task]:
     """
     turn = turn_of(task)
     with ExitStack() as stack:
+        stack.callback(remove_earlier_turns, task)  # once more: the companion of a killed trainer lives a little longer
         stack.callback(turn.remove)
+        remove_earlier_turns(task)
         turn.take()
         companion = start_companion(task)
         stack.callback(companion.end)

@@ -229,6 +229,24 @@ def test_its_failure_is_the_failure_of_the_task(layout: RunLayout) -> None:
     assert not turn_of(trainer).path.exists()  # type: ignore[union-attr]
 
 
+def test_an_attempt_removes_what_killed_ones_have_left_of_their_turns(layout: RunLayout) -> None:
+    """Both processes of those were killed at once. Another task has turns of its own."""
+    trainer = process(layout, 0)
+    killed, other = replace(trainer, attempt="killed"), replace(trainer, index=7)
+    left, own, others = (turn_of(task).path for task in (killed, trainer, other))
+    assert left and own and others
+    for path in (left, others):
+        path.touch()
+    try:
+        with pytest.raises(Interrupted), sampling(trainer):
+            assert (left.exists(), own.exists(), others.exists()) == (False, True, True)
+            left.touch()  # its companion has outlived it a bit
+            raise Interrupted(128 + signal.SIGTERM)
+        assert (left.exists(), own.exists(), others.exists()) == (False, False, True)
+    finally:
+        others.unlink()
+
+
 PARENT = """
 import sys, time
 from pathlib import Path
