@@ -33,8 +33,12 @@ read when Ray is imported.
 """
 OBJECT_STORE_BYTES = 128 * 2**20
 """Memory for what Ray passes between processes: here answers and verdicts, which are small."""
-LONGEST_FOLDER = 40
-"""Characters of the folder for temporary files; Ray's sockets lie deep below it, and their paths are limited."""
+LONGEST_FOLDER = 24
+"""Characters of the folder for temporary files. Ray's sockets lie up to 83 characters below it, and the path of a
+socket has at most 107.
+"""
+INNER_FOLDER = "r"
+"""Of Ray, below the private one: Ray opens its folder to all users."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class RayNode:
             f"--num-cpus={self.cpus}",
             f"--num-gpus={len(self.place.gpus)}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
-            f"--temp-dir={self._directory}",
+            f"--temp-dir={self._directory / INNER_FOLDER}",
             "--min-worker-port=0",  # any free ports
             "--max-worker-port=0",
             "--include-log-monitor=false",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,15 @@ def test_no_port_is_open_to_other_machines(two_nodes: Cluster) -> None:
     listening = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert listening
+
+
+def test_no_other_user_reaches_the_sockets(two_nodes: Cluster) -> None:
+    """They ask for no token."""
+    ray_nodes = [p for p in family(two_nodes.node.pid) if p.name() in ("raylet", "gcs_server")]
+    sockets = [Path(c.laddr) for p in ray_nodes for c in p.net_connections("unix") if str(c.laddr).startswith("/")]
+    assert sockets
+    for socket in sockets:
+        assert any(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in socket.parents), socket
 
 
 def test_who_has_not_the_token_cannot_join(two_nodes: Cluster) -> None:
