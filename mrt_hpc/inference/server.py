@@ -424,6 +424,7 @@ class VllmServer:
         }
         if on_cpu():
             options["worker-cls"] = "mrt_hpc.inference.vllm_cpu_worker.CountingWorker"
+            options["scheduler-cls"] = "mrt_hpc.inference.vllm_scheduler.HoldingScheduler"
             if settings.kv_cache_gib is not None:
                 options["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
         if block_size := settings.block_size or (32 if on_cpu() else None):
