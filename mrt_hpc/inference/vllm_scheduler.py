@@ -89,10 +89,19 @@ class HoldingScheduler(Scheduler):
 
 
 def joined(outputs: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
-    """The last of several outputs of one sample, with the tokens and log-probabilities of all."""
+    """The last of several outputs of one sample, with the tokens and log-probabilities of all.
+
+    A step gives all its samples as many log-probabilities as one of them asks for, so that steps may have more than
+    this sample asked for: these are left out where not all steps have them.
+    """
     last = outputs[-1]
     last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
-    told = [output.new_logprobs[:3] for output in outputs if output.new_logprobs is not None]
+    told = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
     if told:
-        last.new_logprobs = LogprobsLists(*(np.concatenate(arrays) for arrays in zip(*told, strict=True)), None)
+        columns = min(one.logprobs.shape[1] for one in told)
+        last.new_logprobs = LogprobsLists(
+            np.concatenate([one.logprob_token_ids[:, :columns] for one in told]),
+            np.concatenate([one.logprobs[:, :columns] for one in told]),
+            np.concatenate([one.sampled_token_ranks for one in told]),
+        )
     return last

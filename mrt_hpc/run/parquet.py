@@ -11,6 +11,7 @@ import types
 import typing
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ _ARROW_TYPES: dict[type, pa.DataType] = {
 }  # fmt: skip
 
 
+@cache
 def arrow_schema(record_type: type) -> pa.Schema:
     """The columns of a record dataclass; optional fields may hold nulls, all others may not."""
     hints = typing.get_type_hints(record_type)
@@ -222,6 +224,7 @@ def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
     return row
 
 
+@cache
 def _enum_fields(record_type: type[Any]) -> dict[str, type[StrEnum]]:
     hints = typing.get_type_hints(record_type)
     return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, StrEnum)}

@@ -99,3 +99,12 @@ def test_what_was_held_of_an_aborted_sample_is_dropped(scheduler: HoldingSchedul
     del scheduler.requests["a"]
     scheduler.set_pause_state(PauseState.PAUSED_ALL)
     assert passed_on(scheduler) == [("b", [1])]
+
+
+def test_a_sample_keeps_its_own_log_probabilities_beside_one_that_asks_for_more(scheduler: HoldingScheduler) -> None:
+    passed_on(scheduler, token("a", 0))
+    passed_on(scheduler, token("a", 1))
+    wide = token("a", 2)
+    wide.new_logprobs = LogprobsLists(*(np.repeat(one, 3, axis=-1) for one in wide.new_logprobs[:2]), np.array([1]))
+    passed_on(scheduler, wide)
+    assert passed_on(scheduler, token("a", 3, finish_reason=FinishReason.STOP)) == [("a", [1, 2, 3])]
