@@ -85,14 +85,17 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> list[TensorBytes]:
 
 @dataclass
 class Timed:
-    """Seconds of the parts, of each step."""
+    """What the parts take, at each step."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    processor: dict[str, list[float]] = field(default_factory=dict)
+    """Processor seconds, of all threads."""
 
     def take(self, part: str, action: Callable[[], object]) -> None:
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         action()
         self.seconds.setdefault(part, []).append(time.perf_counter() - started)
+        self.processor.setdefault(part, []).append(time.process_time() - busy)
 
 
 @dataclass
@@ -205,7 +208,6 @@ def in_turn(parts: dict[str, Callable[[], object]], number: int, timed: Timed) -
 
 def table(found: Measured, parameters: int, rate: float) -> str:
     """The medians over all steps, as Markdown."""
-    seconds = {part: statistics.median(values) for part, values in found.timed.seconds.items()}
     full, delta = statistics.median(found.bytes_full), statistics.median(found.bytes_delta)
     lines = [
         f"# Weights versions as deltas: {parameters / 1e6:.0f} million parameters, bfloat16, AdamW at {rate:g}, "
@@ -218,15 +220,18 @@ def table(found: Measured, parameters: int, rate: float) -> str:
         f"| MB of a version | {full / 1e6:.1f} | {delta / 1e6:.2f} | {delta / full:.4f} |",
     ]
     for part in ("publish", CACHED, ON_DISK):
-        one, other = (found.timed.seconds[f"{part}, {kind}"] for kind in ("in full", "delta"))
-        ratios = [b / a for a, b in zip(one, other, strict=True)]
-        lines.append(
-            f"| {part}, s | {seconds[f'{part}, in full']:.2f} | {seconds[f'{part}, delta']:.2f} | "
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
-        )
+        lines += [row(f"{part}, s", part, found.timed.seconds), row("of it processor s", part, found.timed.processor)]
     share = found.shares
     changed = f"{statistics.median(share):.2%} ({min(share):.2%} to {max(share):.2%})"
     return "\n".join([*lines, "", f"A step changes {changed} of the weights.", ""])
+
+
+def row(name: str, part: str, taken: dict[str, list[float]]) -> str:
+    """The medians of a part, in full and as a delta, and the ratio in the same step."""
+    full, delta = (taken[f"{part}, {kind}"] for kind in ("in full", "delta"))
+    ratios = [b / a for a, b in zip(full, delta, strict=True)]
+    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"| {name} | {statistics.median(full):.2f} | {statistics.median(delta):.2f} | {spread} |"
 
 
 def main() -> None:
