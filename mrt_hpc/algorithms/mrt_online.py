@@ -43,8 +43,8 @@ class MrtOnline(RolloutAlgorithm):
     """Whether to centre and scale progress over the batch before it is weighted."""
     train_branches: bool = False
     """Whether to learn also from the branches, each compared with the others at its boundary, where some are right and
-    some are wrong. This needs no more samples; the trainer computes each branch as a separate sequence, prefix
-    included.
+    some are wrong. This needs no more samples. Each branch is a sequence of its own for the trainer, which computes the
+    prefix once with ``training.batching: shared``, and for each branch otherwise.
     """
 
     def learnt(self, batch: Batch) -> Learnt:

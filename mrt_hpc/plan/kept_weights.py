@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.run.pins import pinned_versions
-from mrt_hpc.run.weights import published_versions, with_bases
+from mrt_hpc.run.weights import is_delta, published_versions, with_bases
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 def needed_versions(layout: RunLayout, recipe: Recipe, version: int) -> set[int]:
     """The weights versions that must stay once a version is published: those that the recipe needs, those that were
     evaluated, those that evaluations on their own have yet to take over, and those that deltas among them were made of.
+    Once the last version is there, no task loads an earlier delta any more, and a delta is no model by itself.
     """
-    return with_bases(layout, kept_versions(recipe, version) | evaluated(layout) | pinned_versions(layout))
+    kept = kept_versions(recipe, version)
+    if version == recipe.schedule.iterations:
+        kept = {old for old in kept if not is_delta(layout.weights_version(old))}
+    return with_bases(layout, kept | evaluated(layout) | pinned_versions(layout))
 
 
 def kept_versions(recipe: Recipe, version: int) -> set[int]:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.domains.small_world.network import ModelSize
+from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.local.site import LocalSite
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 RECIPE = Path(__file__).parents[2] / "recipes" / "small_world" / "grpo.yaml"
 TRAINER, INFERENCE, ATTEMPT = "segment-000.trainer", "segment-000.inference", "a"
 ITERATION_DEADLINE_S = 600.0
+MODEL, LONGEST_PROMPT = "model", 64
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Load:
     rollouts: int
     max_tokens: int
     slots: int
+    warm_start: int
+    """Steps of the model's supervised training: the more, the likelier is a trace's end."""
     update_s: float
     """Seconds from the last group of an iteration to the next weights version."""
 
@@ -81,7 +86,7 @@ def make_run(root: Path, load: Load, swap: WeightSwap) -> RunLayout:
     """A run directory with weights version 0."""
     changes = {
         "name": f"in-flight-{swap}",
-        "model.warm_start_steps": 3,
+        "model": f"{{type: hugging_face, path: {root / MODEL}}}",
         "sampling.problems_per_iteration": load.groups,
         "sampling.rollouts_per_problem": load.rollouts,
         "sampling.max_tokens": load.max_tokens,
@@ -116,6 +121,8 @@ def publish_after_each_iteration(layout: RunLayout, load: Load) -> None:
 
 def run_once(root: Path, load: Load, swap: WeightSwap) -> Measured:
     """Sample all iterations in one way."""
+    size = ModelSize(longest=load.max_tokens + LONGEST_PROMPT)
+    warm_start(WarmStartSettings(steps=load.warm_start, size=size), root / MODEL, lambda _: None)
     layout = make_run(root, load, swap)
     trainer = threading.Thread(target=publish_after_each_iteration, args=(layout, load), daemon=True)
     trainer.start()
@@ -167,9 +174,13 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=448)
     parser.add_argument("--slots", type=int, default=64, help="sequences that the server runs at once")
+    parser.add_argument("--warm-start", type=int, default=3, help="steps of the model's supervised training")
     parser.add_argument("--update", type=float, default=1.0, help="seconds of an update")
     options = parser.parse_args()
-    load = Load(options.iterations, options.groups, options.rollouts, options.max_tokens, options.slots, options.update)
+    load = Load(
+        iterations=options.iterations, groups=options.groups, rollouts=options.rollouts, max_tokens=options.max_tokens,
+        slots=options.slots, warm_start=options.warm_start, update_s=options.update,
+    )  # fmt: skip
     found: dict[WeightSwap, list[Measured]] = {swap: [] for swap in WeightSwap}
     for turn in range(options.rounds):
         for swap in list(WeightSwap)[:: -1 if turn % 2 else 1]:

@@ -14,7 +14,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from mrt_hpc.algorithms.batch import batch_digest
@@ -35,7 +34,6 @@ from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.weights import is_delta, published_versions
-from mrt_hpc.run.weights_delta import chain_to, put_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,9 +148,7 @@ def check_branches(found: Audit, iteration: int, groups: Sequence[Group]) -> Non
 
 
 def check_weights(found: Audit, layout: RunLayout) -> None:
-    """Versions are consecutive; those that must stay are there, and are what their manifests say; deltas come to what
-    was published. The base of a delta may have been found damaged when training had passed it.
-    """
+    """Versions are consecutive; those that must stay are there, and are what their manifests say; no delta is left."""
     recipe = read_recipe_lock(layout.recipe_lock)
     last = recipe.schedule.iterations
     seen = (EventKind.PUBLISHED, EventKind.WEIGHTS_LOADED)  # one killed in the instant after a commit says nothing
@@ -160,26 +156,18 @@ def check_weights(found: Audit, layout: RunLayout) -> None:
         published_versions(layout)
     )
     found.check(published == set(range(last + 1)), f"published weights versions {sorted(published)} of {last}")
-    aside = {path.name for path in layout.set_aside.glob("*/weights-v*")}
     for version in sorted(kept_versions(recipe, last) & set(range(last + 1))):
         path = layout.weights_version(version)
-        if not path.exists() and f"weights-{path.name}" in aside and not stays_as_model(recipe, version):
+        if not path.exists() and not stays_as_model(recipe, version):
             continue
-        manifest = found.readable(partial(verify, layout.weights_version(version)))
+        manifest = found.readable(partial(verify, path))
         if manifest is not None:
             found.check(manifest.about["version"] == version, f"weights version {version} says {manifest.about}")
-        if is_delta(path):
-            found.readable(partial(_whole, layout, version))
-
-
-def _whole(layout: RunLayout, version: int) -> Path:
-    with TemporaryDirectory() as directory:
-        put_together(chain_to(layout, version), Path(directory))
-        return Path(directory)
+        found.check(not is_delta(path), f"{path} is a delta, which no task loads any more")
 
 
 def stays_as_model(recipe: Recipe, version: int) -> bool:
-    """Whether something of the run wants a version for itself, and not only as a base."""
+    """Whether a version must be there at the end; of the others, those that were published as deltas are removed."""
     every = recipe.training.full_weights_every
     wanted = {0, recipe.schedule.iterations, *evaluated_versions(recipe)}
     return every == 1 or version in wanted | set(recipe.algorithm.traces_versions(recipe.schedule.iterations))

@@ -66,7 +66,6 @@ REFRESHED = 2
 """The weights version that samples the stale traces once more, where they are refreshed."""
 REFRESHING = {"algorithm.refresh_every": REFRESHED, "schedule.iterations_per_job": REFRESHED}
 LEARNING = {"algorithm.sequences_per_iteration": 16}
-SHARED = {"training.batching": "shared"}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
     "grpo": {**SAMPLING, **EVALUATED, "training.schedule": "constant"},
@@ -78,7 +77,7 @@ PARTICULAR = {
     "dr_grpo": {**SAMPLING, **IN_FLIGHT, **DELTAS, "schedule.weight_swap": "keep"},
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
     "mrt": {**SAMPLING, **COLLECTING, **REFRESHING},
-    "mrt_online_train_branches": {**SAMPLING, **SHARED},
+    "mrt_online_train_branches": SAMPLING,
     "mrt_next_episode": {**SAMPLING, **COLLECTING},
     "star": {**COLLECTING, **LEARNING},
     "mrt_star": {**COLLECTING, **LEARNING},

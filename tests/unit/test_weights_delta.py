@@ -206,6 +206,13 @@ def test_a_version_that_stays_keeps_what_it_was_made_of(layout: RunLayout) -> No
     chain_to(layout, 5)
 
 
+def test_no_delta_stays_once_the_last_version_is_there(layout: RunLayout) -> None:
+    publish_full(layout, 5)
+    last = recipe("schedule.iterations=5", "schedule.iterations_per_job=5", "training.keep_weights=5")
+    assert needed_versions(layout, last, 4) >= {1, 2, 3, 4}
+    assert needed_versions(layout, last, 5) & {*published_versions(layout)} == {1, 5}, "2, 3 and 4 are deltas"
+
+
 def test_no_reader_finds_a_delta_whose_base_was_removed_first(
     layout: RunLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
