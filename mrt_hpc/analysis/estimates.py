@@ -10,7 +10,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.intervals import ROUNDED, IntervalEstimate, mean_of_shares, mean_paired_difference
+from mrt_hpc.analysis.evaluation_summary import ROUNDED
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares, mean_paired_difference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

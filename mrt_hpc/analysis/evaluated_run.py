@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, Experiment
-    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
     from mrt_hpc.run.evaluation_settings import EvaluationSettings
     from mrt_hpc.run.layout import RunLayout
 

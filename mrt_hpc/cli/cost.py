@@ -120,7 +120,7 @@ def as_data(found: Found) -> dict[str, Any]:
 
 
 def _print(found: Found, run: Path) -> None:
-    from mrt_hpc.analysis.render import duration
+    from mrt_hpc.analysis.number_formats import duration
     from mrt_hpc.cli.console import console_of, print_notes
     from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
 

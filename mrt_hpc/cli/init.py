@@ -11,8 +11,8 @@ import click
 if TYPE_CHECKING:
     from mrt_hpc.launch.filesystems import Filesystem
     from mrt_hpc.launch.login_node import LoginNode
-    from mrt_hpc.launch.slurm.proposal import Question, Wishes
-    from mrt_hpc.launch.slurm.survey import Survey
+    from mrt_hpc.launch.slurm.cluster_facts import Survey
+    from mrt_hpc.launch.slurm.questions import Question, Wishes
 
 
 @click.command(short_help="Describe this cluster in a site profile.")
@@ -60,7 +60,7 @@ def init(
       mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load cuda'
     """
     from mrt_hpc.launch.login_node import look_at_login_node
-    from mrt_hpc.launch.slurm.proposal import Wishes, open_questions
+    from mrt_hpc.launch.slurm.questions import Wishes, open_questions
     from mrt_hpc.launch.slurm.survey import survey
     from mrt_hpc.launch.slurm.write_profile import profile_path, refuse_existing, site_name, write_profile
 
@@ -87,7 +87,7 @@ def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> W
         UserError: there are questions, and no terminal to ask at.
     """
     from mrt_hpc.errors import UserError
-    from mrt_hpc.launch.slurm.proposal import open_questions, with_proposals
+    from mrt_hpc.launch.slurm.questions import open_questions, with_proposals
 
     if yes:
         return with_proposals(found, node, wishes)

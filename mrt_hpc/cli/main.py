@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,6 +11,7 @@ import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.clean import clean
+from mrt_hpc.cli.command_group import CommandGroup
 from mrt_hpc.cli.completion import RUN, complete_fields, complete_run, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.cost import cost
@@ -29,69 +28,7 @@ from mrt_hpc.cli.recipes import recipes
 from mrt_hpc.cli.runs import runs
 from mrt_hpc.cli.sync import sync
 from mrt_hpc.cli.validate import validate
-from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.retries import FULL, error_number
-
-NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
-"""The errors of the system that mean a wrong path, not a defect of the program."""
-
-
-class CommandGroup(click.Group):
-    """Shows a user's error as its text, and every other error as a defect of the program."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; a UserError becomes its text and exit code."""
-        try:
-            return super().invoke(ctx)
-        except UserError as error:
-            self._tell(ctx, error)
-        except ModuleNotFoundError as error:
-            from mrt_hpc.launch.python_look import light_installation
-
-            if (light := light_installation(error)) is None:
-                raise
-            self._tell(ctx, light)
-        except OSError as error:
-            if error_number(error) in FULL:
-                self._tell(ctx, full_disk(error))
-            elif error_number(error) in NO_PLACE or _working_directory_is_gone(error):
-                self._tell(ctx, no_place(error))
-            else:
-                raise
-        except KeyboardInterrupt:
-            click.echo("stopped; the same command continues the run", err=True)
-            ctx.exit(int(ExitCode.INTERRUPTED))
-
-    @staticmethod
-    def _tell(ctx: click.Context, error: UserError) -> None:
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(error.message(), err=True)
-        ctx.exit(int(error.exit_code))
-
-
-def full_disk(error: OSError) -> UserError:
-    """The error of a command that cannot write; tasks of a run wait for space instead."""
-    return UserError(
-        f"the disk is full: {error.strerror or error}",
-        where=error.filename,
-        advice="make room, or ask for more quota, and type the same command again: no partial file was left",
-        exit_code=ExitCode.RETRYABLE,
-    )
-
-
-def _working_directory_is_gone(error: OSError) -> bool:
-    """Whether the working directory does not exist: the system then names no file."""
-    return isinstance(error, FileNotFoundError) and error.filename is None
-
-
-def no_place(error: OSError) -> UserError:
-    """The error of a command if a file or folder is missing, has another kind, or may not be read or written."""
-    where = error.filename if error.filename is not None else "the working directory"
-    return UserError(
-        f"the file or folder cannot be used: {error.strerror or error}",
-        where=where,
-        advice="change to a directory that exists and that you own, or name another with --run DIRECTORY",
-    )
+from mrt_hpc.errors import UserError
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -413,6 +350,5 @@ main.add_command(cost)
 main.add_command(extend)
 main.add_command(fork)
 main.add_command(sync)
-
 if __name__ == "__main__":
     sys.exit(main())

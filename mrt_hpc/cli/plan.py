@@ -32,7 +32,8 @@ from mrt_hpc.plan.token_counts import lengths_taken
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
 

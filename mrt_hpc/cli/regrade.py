@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from mrt_hpc.analysis.render import percent
+from mrt_hpc.analysis.number_formats import percent
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.launch.regrade import regrade_run

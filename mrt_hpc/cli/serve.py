@@ -12,7 +12,7 @@ import click
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.hub_models import refuse_unfetched
-from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -34,8 +34,9 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
     Raises:
         UserError: there is no model, or the server does not start, or it has died.
     """
-    from mrt_hpc.inference.server import ServerSettings, VllmServer
+    from mrt_hpc.inference.server import VllmServer
     from mrt_hpc.inference.server_control import Address
+    from mrt_hpc.inference.server_settings import ServerSettings
     from mrt_hpc.recipe.longest import longest_sequence
 
     serving, prover = recipe.serving, recipe.prover

@@ -22,7 +22,7 @@ from mrt_hpc.domains.base import Verifier
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.registry import VERIFIERS
-from mrt_hpc.recipe.schema import Grading
+from mrt_hpc.recipe.sections.grading import Grading
 from mrt_hpc.recipe.source import UNREADABLE
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.recipe.verifier import VerifierSettings

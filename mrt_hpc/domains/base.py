@@ -20,7 +20,7 @@ from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION, Extraction
 from mrt_hpc.recipe.verifier import VerifierSettings
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Grading
+    from mrt_hpc.recipe.sections.grading import Grading
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Grading, ProblemSource
+    from mrt_hpc.recipe.sections.data import ProblemSource
+    from mrt_hpc.recipe.sections.grading import Grading
 
 
 def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:

@@ -17,7 +17,7 @@ from mrt_hpc.run.data import read_examples
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from mrt_hpc.recipe.schema import Prompt
+    from mrt_hpc.recipe.sections.prompt import Prompt
     from mrt_hpc.run.data import SolvedProblem
     from mrt_hpc.run.records import Problem
 

@@ -8,133 +8,35 @@ receives in its environment. Sampling goes through `mrt_hpc.inference.client`.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 import shutil
-import signal
-import socket
-import struct
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import httpx
-import msgspec
-import torch
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
-from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, Address, ServerControl, refuse_no_weights
-from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
-from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
-from mrt_hpc.recipe.schema import WeightSwap
-from mrt_hpc.run.import_path import import_path
+from mrt_hpc.inference.server_command import ServerCommand, on_cpu
+from mrt_hpc.inference.server_control import Address, ServerControl, refuse_no_weights
+from mrt_hpc.inference.server_process import STOP_DEADLINE_S, ServerProcess, private_directory, refuse_stranger
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import TracebackType
 
-STOP_DEADLINE_S = 2.0
-"""The time in which a server has to end on request, before its processes are killed. It has nothing to save, and would
-wait for its clients; its owner may have little time to end.
-"""
-KILLED_DEADLINE_S = 20.0
-"""The time in which the kernel has to end killed processes; it frees their memory first."""
+    from mrt_hpc.inference.server_settings import ServerSettings
+
 RECOVERY_DEADLINE_S = 60.0
 """The time after which a server that runs but does not answer counts as dead."""
 _LOOK_EVERY_S = 0.2
 READ_LOG = "read the end of that log; the same submit command starts the server again"
 """The advice in the error when a server has failed."""
 _LOG_TAIL_BYTES = 4000
-_CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
-"""Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
-(vLLM 0.32 rewinds the offset of the request's generator, and a CPU generator has none)."""
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """The settings with which a server is started."""
-
-    model_dir: Path
-    """The Hugging Face directory with configuration, tokenizer and weights."""
-    max_model_len: int
-    dtype: str = "auto"
-    """``auto`` follows the configuration, but fp32 becomes bf16."""
-    max_num_seqs: int = 256
-    """The maximum number of samples generated at once."""
-    tensor_parallel: int = 1
-    """The number of GPUs, or on CPU of processes, that each layer of the model is divided over."""
-    stages: int = 1
-    """The number of parts into which the layers are divided, one after the other, each on ``tensor_parallel`` GPUs."""
-    over_ray: bool = False
-    """Whether its GPUs are those of the Ray cluster that this process has joined, on several nodes."""
-    gpus: tuple[str, ...] = ()
-    """The GPUs that it may see, as CUDA names them; empty for those that this process may see."""
-    gpu_memory_utilization: float = 0.9
-    kv_cache_gib: float | None = None
-    """Memory of the key-value cache on CPU; on GPU it follows from ``gpu_memory_utilization``."""
-    block_size: int | None = None
-    """The tokens per block of the prefix cache; None for vLLM's default, or for 32 on CPU, where the default of 128
-    misses most prefixes.
-    """
-    cpu_threads: int | None = None
-    """The number of cores that each of its processes computes on, on CPU; None for all that this process may use."""
-    seed: int = 0
-    start_deadline_s: float = 900.0
-    """The seconds until it must answer: a large model may be read from a busy shared filesystem."""
-    pause_deadline_s: float = 300.0
-    """The seconds in which it must finish running samples when new weights are to be loaded."""
-    sleeps: bool = False
-    """Whether it can free the memory of its GPUs for a while. vLLM then allocates that memory in another way."""
-    noise_by_request: bool = False
-    """Whether the random numbers of a sample are those of its seed from its first token on, whatever the position
-    of that token. The newer of vLLM's GPU runners draws them by absolute position.
-    """
-    listen: Address | None = None
-    """The address to listen at; None for a Unix socket of its own that only this user may open."""
-    extra_args: tuple[str, ...] = ()
-    """Further arguments of vLLM's API server."""
-
-
-def on_cpu() -> bool:
-    """Return whether vLLM will run without an accelerator on this machine."""
-    return not torch.cuda.is_available()
-
-
-def cpu_environment(threads: int | None) -> dict[str, str]:
-    """Return the environment variables with which vLLM computes without an accelerator.
-
-    Its threads are not bound to cores unless the environment says so: bound ones wait for each other, and so for
-    other processes on one of their cores, such as the role whose server it is. Threads that are not bound compute in
-    the process of the engine. vLLM by default gives them a process of their own to bind them there, for which the
-    engine waits in a loop that takes a core from them. Between two operations a thread waits for some microseconds
-    without sleeping; by default OpenMP lets it sleep at once, because the process has more threads than cores.
-
-    Args:
-        threads: the number of threads, at most the cores that this process may use; None for all of these.
-    """
-    cores = len(os.sched_getaffinity(0))
-    binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": binding,
-        "OMP_NUM_THREADS": str(min(threads or cores, cores)),
-        "OMP_WAIT_POLICY": "active",
-        "GOMP_SPINCOUNT": "300000",  # at most some milliseconds; "active" alone means minutes, also in an idle server
-        "TORCHDYNAMO_DISABLE": "1",  # otherwise the first sample needs a C++ compiler, which a node may lack
-    }
-    if binding == "nobind":
-        # vLLM reads this in every process. The server has its engine in another process all the same; with more than
-        # one rank the ranks have processes of their own, too.
-        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    return environment
 
 
 @dataclass
@@ -156,17 +58,24 @@ class VllmServer:
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _model_dir: Path = field(init=False, repr=False)
     _closed: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
-    _process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    _process: ServerProcess | None = field(default=None, init=False, repr=False)
     _directory: Path = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._model_dir = self.settings.model_dir
-        self._directory = _private_directory()
+        self._directory = private_directory()
 
     @property
     def socket(self) -> Path:
         """The path of its socket, the same after every restart."""
         return self._directory / "vllm.sock"
+
+    @property
+    def command(self) -> ServerCommand:
+        """The command that starts it with the weights loaded last."""
+        return ServerCommand(
+            self.settings, self._model_dir, self.weights_version, self._directory, self.socket, key=self.key
+        )
 
     @property
     def control(self) -> ServerControl:
@@ -215,15 +124,7 @@ class VllmServer:
         self._raise_if_closed()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.socket.unlink(missing_ok=True)
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mrt_hpc.inference.server_main", *self._arguments()],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._process = ServerProcess.begun(self.command, self.log)
         self.starts += 1
         wait_until(
             self.healthy,
@@ -331,7 +232,7 @@ class VllmServer:
         return False
 
     def _running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.status is None
 
     def _raise_if_closed(self) -> None:
         if self._closed.is_set():
@@ -339,7 +240,7 @@ class VllmServer:
 
     def _raise_if_dead(self) -> None:
         if not self._running():
-            code = self._process.returncode if self._process else None
+            code = self._process.status if self._process else None
             raise UserError(
                 f"the vLLM server ended with status {code} before it answered:\n{self._log_tail()}",
                 where=self.log,
@@ -353,158 +254,6 @@ class VllmServer:
             return log.read().decode(errors="replace")
 
     def _end_process(self, patience_s: float = STOP_DEADLINE_S) -> None:
-        """Send SIGTERM, then SIGKILL, and wait until the memory of its children is free again."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-            _wait_at_most(patience_s, lambda: _has_ended(process.pid))
-            os.killpg(process.pid, signal.SIGKILL)  # the process is not reaped yet, so no other process has this id
-            process.wait()
-        _wait_at_most(KILLED_DEADLINE_S, lambda: _group_is_empty(process.pid))
-
-    def _environment(self) -> dict[str, str]:
-        environment = {
-            **os.environ,
-            **import_path(),
-            OWNER_VARIABLE: str(os.getpid()),
-            DIRECTORY_VARIABLE: str(self._directory),
-            FIRST_VERSION_VARIABLE: str(self.weights_version),
-            SERVED_VARIABLE: msgspec.json.encode(self._served()).decode(),
-            "VLLM_API_KEY": self.key,
-            "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
-            "VLLM_RPC_BASE_PATH": str(self._directory),  # keeps the sockets between its processes private too
-            "TMPDIR": str(self._directory),  # its temporary files are removed with this directory
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
-            "HF_HUB_OFFLINE": "1",
-        }
-        if self.settings.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.settings.gpus)
-        if self._draws_by_request:
-            environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})
-
-    @property
-    def _draws_by_request(self) -> bool:
-        """Whether the noise of a sample follows from its seed from its first token on; on CPU it always does."""
-        return self.settings.noise_by_request or on_cpu()
-
-    def _served(self) -> ServedSettings:
-        """The settings that an attached task asks for."""
-        return ServedSettings(self.settings.dtype, self._draws_by_request)
-
-    @property
-    def _place(self) -> dict[str, object]:
-        """The arguments for the address to listen at."""
-        if self.settings.listen is None:
-            return {"uds": self.socket}
-        place = urlsplit(self.settings.listen.url)
-        return {"host": place.hostname, "port": place.port}
-
-    def _arguments(self) -> list[str]:
-        settings = self.settings
-        options: dict[str, object] = {
-            "model": self._model_dir,
-            **self._place,
-            "dtype": settings.dtype,
-            "max-model-len": settings.max_model_len,
-            "max-num-seqs": settings.max_num_seqs,
-            "tensor-parallel-size": settings.tensor_parallel,
-            **_across_nodes(settings),
-            "gpu-memory-utilization": settings.gpu_memory_utilization,
-            "seed": settings.seed,
-            "max-logprobs": MOST_LOGPROBS,
-            "logprobs-mode": "processed_logprobs",  # those of the distribution sampled from, temperature applied
-            "generation-config": "vllm",  # a model's generation_config.json must not change the sampling
-            "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
-            "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
-            "uvicorn-log-level": "warning",
-        }
-        if on_cpu():
-            options["worker-cls"] = "mrt_hpc.inference.vllm_cpu_worker.CountingWorker"
-            options["scheduler-cls"] = "mrt_hpc.inference.vllm_scheduler.HoldingScheduler"
-            if settings.kv_cache_gib is not None:
-                options["kv-cache-memory-bytes"] = int(settings.kv_cache_gib * 2**30)
-        if block_size := settings.block_size or (32 if on_cpu() else None):
-            options["block-size"] = block_size
-        flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if on_cpu() else [])]
-        if settings.sleeps and not on_cpu():
-            flags.append("--enable-sleep-mode")
-        return [
-            *(text for name, value in options.items() for text in (f"--{name}", str(value))),
-            *flags,
-            *settings.extra_args,
-        ]
-
-
-def _across_nodes(settings: ServerSettings) -> dict[str, object]:
-    """The arguments of a server whose GPUs are on several nodes.
-
-    Raises:
-        UserError: there are no GPUs. vLLM 0.32 asks Ray for a resource that its CPU platform does not name
-            (``ray_device_key``), and ends.
-    """
-    if not settings.over_ray:
-        return {}
-    if on_cpu():
-        raise UserError(
-            "vLLM cannot divide a model over the nodes of a task without GPUs",
-            where="resources.inference.gpus",
-            expected="GPUs; without them the server computes on the first node, and all nodes grade",
-            advice="set resources.inference.gpus to the GPUs of a node, or to 0; then the same submit command",
-        )
-    return {"distributed-executor-backend": "ray", "pipeline-parallel-size": settings.stages}
-
-
-def refuse_stranger(path: Path, pid: int) -> None:
-    """Check that the process that listens on a socket is the one that was started.
-
-    Raises:
-        UserError: another process listens, or none.
-    """
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(CONTROL_TIMEOUT_S)
-            connection.connect(str(path))
-            size = struct.calcsize("3i")
-            listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    except OSError as error:
-        what = f"no process listens on the server's socket: {error}"
-        raise UserError(what, where=path, exit_code=ExitCode.RETRYABLE) from error
-    if listener != pid:
-        raise UserError(
-            "another process listens on the server's socket",
-            value=f"process {listener}",
-            where=path,
-            expected=f"process {pid}",
-            exit_code=ExitCode.RETRYABLE,
-        )
-
-
-def _private_directory() -> Path:
-    """Create a directory that only this user may enter, on this node, with a path short enough for a socket."""
-    parent = tempfile.gettempdir()
-    if len(parent) > LONGEST_SOCKET_FOLDER:
-        parent = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="mrt-hpc-", dir=parent))
-
-
-def _wait_at_most(seconds: float, condition: Callable[[], bool]) -> None:
-    with contextlib.suppress(UserError):
-        wait_until(condition, reason="a process to end", deadline_s=seconds, longest_pause_s=_LOOK_EVERY_S)
-
-
-def _has_ended(pid: int) -> bool:
-    """Return whether a child has ended, without reaping it."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _group_is_empty(leader: int) -> bool:
-    """Return whether all processes of a server have ended; the kernel ends them one after the other."""
-    try:
-        os.killpg(leader, 0)
-    except ProcessLookupError:
-        return True
-    return False
+        if process is not None:
+            process.end(patience_s)

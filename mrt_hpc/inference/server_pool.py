@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

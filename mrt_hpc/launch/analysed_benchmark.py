@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
 
     Typed = Callable[[str | None, str], str]
     """The command on a suite (None for the same one) and a benchmark, as the user types it."""

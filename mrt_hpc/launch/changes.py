@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.begun import FREE_SECTIONS, RECORDED_SECTIONS, differences
+from mrt_hpc.recipe.begun import FREE_FIELDS, FREE_SECTIONS, RECORDED_SECTIONS, differences
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import MODEL_FIELDS, is_same_model
 from mrt_hpc.recipe.lock import read_lock
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import PromptLimits, Recipe
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.sections.sampling import PromptLimits
     from mrt_hpc.run.layout import RunLayout
 
 MODELS = tuple(".".join(field) for field in MODEL_FIELDS)
@@ -114,6 +115,8 @@ def _against(layout: RunLayout, locked: Experiment, wanted: Experiment, field: s
             return "this file has changed since the evaluation began"
         return None if field.partition(".")[0] in (*FREE_SECTIONS, "expected") else OF_THE_RESULT
     if field.partition(".")[0] in (*FREE_SECTIONS, *RECORDED_SECTIONS) or field.startswith(SERVER_IN_USE):
+        return None
+    if field in FREE_FIELDS:
         return None
     if field == "schedule.iterations":
         return _against_iterations(layout, locked, wanted)

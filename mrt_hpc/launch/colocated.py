@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, turn_of
+from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, remove_earlier_turns, turn_of
 from mrt_hpc.run.import_path import import_path
 
 if TYPE_CHECKING:
@@ -38,16 +38,20 @@ def run(task: Task) -> None:
     if task.rank:
         train(task)
         return
-    with _sampling(task) as with_companion:
+    with sampling(task) as with_companion:
         train(with_companion)
 
 
 @contextmanager
-def _sampling(task: Task) -> Iterator[Task]:
+def sampling(task: Task) -> Iterator[Task]:
     """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled."""
     turn = turn_of(task)
     with ExitStack() as stack:
+        stack.callback(
+            remove_earlier_turns, task
+        )  # and once more at the end: a companion may outlive its trainer a bit
         stack.callback(turn.remove)
+        remove_earlier_turns(task)
         turn.take()
         companion = start_companion(task)
         stack.callback(companion.end)

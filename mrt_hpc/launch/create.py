@@ -24,15 +24,8 @@ from mrt_hpc.recipe.hub_models import refuse_unfetched
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.longest import longest_in_training, longest_sequence
 from mrt_hpc.recipe.model_files import ModelFiles
-from mrt_hpc.recipe.schema import (
-    Conversations,
-    HuggingFaceModel,
-    JsonlProblems,
-    Recipe,
-    SmallWorldProblems,
-    SmallWorldSamples,
-    Suffixes,
-)
+from mrt_hpc.recipe.sections.data import Conversations, JsonlProblems, SmallWorldProblems, SmallWorldSamples, Suffixes
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
@@ -50,6 +43,7 @@ if TYPE_CHECKING:
     from mrt_hpc.mrt.sft import Conversation, Suffix
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.records import Problem
 
 

@@ -21,7 +21,7 @@ from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.overrides import apply
 from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.prompts import with_open_forced_texts
-from mrt_hpc.recipe.schema import Prompt
+from mrt_hpc.recipe.sections.prompt import Prompt
 from mrt_hpc.recipe.suites import SECTION, read_suite, with_prompt_of
 from mrt_hpc.recipe.user_code import own_files
 from mrt_hpc.recipe.validate import validate
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.backend import Site
     from mrt_hpc.launch.evaluated_models import ModelsAsked
     from mrt_hpc.launch.submission import Listener
-    from mrt_hpc.recipe.schema import Benchmark, Recipe
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
 
 TAKEN = ("prompt", "episodes", "serving", "grading", "resources", "resilience", "expected")
 """The sections that an evaluation takes over from the recipe of the run whose weights it evaluates."""

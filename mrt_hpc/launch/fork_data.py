@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.recipe.schema import Conversations, JsonlProblems, Suffixes
+from mrt_hpc.recipe.sections.data import Conversations, JsonlProblems, Suffixes
 from mrt_hpc.run.data import left_out, problem_lines, read_problems
 from mrt_hpc.run.fork_record import ForkedData
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, sample_lines

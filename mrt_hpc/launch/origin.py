@@ -10,7 +10,7 @@ from mrt_hpc.launch.fork_data import forked_data
 from mrt_hpc.recipe.begun import differences
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.from_lock import changed_recipe
-from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.run.fork_record import ForkRecord, read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.schema import Recipe
 
 FIRST, LAST = "first", "last"
 OF_THE_FORK = frozenset({"name", "model"})

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Rollout

@@ -19,7 +19,8 @@ from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.begun import FREE_SECTIONS
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.lock import lock_text, read_lock
-from mrt_hpc.recipe.schema import JsonlProblems, PromptLimits, SmallWorldProblems
+from mrt_hpc.recipe.sections.data import JsonlProblems, SmallWorldProblems
+from mrt_hpc.recipe.sections.sampling import PromptLimits
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.data import left_out_file, write_problems
 from mrt_hpc.run.evaluation_settings import (

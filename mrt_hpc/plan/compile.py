@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.plan.limits import check_evaluation_limits, check_limits, check_segments
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.schema import Coupling
+from mrt_hpc.recipe.sections.schedule import Coupling
 from mrt_hpc.recipe.server_layout import nodes_of
 from mrt_hpc.run.layout import COLLECTION, collection_of, is_collection
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.resources import RoleResources, TrainerResources
     from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.sections.resources import RoleResources, TrainerResources
     from mrt_hpc.recipe.site import SiteSettings
 
 PREPARE = "prepare"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from mrt_hpc.plan.cost import UseHours
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.token_counts import tokens_per_value
-from mrt_hpc.recipe.schema import Coupling, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.schedule import Coupling
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.uses import Use
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan
     from mrt_hpc.plan.throughput import Throughput
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Problems
+    from mrt_hpc.recipe.sections.data import Problems
     from mrt_hpc.recipe.site import SiteSettings
 
 START_S = 180.0

@@ -17,12 +17,14 @@ from mrt_hpc.plan.model_shape import SMALL_WORLD, UnknownShapeError, shape_in
 from mrt_hpc.plan.server_memory import GIB, ServerMemory, ServerSetting, server_memory
 from mrt_hpc.plan.throughput import BYTES
 from mrt_hpc.plan.token_counts import PROMPT_TOKENS, sequence_tokens
-from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, trainer_memory
+from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, last_published_bytes, trainer_memory
 from mrt_hpc.recipe.benchmark_sampling import evaluation_dtype
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.longest import longest_in_evaluation, longest_in_training
-from mrt_hpc.recipe.schema import Coupling, HuggingFaceModel, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
+from mrt_hpc.recipe.sections.schedule import Coupling
 from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.model_shape import ModelShape
     from mrt_hpc.plan.trainer_memory import TrainerMemory
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.resources import RoleResources
+    from mrt_hpc.recipe.sections.resources import RoleResources
     from mrt_hpc.recipe.site import SiteSettings
 
 TIGHT = 0.9
@@ -159,9 +161,9 @@ def _trainer(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
         recipe.algorithm.longest_trained(recipe),
         on_gpu=resources.gpus > 0,
     )
-    memory = trainer_memory(setting)
+    memory, last = trainer_memory(setting), last_published_bytes(setting)
     parts = {
-        "weights": memory.weights,
+        "weights": memory.weights + (0.0 if setting.on_gpu else last),
         "optimiser": memory.optimizer,
         "gradients": memory.gradients,
         "exchange": memory.exchange,
@@ -170,18 +172,19 @@ def _trainer(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
         "other": _beside(setting) + (RESIDUE_GIB * GIB if setting.on_gpu and colocated(recipe) else 0.0),
     }
     yield _fit(Role.TRAINER, "trainer", parts, resources, gpu)
-    if setting.on_gpu and (memory.host or colocated(recipe)):
+    if setting.on_gpu and (memory.host or last or colocated(recipe)):
         yield _on_node(Role.TRAINER, "trainer, off the GPU", _off_the_gpu(recipe, setting, memory), resources)
 
 
 def _off_the_gpu(recipe: Recipe, setting: TrainerSetting, memory: TrainerMemory) -> dict[str, float]:
     """What a trainer with a GPU has in the memory of its node: an offloaded optimiser, and all of its state while a
-    colocated server has the GPU; and the weights that it publishes.
+    colocated server has the GPU; and the weights that it publishes, with those that it published last where versions
+    are deltas.
     """
-    copy = BYTES[recipe.training.weights_dtype] * setting.shape.parameters
+    copies = BYTES[recipe.training.weights_dtype] * setting.shape.parameters + last_published_bytes(setting)
     waiting = colocated(recipe)
     return {
-        "weights": copy + (memory.weights if waiting else 0.0),
+        "weights": copies + (memory.weights if waiting else 0.0),
         "optimiser": memory.host + (memory.optimizer if waiting else 0.0),
         "gradients": memory.gradients if waiting else 0.0,
         "other": HOST_LIBRARIES_GIB * GIB,

@@ -152,11 +152,14 @@ def _more_memory(role: Role, recipe: Experiment, site: SiteSettings) -> Knob:
 
 
 def _more_memory_for_the_host(recipe: Recipe, site: SiteSettings) -> Knob:
-    """As much memory of the node as an offloaded optimiser, or a waiting trainer, needs."""
-    offloaded = changed(recipe, () if recipe.training.offload_optimizer else (("training.offload_optimizer", True),))
-    wanted = _more_memory(Role.TRAINER, offloaded, site)
-    fitting = all(one.fits for one in fits(offloaded, site).roles if one.place == "memory")
-    return () if fitting else wanted
+    """As much memory of the node as the trainer needs there: as it is, and with an offloaded optimiser."""
+    offloaded = changed(recipe, (("training.offload_optimizer", True),))
+    lacking = [one for one in (recipe, offloaded) if not _fits_its_node(one, site)]
+    return tuple(dict.fromkeys(chain.from_iterable(_more_memory(Role.TRAINER, one, site) for one in lacking)))
+
+
+def _fits_its_node(recipe: Recipe, site: SiteSettings) -> bool:
+    return all(one.fits for one in fits(recipe, site).roles if one.place == "memory")
 
 
 def _server_knobs(role: RoleFit, recipe: Experiment, site: SiteSettings) -> Iterator[Knob]:

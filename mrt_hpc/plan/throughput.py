@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import hub_model_of
-from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, Experiment

@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields, replace
 from math import ceil, lcm
 from typing import TYPE_CHECKING
 
+from mrt_hpc.plan.throughput import BYTES
 from mrt_hpc.recipe.batching import Precision
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.model_shape import ModelShape
-    from mrt_hpc.recipe.schema import Training
+    from mrt_hpc.recipe.sections.training import Training
 
 BUCKET = 500_000_000
 """The largest number of gradients that are exchanged at once (``mrt_hpc.training.engine.LARGEST_BUCKET``, and
@@ -105,6 +106,15 @@ def trainer_memory(setting: TrainerSetting) -> TrainerMemory:
         _step(setting, states),
     )
     return max(moments, key=lambda moment: moment.whole)
+
+
+def last_published_bytes(setting: TrainerSetting) -> float:
+    """Bytes of the weights that rank 0 published last. It keeps them in the memory of its node where versions are
+    published as deltas.
+    """
+    if setting.training.full_weights_every == 1:
+        return 0.0
+    return BYTES[setting.training.weights_dtype] * setting.shape.parameters
 
 
 def _states(setting: TrainerSetting) -> TrainerMemory:

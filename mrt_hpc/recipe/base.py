@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,8 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+NumberFormat = Literal["float32", "bfloat16", "float16"]
+"""Number formats of weights and activations."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 OPTION = r"^[a-z][a-z0-9-]*$"

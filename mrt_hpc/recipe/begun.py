@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from mrt_hpc.recipe.hub_models import is_hub_name, is_same_model
-from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FREE_SECTIONS = ("resources", "resilience")
 """These sections decide how a run is executed and never its results, so a later submission may change them."""
+FREE_FIELDS = ("training.sequence_parallel",)
+"""These fields decide how the ranks of ``resources.trainer`` divide an update among them. As with the number of these
+ranks, results agree up to rounding, and a checkpoint does not depend on them.
+"""
 RECORDED_SECTIONS = ("tracking", "expected", "evaluation")
 """These sections decide nothing of what was trained. Fields of them that a file does not name keep the run's values."""
 

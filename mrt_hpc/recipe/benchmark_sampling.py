@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mrt_hpc.recipe.base import NumberFormat
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark, LongPrompts, NumberFormat, Prompt
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
+    from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.recipe.sections.sampling import LongPrompts
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from mrt_hpc.recipe.server_layout import layout_fits
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Prompt, Recipe
+    from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.sections.prompt import Prompt
 
 
 def prover_fits(recipe: Recipe) -> None:

@@ -11,19 +11,17 @@ from pydantic import Field, model_validator
 
 from mrt_hpc.recipe.base import Line, Name, NotNegative, Section, misfit
 from mrt_hpc.recipe.combinations import evaluation_fits, extraction_fits, prompt_fits, verifiers_fit
-from mrt_hpc.recipe.resources import Resources
-from mrt_hpc.recipe.schema import (
-    Episodes,
-    Evaluation,
-    Expected,
-    Grading,
-    Prompt,
-    PromptLimits,
-    Recipe,
-    Resilience,
-    Serving,
-    Tracking,
-)
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.episodes import Episodes
+from mrt_hpc.recipe.sections.evaluation import Evaluation
+from mrt_hpc.recipe.sections.expected import Expected
+from mrt_hpc.recipe.sections.grading import Grading
+from mrt_hpc.recipe.sections.prompt import Prompt
+from mrt_hpc.recipe.sections.resilience import Resilience
+from mrt_hpc.recipe.sections.resources import Resources
+from mrt_hpc.recipe.sections.sampling import PromptLimits
+from mrt_hpc.recipe.sections.serving import Serving
+from mrt_hpc.recipe.sections.tracking import Tracking
 from mrt_hpc.recipe.server_layout import layout_fits
 
 

@@ -15,7 +15,8 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.registry import ALGORITHMS
-from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.recipe.validate import validate

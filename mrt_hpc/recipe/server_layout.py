@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.resources import InferenceResources
+from mrt_hpc.recipe.sections.resources import InferenceResources
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.resources import RoleResources
-    from mrt_hpc.recipe.schema import Serving
+    from mrt_hpc.recipe.sections.resources import RoleResources
+    from mrt_hpc.recipe.sections.serving import Serving
 
 
 @dataclass(frozen=True)

@@ -32,17 +32,13 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
+from mrt_hpc.roles.sampling.grader_processes import grader_pool
 from mrt_hpc.roles.sampling.grading import graded_in_order, sampled_group
 from mrt_hpc.roles.sampling.parts import Parts, merged
-from mrt_hpc.roles.sampling.serving import (
-    client_of,
-    grader_pool,
-    publish_again,
-    room_of,
-    running_server,
-    verified_weights,
-)
+from mrt_hpc.roles.sampling.server_watch import client_of
+from mrt_hpc.roles.sampling.serving import room_of, running_server
 from mrt_hpc.roles.sampling.session import SamplingSession
+from mrt_hpc.roles.sampling.verified_weights import publish_again, verified_weights
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems, share
 from mrt_hpc.run.evaluation_settings import has_samples, passed_over, settings_of
@@ -61,7 +57,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.traces import PromptedGroup
     from mrt_hpc.plan.jobs import EvaluationUnit
     from mrt_hpc.recipe.benchmark_sampling import BenchmarkSampling
-    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
     from mrt_hpc.roles.sampling.grading import GradedTrace
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.evaluation_settings import EvaluationSettings

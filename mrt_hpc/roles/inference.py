@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.recipe.sections.schedule import WeightSwap
+from mrt_hpc.roles.sampling.grader_processes import grader_pool
 from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.prefetch import Prefetch
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node, spans_nodes
@@ -26,15 +27,9 @@ from mrt_hpc.roles.sampling.rest import Rest
 from mrt_hpc.roles.sampling.rolling import RollingSampler
 from mrt_hpc.roles.sampling.round_sampler import RoundSampler
 from mrt_hpc.roles.sampling.rounds import NeedWatch, NotNeededError, Rounds
-from mrt_hpc.roles.sampling.serving import (
-    client_of,
-    collecting_weights,
-    grader_pool,
-    policy_server,
-    room_of,
-    running_server,
-    verified_weights,
-)
+from mrt_hpc.roles.sampling.server_watch import client_of
+from mrt_hpc.roles.sampling.serving import policy_server, room_of, running_server
+from mrt_hpc.roles.sampling.verified_weights import collecting_weights, verified_weights
 from mrt_hpc.roles.task.shutdown import run_until_told
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind

@@ -15,7 +15,7 @@ from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.schema import HuggingFaceModel, SmallWorldModel
+from mrt_hpc.recipe.sections.model import HuggingFaceModel, SmallWorldModel
 from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
 from mrt_hpc.roles.preparation.tokenizer_check import check_tokenizer

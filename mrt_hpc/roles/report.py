@@ -18,7 +18,8 @@ from mrt_hpc.plan.compile import evaluated_versions
 from mrt_hpc.plan.jobs import Plan, Role, read_plan
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.roles.happenings import happenings
 from mrt_hpc.roles.prefix_curves import prefix_curves

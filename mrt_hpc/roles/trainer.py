@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import SmallWorldProblems
+from mrt_hpc.recipe.sections.data import SmallWorldProblems
 from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker

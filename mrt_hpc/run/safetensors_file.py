@@ -88,11 +88,6 @@ class SafetensorsFile:
             path, struct.pack("<Q", length) + head, tuple(sorted(tensors, key=lambda tensor: tensor.start))
         )
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return max([len(self.head), *(tensor.start + tensor.size for tensor in self.tensors)])
-
 
 def _stored(path: Path, data: int, name: str, fields: dict[str, Any]) -> StoredTensor:
     begin, end = fields["data_offsets"]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -65,6 +67,34 @@ class Turn:
         if self._descriptor is None:
             self._descriptor = _own_file(path)
         return self._descriptor
+
+
+def remove_forsaken(paths: Iterable[Path]) -> None:
+    """Remove the files of turns that no process has: an attempt that was killed has not removed its own.
+
+    Args:
+        paths: files of turns; those of other users stay, and so do those of processes that still live.
+    """
+    for path in paths:
+        if _is_mine(path):
+            _remove_if_free(path)
+
+
+def _is_mine(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _remove_if_free(path: Path) -> None:
+    descriptor = _own_file(path)
+    try:
+        if _locked(descriptor):
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def _own_file(path: Path) -> int:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Training
+    from mrt_hpc.recipe.sections.training import Training
 
 
 def warmup_steps(total_steps: int, training: Training) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Training
+    from mrt_hpc.recipe.sections.training import Training
 
 SUMS = (
     "tokens", "objective", "nll", "entropy", "kl_reference", "kl_old", "clipped", "mismatch", "mismatch_kl",

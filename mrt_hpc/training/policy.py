@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from mrt_hpc.recipe.schema import Training
+    from mrt_hpc.recipe.sections.training import Training
     from mrt_hpc.training.micro_batch import MicroBatch
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Training
+    from mrt_hpc.recipe.sections.training import Training
 
 
 class Objective(StrEnum):

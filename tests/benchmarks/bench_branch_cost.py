@@ -30,8 +30,9 @@ from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutSampler
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.grading import sampled_group

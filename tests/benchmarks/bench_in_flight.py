@@ -30,7 +30,7 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.roles import inference, prepare
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import complete_groups, read_group

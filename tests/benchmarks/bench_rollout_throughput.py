@@ -34,7 +34,9 @@ from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.inference.client import connect
 from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler
-from mrt_hpc.inference.server import ServerSettings, VllmServer, on_cpu
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_command import on_cpu
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.run.records import Problem

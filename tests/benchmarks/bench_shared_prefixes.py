@@ -20,7 +20,7 @@ import torch
 from bench_update_packing import branched, measure, sequence, table, trainer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.recipe.schema import Batching
+from mrt_hpc.recipe.batching import Batching
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks, join
 

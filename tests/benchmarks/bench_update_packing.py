@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from mrt_hpc.recipe.schema import Batching, Precision, Training
+from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.sections.training import Training
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build

@@ -26,7 +26,7 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles import inference, prepare, trainer
 from mrt_hpc.roles.sampling.rounds import NeedWatch, Rounds
-from mrt_hpc.roles.sampling.serving import verified_weights
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.heartbeats import Heart

@@ -23,7 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from mrt_hpc.plan.model_shape import ModelShape, shape_in
 from mrt_hpc.plan.trainer_memory import TrainerSetting, trainer_memory
 from mrt_hpc.recipe.batching import Batching, Precision
-from mrt_hpc.recipe.schema import Training
+from mrt_hpc.recipe.sections.training import Training
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join

@@ -37,16 +37,17 @@ from mrt_hpc.inference.client import Completion, GenerationClient, Request, Samp
 from mrt_hpc.inference.protocol import GENERATE_PATH
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, ValuedTrace
 from mrt_hpc.inference.sampling_noise import step_keys
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import Address
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.roles.sampling.local_weights import LocalWeights
-from mrt_hpc.roles.sampling.serving import restart_when_hung
+from mrt_hpc.roles.sampling.server_watch import restart_when_hung
 from mrt_hpc.run import weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
@@ -177,7 +178,8 @@ def tied(vllm: VllmServer) -> Reached:
 OWNER = """
 import json, sys
 from pathlib import Path
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_settings import ServerSettings
 settings = ServerSettings(Path(sys.argv[1]), max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32)
 with VllmServer(settings, Path(sys.argv[2])) as server:
     print(json.dumps([str(server.socket), server.key, server.pid]), flush=True)

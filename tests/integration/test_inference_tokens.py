@@ -14,7 +14,7 @@ from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.recipe.schema import Prompt
+from mrt_hpc.recipe.sections.prompt import Prompt
 
 CORPUS = [
     "Wait, let me re-check: 3*x + 4 = 19.\n\n",

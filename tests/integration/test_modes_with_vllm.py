@@ -20,7 +20,8 @@ from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.client import SamplingSettings, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task

@@ -17,8 +17,8 @@ from ray_rank_worker import task_of
 
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool, VerdictStatus
+from mrt_hpc.roles.sampling.grader_processes import lane_over
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined
-from mrt_hpc.roles.sampling.serving import lane_over
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from test_inference_server import (
 )
 
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_pool import ServerPool
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.inference.spreading import spread_over
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Tokenizers of each family, saved as model directories whose configuration names whatever class: loaded, they bring
-back texts whole, or are refused."""
+back texts whole, or are refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
 from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Prompt
+from mrt_hpc.recipe.sections.prompt import Prompt
 from mrt_hpc.roles.preparation.tokenizer_check import refuse_lossy, written_texts
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from training_support import VOCABULARY, plain_logprobs, random_batch, settings,
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.schema import Precision
+from mrt_hpc.recipe.batching import Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.atomic import checksums
 from mrt_hpc.run.layout import RunLayout

@@ -9,7 +9,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from training_support import VOCABULARY, branched, end_at_once, random_batch, settings, update_batches
 
-from mrt_hpc.recipe.schema import Batching, Precision
+from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.training import policy, projection
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build

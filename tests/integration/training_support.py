@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mrt_hpc.recipe.schema import Precision, Training
+from mrt_hpc.recipe.batching import Precision
+from mrt_hpc.recipe.sections.training import Training
 from mrt_hpc.training.rendezvous import leave
 from mrt_hpc.training.sequence import TrainingSequence
 from mrt_hpc.training.settings import Objective, TrainerSettings

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm.cluster_facts import Survey, User
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError
 from mrt_hpc.launch.slurm.survey import (
     CONFIG,
@@ -17,8 +18,6 @@ from mrt_hpc.launch.slurm.survey import (
     PARTITIONS,
     QOS,
     VERSION,
-    Survey,
-    User,
     associations_command,
     default_account_command,
     survey,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.inference.tokens import TokenBytes

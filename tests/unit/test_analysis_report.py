@@ -9,21 +9,13 @@ import pytest
 
 from mrt_hpc.analysis import plots
 from mrt_hpc.analysis.estimates import mean_of
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
+from mrt_hpc.analysis.number_formats import cell, duration, number, percent, points, share_text
 from mrt_hpc.analysis.plots import PhaseTimes, Series
-from mrt_hpc.analysis.render import (
-    cell,
-    duration,
-    mean_rows,
-    number,
-    percent,
-    points,
-    progress_stages,
-    sample,
-    share_text,
-    write_report,
-)
+from mrt_hpc.analysis.render import write_report
+from mrt_hpc.analysis.report_figures import progress_stages
+from mrt_hpc.analysis.result_rows import mean_rows, sample
 
 if TYPE_CHECKING:
     from pathlib import Path

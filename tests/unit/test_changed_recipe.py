@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from mrt_hpc.analysis.collect import read_measurements
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.spending import resources_of
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
@@ -28,7 +28,7 @@ from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.plan.kept_weights import evaluated, kept_versions
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.schema import Evaluation
+from mrt_hpc.recipe.sections.evaluation import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
 from mrt_hpc.roles.prepare import small_world_tokenizer
@@ -415,6 +415,21 @@ def test_other_resources_open_no_task(tmp_path: Path) -> None:
     submitted(tmp_path / "run", "resources.evaluation.memory_gib=3")
     assert opened(layout) == []
     assert told(layout) == {"resources.evaluation.memory_gib": (8.0, 3.0)}
+
+
+def test_the_ranks_of_a_begun_run_may_share_their_rows(tmp_path: Path) -> None:
+    """Its checkpoints do not depend on it: tests/integration/test_training_checkpoint.py."""
+    shape = ("training.batching=packed", "resources.trainer.ranks=2")
+    layout, _ = submitted(tmp_path / "run", *shape)
+    finish(layout)
+    submitted(tmp_path / "run", *shape, "training.sequence_parallel=2")
+    assert read_recipe_lock(layout.recipe_lock).training.sequence_parallel == 2
+    assert opened(layout) == []
+    assert told(layout) == {"training.sequence_parallel": (1, 2)}
+    submitted(tmp_path / "run", *shape)
+    assert read_recipe_lock(layout.recipe_lock).training.sequence_parallel == 2, "a file that does not name it"
+    with pytest.raises(UserError, match=r"training\.batching was \"packed\""):
+        submitted(tmp_path / "run", "training.batching=shared", "resources.trainer.ranks=2")
 
 
 # -- limits of prompts

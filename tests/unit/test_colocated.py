@@ -16,7 +16,7 @@ import pytest
 
 from mrt_hpc.analysis.attempts import attempts
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.colocated import start_companion
+from mrt_hpc.launch.colocated import sampling, start_companion
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task, record_after
 from mrt_hpc.launch.local.site import LocalSite
@@ -223,6 +223,24 @@ def test_its_failure_is_the_failure_of_the_task(layout: RunLayout) -> None:
     assert str(layout.train_data) in record.message
     assert event_file(layout.events, JOB, 0, 1, "a").is_file()
     assert not turn_of(trainer).path.exists()  # type: ignore[union-attr]
+
+
+def test_an_attempt_removes_what_killed_ones_have_left_of_their_turns(layout: RunLayout) -> None:
+    """Both processes of those were killed at once. Another task has turns of its own."""
+    trainer = process(layout, 0)
+    killed, other = replace(trainer, attempt="killed"), replace(trainer, index=7)
+    left, own, others = (turn_of(task).path for task in (killed, trainer, other))
+    assert left and own and others
+    for path in (left, others):
+        path.touch()
+    try:
+        with pytest.raises(Interrupted), sampling(trainer):
+            assert (left.exists(), own.exists(), others.exists()) == (False, True, True)
+            left.touch()  # its companion has outlived it a bit
+            raise Interrupted(128 + signal.SIGTERM)
+        assert (left.exists(), own.exists(), others.exists()) == (False, False, True)
+    finally:
+        others.unlink()
 
 
 PARENT = """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.spending import Accounts, Allocation, prices, spending
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch.create import create_or_open

@@ -21,7 +21,7 @@ import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch import filesystems
 from mrt_hpc.launch.filesystems import Quota
-from mrt_hpc.launch.slurm import survey
+from mrt_hpc.launch.slurm import cluster_facts, survey
 from mrt_hpc.launch.slurm.doctor import node_half
 from mrt_hpc.launch.slurm.doctor.diagnosis import CHECKS, can_start, diagnose
 from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict
@@ -56,6 +56,7 @@ FACTS = NodeFacts(
     shared_memory_bytes=10**11,
     limits=dict.fromkeys(("cpu", "as", "fsize", "nofile", "nproc", "memlock"), (-1, -1)),
 )
+DELTAS = ("training.full_weights_every=10", "schedule.iterations_per_job=20", "schedule.max_staleness=1")
 ANSWER = NodeAnswer("cpu", "cpu", FACTS, "17", ("scontrol", "squeue"))
 
 
@@ -375,6 +376,25 @@ FAULTS = [
         "little scratch", "node of cpu: scratch", "set scratch", Verdict.DOUBTFUL, facts={"temporary_free_bytes": 10**9}
     ),
     Fault(
+        "no room on the node for models that are put together from deltas",
+        "node of gpu: scratch",
+        "folder with 18.4 GiB or more, or --set training.full_weights_every=1",
+        recipe=REFERENCE,
+        overrides=DELTAS,
+        facts={"temporary_free_bytes": 5 * 10**9},
+        answer={"kind": "gpu", "partition": "gpu"},
+    ),
+    Fault(
+        "little room beside the models that are put together from deltas",
+        "node of gpu: scratch",
+        "full_weights_every=1",
+        Verdict.DOUBTFUL,
+        recipe=REFERENCE,
+        overrides=DELTAS,
+        facts={"temporary_free_bytes": 15 * 10**9},
+        answer={"kind": "gpu", "partition": "gpu"},
+    ),
+    Fault(
         "little shared memory",
         "node of cpu: shared memory",
         "resources",
@@ -444,7 +464,7 @@ def test_without_accounting_and_requeue_a_run_can_start(tmp_path: Path) -> None:
 def test_the_command_prints_lines_and_json_and_ends_with_its_verdict(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(survey.User, "current", classmethod(lambda _: USER))
+    monkeypatch.setattr(cluster_facts.User, "current", classmethod(lambda _: USER))
     monkeypatch.setattr(survey, "run_slurm", RecordedSlurm())
     profile = tmp_path / "lab.yaml"
     words = ["doctor", "--site", str(profile), "--recipe", "quickstart", "--run", str(tmp_path / "run")]

@@ -16,9 +16,10 @@ from mrt_hpc.analysis.estimates import (
     stage_estimates,
     without_interval,
 )
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares, summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
+from mrt_hpc.analysis.intervals import IntervalEstimate, mean_of_shares
 from mrt_hpc.analysis.measures import EvaluationSummary
-from mrt_hpc.analysis.render import decimal_text, points, share_text
+from mrt_hpc.analysis.number_formats import decimal_text, points, share_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -34,7 +34,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
-from mrt_hpc.roles.sampling.serving import verified_weights
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open

@@ -27,7 +27,8 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.schema import HuggingFaceModel, Suffixes
+from mrt_hpc.recipe.sections.data import Suffixes
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.roles.report import write_report
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.data import left_out_file, read_problems, write_problems

@@ -17,7 +17,7 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_lock
-from mrt_hpc.recipe.schema import Prompt
+from mrt_hpc.recipe.sections.prompt import Prompt
 from mrt_hpc.run.data import read_examples
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of, read_experiment

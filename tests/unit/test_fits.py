@@ -25,7 +25,7 @@ from mrt_hpc.plan.server_memory import ServerSetting, server_memory
 from mrt_hpc.plan.trainer_memory import TrainerSetting, activation_bytes, logit_bytes, trainer_memory
 from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Training
+from mrt_hpc.recipe.sections.training import Training
 
 if TYPE_CHECKING:
     from mrt_hpc.plan.trainer_memory import TrainerMemory
@@ -322,6 +322,26 @@ def test_a_colocated_trainer_waits_in_the_memory_of_the_node(tmp_path: Path) -> 
     assert role(found, "trainer, off the GPU") == pytest.approx((2 + 2 + 3 + 1) * 1_777_088_000 / GIB + 4)
     assert role(found, "inference, asleep") == pytest.approx(2 * 1_777_088_000 / GIB + 4)
     assert found.refused == []
+
+
+def test_the_weights_that_were_published_last_wait_for_the_next_delta(tmp_path: Path) -> None:
+    """A second copy in 2 bytes a parameter: in the memory of the node, or without a GPU in that of the trainer."""
+    deltas = ("training.full_weights_every=10", "schedule.iterations_per_job=20", "schedule.max_staleness=1")
+    asked = of_size("mrt_online", tmp_path / "model", *deltas)
+    found = fits(asked, find_site("example"))
+    assert role(found, "trainer, off the GPU") == pytest.approx((2 + 2) * 1_777_088_000 / GIB + 4)
+    whole = fits(of_size("mrt_online", tmp_path / "model"), find_site("example"))
+    assert "trainer, off the GPU" not in {one.name for one in whole.roles}
+    assert role(found, "trainer") == role(whole, "trainer"), "nothing more on the GPU"
+    small = of_size("mrt_online", tmp_path / "model", *deltas, "resources.trainer.memory_gib=8")
+    unfit = next(one for one in fits(small, find_site("example")).roles if one.name == "trainer, off the GPU")
+    assert nearest_change(unfit, small, find_site("example")) == (("resources.trainer.memory_gib", 12.0),)
+    without_gpu = ("resources.trainer.gpus=0", "training.deterministic=false")
+    more = [
+        role(fits(of_size("mrt_online", tmp_path / "model", *without_gpu, *fields), LocalSite()), "trainer")
+        for fields in (deltas, ())
+    ]
+    assert more[0] - more[1] == pytest.approx(2 * 1_777_088_000 / GIB)
 
 
 def test_an_assumed_gpu_refuses_nothing(tmp_path: Path) -> None:

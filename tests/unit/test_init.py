@@ -14,8 +14,8 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.launch import login_node
 from mrt_hpc.launch.login_node import LoginNode, module_of, mounts_by_kernel
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.slurm import survey
-from mrt_hpc.launch.slurm.proposal import Wishes, open_questions, with_proposals
+from mrt_hpc.launch.slurm import cluster_facts, survey
+from mrt_hpc.launch.slurm.questions import Wishes, open_questions, with_proposals
 from mrt_hpc.launch.slurm.site import SlurmSite
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ TWO_ACCOUNTS = {"associations": [("lab||", "lab||lowly,normal,urgent||200|\nteac
 @pytest.fixture(autouse=True)
 def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(survey.User, "current", classmethod(lambda _: USER))
+    monkeypatch.setattr(cluster_facts.User, "current", classmethod(lambda _: USER))
     monkeypatch.setattr(login_node, "look_at_login_node", lambda: NODE)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
-from mrt_hpc.recipe.schema import Training
+from mrt_hpc.recipe.sections.training import Training
 from mrt_hpc.roles.training.iteration_data import IterationData
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.records import FinishReason, Rollout

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_process import ServerProcess
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest, run_until_told
 from mrt_hpc.run.waiting import wait_until
 
@@ -86,7 +88,7 @@ def deaf_server(tmp_path: Path) -> Iterator[tuple[VllmServer, int]]:
     assert process.stdout is not None
     with process.stdout:
         child = int(process.stdout.readline())
-    server._process = process
+    server._process = ServerProcess(process)
     yield server, child
     server.close()
 

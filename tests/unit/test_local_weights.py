@@ -26,7 +26,7 @@ from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.roles.sampling.node_folder import MARK, PREFIX, NodeFolder
 from mrt_hpc.roles.sampling.prefetch import Prefetch
 from mrt_hpc.roles.sampling.rounds import Round
-from mrt_hpc.roles.sampling.serving import verified_weights
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.training.publishing import Publisher
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.waiting import wait_until

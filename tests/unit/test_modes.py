@@ -30,7 +30,7 @@ from mrt_hpc.modes.paragraphs import paragraph_break, whole_paragraphs
 from mrt_hpc.modes.writer import Writer
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Prompt
+from mrt_hpc.recipe.sections.prompt import Prompt
 from mrt_hpc.roles.benchmarks.summary import stage_rewards
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records

@@ -15,12 +15,15 @@ from synthetic_run import BEGIN, HOSTILE, Shape, SyntheticEvaluation, SyntheticR
 from mrt_hpc.analysis.episode_progress import EpisodeProgress, progress_by_episode
 from mrt_hpc.analysis.estimates import accuracy_of, majority_estimates, mean_of, stage_estimates
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
-from mrt_hpc.analysis.intervals import IntervalEstimate, summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
+from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunSummary
+from mrt_hpc.analysis.number_formats import decimal_text, share_text
 from mrt_hpc.analysis.page.content import Happening, PrefixCurves, RoleUse, RunRecord
+from mrt_hpc.analysis.page.costs import MOST_HAPPENINGS
 from mrt_hpc.analysis.page.figures import inlined
 from mrt_hpc.analysis.page.render import render_page, script_hash
-from mrt_hpc.analysis.page.sections import MOST_HAPPENINGS, sections
+from mrt_hpc.analysis.page.sections import sections
 from mrt_hpc.analysis.page.text import script_json, visible
 from mrt_hpc.analysis.page.traces import (
     LEAST,
@@ -34,7 +37,6 @@ from mrt_hpc.analysis.page.traces import (
     fair_share,
     progress_of,
 )
-from mrt_hpc.analysis.render import decimal_text, share_text
 from mrt_hpc.analysis.scaling_curves import ScalingCurve, ScalingPoint, prefix_curve
 from mrt_hpc.cli.main import main
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer

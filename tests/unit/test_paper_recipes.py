@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -23,8 +24,11 @@ from mrt_hpc.recipe.begun import differences
 from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
-from mrt_hpc.recipe.schema import HuggingFaceModel, Recipe
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.run.layout import RunLayout
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Recipe
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 PAPER = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")

@@ -26,7 +26,7 @@ from mrt_hpc.run.weights import Weights, publish
 
 if TYPE_CHECKING:
     from mrt_hpc.inference.server import VllmServer
-    from mrt_hpc.recipe.schema import WeightSwap
+    from mrt_hpc.recipe.sections.schedule import WeightSwap
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
 

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mrt_hpc.cli.main import CommandGroup
+from mrt_hpc.cli.command_group import CommandGroup
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch import entry, python_look
 from mrt_hpc.launch.entry import role_function

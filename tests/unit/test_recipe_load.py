@@ -14,7 +14,8 @@ from mrt_hpc.launch.slurm.site import SlurmSite, unknown_options
 from mrt_hpc.recipe.begun import as_begun, differences
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
-from mrt_hpc.recipe.schema import Coupling, Recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.schedule import Coupling
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PROFILES = [

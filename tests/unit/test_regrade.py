@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from samples import rollout, sampled
 
 from mrt_hpc.analysis.collect import read_summary
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary
 from mrt_hpc.analysis.render import mixed_verdicts, render
 from mrt_hpc.cli.main import main
@@ -21,7 +21,9 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.regrade import regrade_run
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Grading, Prompt, SmallWorldProblems
+from mrt_hpc.recipe.sections.data import SmallWorldProblems
+from mrt_hpc.recipe.sections.grading import Grading
+from mrt_hpc.recipe.sections.prompt import Prompt
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.benchmarks.stored_parts import grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of

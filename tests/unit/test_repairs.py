@@ -12,7 +12,7 @@ import pytest
 
 from mrt_hpc.algorithms.base import algorithm_of
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.server import refuse_stranger
+from mrt_hpc.inference.server_process import refuse_stranger
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.local.site import LocalSite
@@ -22,7 +22,7 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.collected import start_context
-from mrt_hpc.roles.sampling.serving import collecting_weights, verified_weights
+from mrt_hpc.roles.sampling.verified_weights import collecting_weights, verified_weights
 from mrt_hpc.roles.training.artifacts import Keeper
 from mrt_hpc.roles.training.iteration_data import RolloutIntake, SampleIntake
 from mrt_hpc.roles.training.supervised_data import Samples
@@ -96,7 +96,7 @@ def test_a_version_published_again_while_the_damaged_one_was_read_stays(
         commit_whole(directory, fill)
         raise DamagedError("damaged", where=directory)
 
-    monkeypatch.setattr("mrt_hpc.roles.sampling.serving.verify", slow)
+    monkeypatch.setattr("mrt_hpc.roles.sampling.verified_weights.verify", slow)
     with pytest.raises(DamagedError):
         verified_weights(task_of(layout, Role.EVALUATION), 1)
     assert (path / "model.safetensors").read_bytes() == b"weights"

@@ -12,11 +12,12 @@ import pytest
 from test_task_endings import task
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.server import VllmServer, cpu_environment
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_command import cpu_environment
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
-from mrt_hpc.roles.sampling.serving import gpus_of, layout_of, server_settings
+from mrt_hpc.roles.sampling.server_settings import gpus_of, layout_of, server_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,9 +120,9 @@ def test_one_server_spans_the_gpus_of_several_nodes(
     several = on_nodes(with_servers(tmp_path, 8, **serving), 2)
     assert layout_of(several) == ServerLayout(1, width, stages)
     settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False)
-    monkeypatch.setattr("mrt_hpc.inference.server.on_cpu", lambda: False)
+    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: False)
     with closing(VllmServer(settings, tmp_path / "log")) as one:
-        words = one._arguments()
+        words = one.command.words()
     told = {name: words[words.index(name) + 1] for name in words if name.endswith(("-size", "-backend"))}
     assert told["--distributed-executor-backend"] == "ray"
     assert (told["--tensor-parallel-size"], told["--pipeline-parallel-size"]) == (str(width), str(stages))
@@ -134,10 +135,10 @@ def test_without_gpus_the_server_stays_on_the_first_node(tmp_path: Path) -> None
 
 
 def test_vllm_is_not_asked_to_span_nodes_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.inference.server.on_cpu", lambda: True)
+    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: True)
     settings = server_settings(on_nodes(with_servers(tmp_path, 8), 2), tmp_path, 64, share=1.0, common_seeds=False)
     with closing(VllmServer(settings, tmp_path / "log")) as one, pytest.raises(UserError, match="without GPUs"):
-        one._arguments()
+        one.command.words()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_each_server_sees_gpus_of_its_own(
     settings = [server_settings(several, tmp_path, 64, share=1.0, common_seeds=False, number=n) for n in range(2)]
     assert [one.gpus for one in settings] == gpus
     with closing(VllmServer(settings[1], tmp_path / "log")) as server:
-        assert server._environment()["CUDA_VISIBLE_DEVICES"] == ",".join(gpus[1])
+        assert server.command.environment()["CUDA_VISIBLE_DEVICES"] == ",".join(gpus[1])
 
 
 def test_the_only_server_of_a_task_sees_what_the_task_sees(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.server import ServerSettings, VllmServer
+from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_control import ServerControl
-from mrt_hpc.recipe.schema import WeightSwap
+from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:

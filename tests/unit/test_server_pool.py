@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.client import Completion
     from mrt_hpc.inference.server import VllmServer
-    from mrt_hpc.recipe.schema import WeightSwap
+    from mrt_hpc.recipe.sections.schedule import WeightSwap
 
 DEADLINE_S = 20.0
 

@@ -21,7 +21,8 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Grading, SmallWorldProblems
+from mrt_hpc.recipe.sections.data import SmallWorldProblems
+from mrt_hpc.recipe.sections.grading import Grading
 from mrt_hpc.roles.benchmarks.stored_parts import StoredParts, grader_of, writing
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.fingerprint import fingerprint_of

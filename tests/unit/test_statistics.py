@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.intervals import (
     clustered_mean,
     mean_interval,
@@ -20,7 +21,6 @@ from mrt_hpc.analysis.intervals import (
     pass_at_k,
     ratio_interval,
     share_interval,
-    summarise_evaluation,
     t_quantile,
     wilson,
 )

@@ -27,7 +27,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.prompts import DEFAULT_SEND_BACK
 from mrt_hpc.recipe.registry import MODES
-from mrt_hpc.recipe.schema import JsonlProblems
+from mrt_hpc.recipe.sections.data import JsonlProblems
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"

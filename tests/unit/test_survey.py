@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 from slurm_texts import USER, RecordedSlurm
 
-from mrt_hpc.launch.slurm.survey import (
-    PartitionFacts,
-    User,
-    parse_nodes,
-    preemption,
-    refusals,
-    seconds_of,
-)
+from mrt_hpc.launch.slurm.admission import refusals
+from mrt_hpc.launch.slurm.cluster_facts import PartitionFacts, User
+from mrt_hpc.launch.slurm.cluster_texts import parse_nodes, seconds_of
+from mrt_hpc.launch.slurm.preemption import preemption
 
 PREEMPT = {"partitions": [("PreemptMode=REQUEUE", "PreemptMode=CANCEL")]}
 

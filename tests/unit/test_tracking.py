@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from wandb.proto.wandb_internal_pb2 import Record
 
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.turns import Turn
+from mrt_hpc.run.turns import Turn, remove_forsaken
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -60,6 +60,25 @@ def test_a_process_that_the_holder_starts_does_not_keep_the_turn(tmp_path: Path)
         turn.pass_on()
         assert other.take()
         child.kill()
+
+
+def test_what_a_killed_process_has_left_is_removed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, held = tmp_path / "left", Turn(tmp_path / "held")
+    left.touch()
+    assert held.take()
+    other_kind = tmp_path / "link"
+    other_kind.symlink_to(left)
+    remove_forsaken([left, tmp_path / "held", other_kind, tmp_path / "gone"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["held", "link"]
+    held.pass_on()
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    remove_forsaken([tmp_path / "held"])
+    assert (tmp_path / "held").exists(), "it belongs to another user"
+    monkeypatch.undo()
+    remove_forsaken([tmp_path / "held"])
+    assert not (tmp_path / "held").exists()
 
 
 def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

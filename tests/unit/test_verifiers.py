@@ -24,7 +24,8 @@ from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
-from mrt_hpc.recipe.schema import Grading, JsonlProblems
+from mrt_hpc.recipe.sections.data import JsonlProblems
+from mrt_hpc.recipe.sections.grading import Grading
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.waiting import wait_until
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis import plots
 from mrt_hpc.analysis.estimates import majority_estimates, mean_of, pass_estimates
 from mrt_hpc.analysis.measures import Phase
+from mrt_hpc.analysis.number_formats import number
 from mrt_hpc.analysis.page.content import Column, Plot, Table
 from mrt_hpc.analysis.plots import PhaseTimes, Series
-from mrt_hpc.analysis.render import LEAST_ITERATIONS, number, progress_stages, series_of
+from mrt_hpc.analysis.report_figures import LEAST_ITERATIONS, progress_stages, series_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis import plots
 from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS
 from mrt_hpc.analysis.estimates import majority_estimates
+from mrt_hpc.analysis.number_formats import count, share_text
 from mrt_hpc.analysis.page.content import Column, Table
 from mrt_hpc.analysis.page.figures import labelled, plotted
 from mrt_hpc.analysis.page.side_by_side import last_by_benchmark
 from mrt_hpc.analysis.plots import Series
-from mrt_hpc.analysis.render import count, series_of, share_text
+from mrt_hpc.analysis.report_figures import series_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.estimates import accuracy_of
 from mrt_hpc.analysis.intervals import mean_paired_difference
+from mrt_hpc.analysis.number_formats import DASH, interval, share_text
 from mrt_hpc.analysis.page.content import Column, Table
-from mrt_hpc.analysis.render import DASH, interval, share_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

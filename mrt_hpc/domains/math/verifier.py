@@ -8,7 +8,7 @@ from mrt_hpc.domains.base import Judgement, Verifier
 from mrt_hpc.domains.math.slow_forms import may_take_long
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.schema import Grading
+    from mrt_hpc.recipe.sections.grading import Grading
 
 
 class MathVerifier(Verifier):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.domains.small_world.equations import inspect_trace
-from mrt_hpc.recipe.schema import Problems, SmallWorldProblems
+from mrt_hpc.recipe.sections.data import Problems, SmallWorldProblems
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import cache_of, is_hub_name
-from mrt_hpc.recipe.schema import HuggingFaceModel
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.run.prompt_files import prompt_files
 
 if TYPE_CHECKING:

@@ -1,194 +1,25 @@
-"""Proposes a site profile for a cluster: each value with the reason for it, and the questions that the cluster leaves
-open.
-"""
+"""Proposes a site profile for a cluster: each value with the reason for it."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from dataclasses import dataclass, replace
-from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-
+from mrt_hpc.launch.slurm.choices import accounts_of, cpu_partitions, gpu_partitions, gpu_types
+from mrt_hpc.launch.slurm.preemption import preemption
+from mrt_hpc.launch.slurm.profile_text import Entry
 from mrt_hpc.launch.slurm.site import GpuRequest
-from mrt_hpc.launch.slurm.survey import (
-    CONFIG,
-    NODES,
-    PARTITIONS,
-    QOS,
-    associations_command,
-    preemption,
-    refusals,
-)
+from mrt_hpc.launch.slurm.survey import CONFIG, NODES, PARTITIONS, QOS, associations_command
+from mrt_hpc.launch.slurm.user_limits import submit_limits, time_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mrt_hpc.launch.login_node import LoginNode
-    from mrt_hpc.launch.slurm.survey import PartitionFacts, Qos, Survey
+    from mrt_hpc.launch.slurm.cluster_facts import PartitionFacts, Survey
+    from mrt_hpc.launch.slurm.questions import Wishes
 
-FOR_TESTS = re.compile(r"debug|test|interactive|short|devel", re.IGNORECASE)
-"""Names of partitions that are meant for short trials."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user has said; None for what is left to the proposal."""
-
-    name: str
-    account: str | None = None
-    partition: str | None = None
-    gpu_partition: str | None = None
-    qos: str | None = None
-    gpu_type: str | None = None
-    python: str | None = None
-    image: str | None = None
-    scratch: str | None = None
-    setup: tuple[str, ...] = ()
-
-    def with_answer(self, question: Question, answer: str) -> Wishes:
-        """The wishes with the answer to a question."""
-        changes: dict[str, Any] = {question.wish: answer}
-        return replace(self, **changes)
-
-
-@dataclass(frozen=True)
-class Question:
-    """What the cluster leaves open."""
-
-    wish: str
-    """The field of :class:`Wishes` that the answer fills; the option of ``mrt-hpc init`` has the same name."""
-    text: str
-    choices: tuple[str, ...] = ()
-    """The possible answers, the proposed one first; none if the answer is free."""
-
-    @property
-    def option(self) -> str:
-        """The option that answers it."""
-        return "--" + self.wish.replace("_", "-")
-
-    @property
-    def proposed(self) -> str | None:
-        """The answer that is taken if none is given."""
-        return self.choices[0] if self.choices else None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One value of the profile."""
-
-    field: str
-    """The path of the field, as in ``partitions.gpu``."""
-    value: Any
-    reason: str
-    """Where the value is from; for a value that is left at its default, why."""
-
-
-def open_questions(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Question]:
-    """The questions that the wishes do not answer; an answer to the first may change the others."""
-    return [one for one in _questions(survey, node, wishes) if getattr(wishes, one.wish) is None]
-
-
-def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Question]:
-    """The questions that are open as far as the earlier ones are answered."""
-    accounts = accounts_of(survey)
-    if len(accounts) > 1:
-        yield Question("account", "The account that jobs are charged to", tuple(accounts))
-    if survey.partitions is None:
-        yield Question("partition", "The partition of jobs without GPUs")
-        yield Question("gpu_partition", "The partition of jobs with GPUs")
-    for wish, names in (
-        ("partition", cpu_partitions(survey, wishes)),
-        ("gpu_partition", gpu_partitions(survey, wishes)),
-    ):
-        if len(names) > 1:
-            what = "with" if wish == "gpu_partition" else "without"
-            yield Question(wish, f"The partition of jobs {what} GPUs", tuple(names))
-    kinds = _gpu_types(survey, wishes)
-    if len(kinds) > 1:
-        yield Question("gpu_type", "The GPU type that jobs ask for", tuple(kinds))
-    if len(options := _qos_choices(survey, wishes)) > 1:
-        yield Question("qos", "The QOS of jobs: this account has no default", tuple(options))
-    if node.missing_packages and wishes.image is None:
-        without = ", ".join(node.missing_packages)
-        yield Question(
-            "python",
-            f"The Python of the compute nodes, as {node.python} has no {without}: `env/setup cuda` of a checkout on "
-            "the shared filesystem makes one, .venv/bin/python. For tasks in an image, made by "
-            "`mrt-hpc container build cuda IMAGE.sif`, leave it out and add --image IMAGE.sif",
-        )
-
-
-def with_proposals(survey: Survey, node: LoginNode, wishes: Wishes) -> Wishes:
-    """The wishes, with the proposed answer to each question that has one."""
-    for question in open_questions(survey, node, wishes):
-        if question.proposed is not None:
-            return with_proposals(survey, node, wishes.with_answer(question, question.proposed))
-    return wishes
-
-
-def accounts_of(survey: Survey) -> list[str]:
-    """The user's accounts, the default one first."""
-    names = dict.fromkeys(one.account for one in survey.associations or ())
-    return sorted(names, key=lambda name: name != survey.default_account)
-
-
-def _admitted(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
-    """The partitions that start jobs of this user."""
-    accounts = [wishes.account] if wishes.account else accounts_of(survey)
-    return [
-        partition
-        for partition in (survey.partitions or {}).values()
-        if partition.state == "UP" and not refusals(partition, survey.user, accounts, wishes.qos)
-    ]
-
-
-def cpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
-    """Partitions for jobs without GPUs, the best first: the default one, and those without GPUs and preemption."""
-
-    def rank(partition: PartitionFacts) -> tuple[object, ...]:
-        tests = FOR_TESTS.search(partition.name) is not None
-        return (not partition.is_default, tests, _is_preempted(survey, partition, wishes), partition.gpu_nodes > 0)
-
-    return [partition.name for partition in sorted(_admitted(survey, wishes), key=rank)]
-
-
-def gpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
-    """Partitions with GPUs, the best first: not for tests, not preempted, not the default one, with many nodes."""
-
-    def rank(partition: PartitionFacts) -> tuple[object, ...]:
-        tests = FOR_TESTS.search(partition.name) is not None
-        preempted = _is_preempted(survey, partition, wishes)
-        return (tests, preempted, partition.is_default, -partition.gpu_nodes)
-
-    return [partition.name for partition in sorted(_admitted(survey, wishes), key=rank) if partition.gpu_nodes]
-
-
-def _is_preempted(survey: Survey, partition: PartitionFacts, wishes: Wishes) -> bool:
-    found = preemption(survey, partition, survey.qos_of(wishes.account, wishes.qos))
-    return found is not None and found.mode != "OFF"
-
-
-def _gpu_types(survey: Survey, wishes: Wishes) -> list[str]:
-    """The types of the GPUs in the chosen partition, of which most nodes have the first."""
-    partition = survey.partition(wishes.gpu_partition or next(iter(gpu_partitions(survey, wishes)), ""))
-    counts: dict[str, int] = {}
-    for node in () if partition is None else partition.nodes:
-        for kind in filter(None, node.gpus):
-            counts[kind] = counts.get(kind, 0) + node.count
-    return sorted(counts, key=lambda kind: -counts[kind])
-
-
-def _qos_choices(survey: Survey, wishes: Wishes) -> list[str]:
-    """The QOS to choose from, where an account has neither a default nor the QOS normal."""
-    found = survey.associations_of(wishes.account)
-    if any(one.default_qos or "normal" in one.qos or len(one.qos) < 2 for one in found):
-        return []
-    return list(dict.fromkeys(name for one in found for name in one.qos))
 
 
 def entries(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Entry]:
@@ -204,7 +35,7 @@ def entries(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Entry]:
         Entry("name", wishes.name, "the name for --site"),
         _account(survey, wishes),
         _qos(survey, wishes),
-        *_partitions(survey, wishes),
+        *parse_partitions(survey, wishes),
         *_gpus(survey, wishes),
         _memory(survey),
         _array_size(survey),
@@ -245,7 +76,7 @@ def _unknown(survey: Survey, command: Sequence[str], otherwise: str) -> str:
     return f"not seen: {why}" if why else otherwise
 
 
-def _partitions(survey: Survey, wishes: Wishes) -> Iterator[Entry]:
+def parse_partitions(survey: Survey, wishes: Wishes) -> Iterator[Entry]:
     chosen = (
         ("partitions.cpu", wishes.partition, cpu_partitions),
         ("partitions.gpu", wishes.gpu_partition, gpu_partitions),
@@ -286,7 +117,7 @@ def _chosen(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
 
 
 def _gpus(survey: Survey, wishes: Wishes) -> Iterator[Entry]:
-    kinds = _gpu_types(survey, wishes)
+    kinds = gpu_types(survey, wishes)
     with_gpus = [one for one in _chosen(survey, wishes) if one.gpu_nodes]
     if with_gpus or survey.partitions is None:
         reason = f"sinfo: nodes of {with_gpus[-1].name} have GRES gpu" if with_gpus else "not seen: the usual way"
@@ -327,56 +158,12 @@ def _submit_jobs(survey: Survey, wishes: Wishes) -> Entry:
     return Entry("max_submit_jobs", None, _unknown(survey, CONFIG, "no limit is set"))
 
 
-def submit_limits(
-    survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
-) -> list[tuple[int, str]]:
-    """The limits on the jobs and array tasks that a user may have queued, each with its source."""
-    found = [
-        (one.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {one.account}")
-        for one in survey.associations_of(account)
-        if one.max_submit_jobs is not None
-    ]
-    found += [
-        (level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}")
-        for level in _levels(survey, partitions, account, qos)
-        if level.max_submit_jobs is not None
-    ]
-    if survey.settings is not None and survey.settings.max_job_count is not None:
-        found.append((survey.settings.max_job_count, "scontrol show config: MaxJobCount, of all users together"))
-    return found
-
-
 def _time(survey: Survey, wishes: Wishes) -> Entry:
     limits = time_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
     if limits:
         minutes, source = min(limits)
         return Entry("max_time_minutes", minutes, source)
     return Entry("max_time_minutes", None, _unknown(survey, PARTITIONS, "no limit is set"))
-
-
-def time_limits(
-    survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
-) -> list[tuple[int, str]]:
-    """The limits on the time limit of a job, minutes, each with its source."""
-    found = [
-        (one.max_minutes, f"scontrol show partition: MaxTime of {one.name}")
-        for one in partitions
-        if one.max_minutes is not None
-    ]
-    found += [
-        (level.max_minutes, f"sacctmgr show qos: MaxWall of {level.name}")
-        for level in _levels(survey, partitions, account, qos)
-        if level.max_minutes is not None
-    ]
-    walls = [(one.max_minutes, one.account) for one in survey.associations_of(account) if one.max_minutes is not None]
-    return [*found, *((minutes, f"sacctmgr show associations: MaxWall of {name}") for minutes, name in walls)]
-
-
-def _levels(survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None) -> list[Qos]:
-    """Every QOS whose limits hold for a job: its own and those of its partitions."""
-    of_partitions = [(survey.qos or {}).get(partition.qos or "") for partition in partitions]
-    found = [level for level in (survey.qos_of(account, qos), *of_partitions) if level is not None]
-    return list({level.name: level for level in found}.values())
 
 
 def _notice(survey: Survey, wishes: Wishes) -> Entry:
@@ -443,39 +230,3 @@ def _scratch(wishes: Wishes) -> Entry:
     if wishes.scratch is not None:
         return Entry("scratch", wishes.scratch, "a folder on each node")
     return Entry("scratch", None, "each node's TMPDIR, or /tmp; mrt-hpc doctor --on-node shows its free space")
-
-
-def profile_text(proposed: Sequence[Entry], head: Sequence[str]) -> str:
-    """The profile as YAML, with the reason beside each value.
-
-    Args:
-        proposed: all values.
-        head: comment lines at the top, without their ``#``.
-    """
-    tree = CommentedMap()
-    for entry in proposed:
-        *parents, key = entry.field.split(".")
-        place = tree
-        for parent in parents:
-            place = place.setdefault(parent, CommentedMap())
-        place[key] = _flow(entry.value)
-        if entry.reason:
-            place.yaml_add_eol_comment(entry.reason, key, column=0)
-    yaml = YAML()
-    yaml.width = 10_000  # a value stays on one line with its reason
-    yaml.representer.add_representer(type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null"))
-    stream = StringIO()
-    yaml.dump(tree, stream)
-    return "".join(f"# {line}\n" for line in head) + stream.getvalue()
-
-
-def _flow(value: Any) -> Any:
-    """A list or a mapping on one line."""
-    if isinstance(value, list):
-        whole: Any = CommentedSeq(value)
-    elif isinstance(value, dict):
-        whole = CommentedMap(value)
-    else:
-        return value
-    whole.fa.set_flow_style()
-    return whole

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.slurm.proposal import entries, profile_text
+from mrt_hpc.launch.slurm.profile_text import profile_text
+from mrt_hpc.launch.slurm.proposal import entries
 from mrt_hpc.recipe.base import NAME, PATTERNS
 from mrt_hpc.recipe.find import SITES, folders
 from mrt_hpc.recipe.load import load_site
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.launch.login_node import LoginNode
-    from mrt_hpc.launch.slurm.proposal import Wishes
-    from mrt_hpc.launch.slurm.survey import Survey
+    from mrt_hpc.launch.slurm.cluster_facts import Survey
+    from mrt_hpc.launch.slurm.questions import Wishes
 
 
 def site_name(given: str | None, survey: Survey) -> str:

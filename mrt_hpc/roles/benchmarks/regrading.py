@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from mrt_hpc.provers.prover_session import ProverSession
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.prover import ProverSettings
-    from mrt_hpc.recipe.schema import Benchmark, Grading, ProblemSource, Prompt
+    from mrt_hpc.recipe.sections.data import ProblemSource
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
+    from mrt_hpc.recipe.sections.grading import Grading
+    from mrt_hpc.recipe.sections.prompt import Prompt
 
 
 class NoServer:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.plan.jobs import EvaluationUnit
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark
+    from mrt_hpc.recipe.sections.evaluation import Benchmark
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.weights import Weights

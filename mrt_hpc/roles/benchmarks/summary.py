@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mrt_hpc.analysis.curves import valued_traces
-from mrt_hpc.analysis.intervals import summarise_evaluation
+from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.mrt.regret import regret_by_problem
 from mrt_hpc.run.data import read_problems
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.analysis.measures import EvaluationSummary
     from mrt_hpc.recipe.evaluation_recipe import Experiment
-    from mrt_hpc.recipe.schema import Benchmark, Evaluation
+    from mrt_hpc.recipe.sections.evaluation import Benchmark, Evaluation
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.run.records import Rollout

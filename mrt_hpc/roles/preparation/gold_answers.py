@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.datasets.answers import unreadable_answers
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.roles.preparation.prompt_lengths import problem_files
-from mrt_hpc.roles.sampling.serving import grader_pool
+from mrt_hpc.roles.sampling.grader_processes import grader_pool
 from mrt_hpc.run.data import read_problems
 
 if TYPE_CHECKING:

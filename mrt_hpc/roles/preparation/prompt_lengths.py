@@ -18,7 +18,9 @@ from mrt_hpc.run.data import left_out_file, read_problems, write_problems
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mrt_hpc.recipe.schema import LongPrompts, ProblemSource, Prompt
+    from mrt_hpc.recipe.sections.data import ProblemSource
+    from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.recipe.sections.sampling import LongPrompts
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.records import Problem
 

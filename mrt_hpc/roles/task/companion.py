@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.turns import Turn
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.turns import Turn, remove_forsaken
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
 COMPANION_LOG = "inference"
 """What the name of its log says of it."""
+TURN = ".turn"
+"""The end of the name of a file of turns."""
 END_DEADLINE_S = 20.0
 """Seconds for the companion to end its server after SIGTERM, before it is killed."""
 STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)
@@ -28,7 +31,23 @@ STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 def turn_of(task: Task) -> Turn:
     """The turn on the GPUs of a colocated task. The file is on a disk of the node, and new for every attempt."""
-    return Turn(Path(tempfile.gettempdir()) / f"mrt-hpc-{task.holder.task_digest}.{task.attempt}.turn")
+    return Turn(_turns_folder() / f"{_turns_of(task)}.{task.attempt}{TURN}")
+
+
+def remove_earlier_turns(task: Task) -> None:
+    """Remove what earlier attempts of a task that were killed have left of their turns on this node."""
+    mine = turn_of(task).path
+    found = list_directory(_turns_folder(), f"{_turns_of(task)}.*{TURN}")
+    remove_forsaken(path for path in found if path != mine)
+
+
+def _turns_folder() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def _turns_of(task: Task) -> str:
+    """The beginning of the names of the files of a task's turns."""
+    return f"mrt-hpc-{task.holder.task_digest}"
 
 
 @dataclass(frozen=True)

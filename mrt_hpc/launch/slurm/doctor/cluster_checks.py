@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from math import inf
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.launch.slurm.cluster_limits import beyond
-from mrt_hpc.launch.slurm.doctor.findings import Result, doubtful, evidence_of, fails, not_checked, ok
-from mrt_hpc.launch.slurm.proposal import submit_limits, time_limits
+from mrt_hpc.errors import nearest
+from mrt_hpc.launch.slurm.admission import refusals
+from mrt_hpc.launch.slurm.cluster_facts import OLDEST_VERSION
+from mrt_hpc.launch.slurm.doctor.findings import ADMINISTRATORS, Result, doubtful, fails, not_checked, ok, or_null
 from mrt_hpc.launch.slurm.site import GpuRequest, unknown_options
-from mrt_hpc.launch.slurm.survey import (
-    CONFIG,
-    OLDEST_VERSION,
-    PARTITIONS,
-    QOS,
-    VERSION,
-    associations_command,
-    refusals,
-)
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.expected import late_checkpoint
-from mrt_hpc.plan.throughput import throughput
+from mrt_hpc.launch.slurm.survey import CONFIG, PARTITIONS, QOS, VERSION, associations_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mrt_hpc.launch.slurm.cluster_facts import Survey
     from mrt_hpc.launch.slurm.doctor.situation import Situation
     from mrt_hpc.launch.slurm.site import SlurmSite
-    from mrt_hpc.launch.slurm.survey import NodeKind, PartitionFacts, Preemption, Survey
-    from mrt_hpc.plan.jobs import Job
-
-ADMINISTRATORS = "ask the administrators of the cluster"
-MIB_PER_GIB = 1024
 
 
 def slurm_commands(situation: Situation) -> Iterator[Result]:
     """Slurm's commands are here, they answer, and Slurm is new enough."""
-    if (found := _known(situation)) is None:
+    if (found := situation.known_cluster) is None:
         return
     _, cluster = found
     oldest = ".".join(map(str, OLDEST_VERSION))
@@ -62,94 +46,9 @@ def options_of_sbatch(situation: Situation) -> Iterator[Result]:
             yield doubtful(sentence, "correct `sbatch` in the site profile")
 
 
-def plan_fits(situation: Situation) -> Iterator[Result]:
-    """The plan of the recipe fits the limits of the profile and of the cluster."""
-    if situation.recipe is None:
-        return
-    try:
-        plan = compile_plan(situation.recipe, situation.site)
-    except UserError as error:
-        yield fails(f"mrt-hpc plan: {evidence_of(error)}", error.advice or "change the recipe")
-        return
-    site, cluster = situation.slurm, situation.cluster
-    refused = [] if site is None or cluster is None else beyond(plan, site, cluster.limits)
-    for sentence in refused:
-        said, _, change = sentence.partition(": set ")
-        yield fails(said, f"set {change}, in the site profile or the recipe; `mrt-hpc plan` then says what fits")
-    if not refused:
-        yield ok(f"mrt-hpc plan: {len(plan.jobs)} jobs with {plan.tasks} array tasks are within the limits")
-
-
-def array_size(situation: Situation) -> Iterator[Result]:
-    """``max_array_size`` of the profile is not above MaxArraySize."""
-    found = _known(situation)
-    size = None if found is None or found[1].settings is None else found[1].settings.max_array_size
-    if found is None or size is None:
-        return
-    stated = found[0].max_array_size
-    said = f"scontrol show config: MaxArraySize = {size}; site profile: max_array_size: {stated}"
-    if size < 1:
-        yield fails(f"{said}; this cluster takes no arrays", ADMINISTRATORS)
-    elif stated > size:
-        yield fails(f"{said}; larger arrays are refused", f"set max_array_size: {size} in the site profile")
-    else:
-        yield ok(said)
-
-
-def queued_jobs(situation: Situation) -> Iterator[Result]:
-    """``max_submit_jobs`` of the profile is not above the limits of association, QOS and cluster."""
-    if (found := _known(situation)) is None:
-        return
-    site, cluster = found
-    chosen = [one for kind in situation.kinds for one in situation.partitions(kind)]
-    limits = submit_limits(cluster, chosen, site.account, site.qos)
-    if not limits:
-        return
-    most, source = min(limits)
-    said = f"{source} = {most}; site profile: max_submit_jobs: {_null(site.max_submit_jobs)}"
-    tasks = situation.plan.tasks if situation.plan else None
-    remedy = f"set max_submit_jobs: {most} in the site profile; `mrt-hpc plan` then names a schedule that fits"
-    is_stated = site.max_submit_jobs is not None and site.max_submit_jobs <= most
-    if tasks is not None and tasks > most and not is_stated:  # else `plan_fits` names a schedule that fits
-        yield fails(f"the plan has {tasks} array tasks; {said}", remedy)
-    elif site.max_submit_jobs is not None and site.max_submit_jobs > most:
-        yield fails(f"{said}; plans between the two are refused", remedy)
-    elif site.max_submit_jobs is None and tasks is None:
-        yield doubtful(said, remedy)
-    else:
-        yield ok(said)
-
-
-def _null(value: object) -> object:
-    return "null" if value is None else value
-
-
-def time_limit(situation: Situation) -> Iterator[Result]:
-    """The time limits of the jobs are within those of QOS and association; `plan_fits` looks at partitions."""
-    if (found := _known(situation)) is None:
-        return
-    site, cluster = found
-    for kind in situation.kinds:
-        longest = sorted(situation.partitions(kind), key=lambda one: -(one.max_minutes or inf))[:1]
-        limits = time_limits(cluster, longest, site.account, site.qos)
-        if not limits:
-            continue
-        most, source = min(limits)
-        asked = max((job.resources.time_limit_minutes for job in situation.jobs(kind)), default=site.max_time_minutes)
-        said = f"{source} = {most} minutes"
-        remedy = f"set max_time_minutes: {most} in the site profile, and resources.*.time_limit_minutes of the recipe"
-        if asked is not None and asked > most:
-            whose = "a job of the recipe asks for" if situation.plan else "site profile: max_time_minutes:"
-            yield fails(f"{said}; {whose} {asked}", f"{remedy} to that or less", about=f"of {kind} jobs")
-        elif asked is None:
-            yield doubtful(f"{said}; site profile: max_time_minutes: null", remedy, about=f"of {kind} jobs")
-        else:
-            yield ok(f"{said}; at most {asked} asked for", about=f"of {kind} jobs")
-
-
 def partitions(situation: Situation) -> Iterator[Result]:
     """The partitions of the profile exist, are up, and admit this user."""
-    if (found := _known(situation)) is None:
+    if (found := situation.known_cluster) is None:
         return
     site, cluster = found
     if cluster.partitions is None:
@@ -198,7 +97,7 @@ def _partition(site: SlurmSite, cluster: Survey, kind: str, name: str | None) ->
 
 def account(situation: Situation) -> Iterator[Result]:
     """The account of the profile is one of the user's."""
-    if (found := _known(situation)) is None:
+    if (found := situation.known_cluster) is None:
         return
     site, cluster = found
     command = associations_command(cluster.user.name)
@@ -230,7 +129,7 @@ def account(situation: Situation) -> Iterator[Result]:
 
 def quality_of_service(situation: Situation) -> Iterator[Result]:
     """The QOS of the profile exists, and the account has it."""
-    if (found := _known(situation)) is None or found[0].qos is None:
+    if (found := situation.known_cluster) is None or found[0].qos is None:
         return
     site, cluster = found
     if cluster.qos is None or cluster.associations is None:
@@ -250,7 +149,7 @@ def quality_of_service(situation: Situation) -> Iterator[Result]:
 
 def gpus(situation: Situation) -> Iterator[Result]:
     """The partition of GPU jobs has GPUs of the type that the profile asks for."""
-    found = _known(situation)
+    found = situation.known_cluster
     if found is None or "gpu" not in situation.kinds:
         return
     site, _ = found
@@ -274,143 +173,4 @@ def gpus(situation: Situation) -> Iterator[Result]:
             remedy = f"set gpu_type to one of {', '.join(kinds)} in the site profile, so that all tasks are alike"
             yield doubtful(f"{said}; site profile: gpu_type: null", remedy, about=about)
         else:
-            yield ok(f"{said}; site profile: gpu_type: {_null(site.gpu_type)}", about=about)
-
-
-def node_size(situation: Situation) -> Iterator[Result]:
-    """Some node of the partition is as large as each job asks for."""
-    if (found := _known(situation)) is None:
-        return
-    for kind in situation.kinds:
-        nodes = [node for partition in situation.partitions(kind) for node in partition.nodes]
-        if not nodes:
-            continue
-        too_large = [job for job in situation.jobs(kind) if not any(_holds(node, job, found[0]) for node in nodes)]
-        names = ",".join(one.name for one in situation.partitions(kind))
-        for job in list({job.role: job for job in too_large}.values()):
-            yield fails(
-                f"sinfo: no node of {names} has {_asked(job, found[0])}, which job {job.name} asks for on each node",
-                f"lower resources.{job.role.section} of the recipe (gpus, cpus, memory_gib, or fewer ranks a node), or "
-                f"choose another partition as partitions.{kind}",
-                about=f"for {job.role}",
-            )
-        if situation.jobs(kind) and not too_large:
-            yield ok(f"sinfo: nodes of {names} hold every job of the recipe", about=f"for {kind} jobs")
-
-
-def _holds(node: NodeKind, job: Job, site: SlurmSite) -> bool:
-    wanted = job.resources
-    own = {site.gpu_type} if site.gpu_type else set(node.gpus)
-    available = sum(count for kind, count in node.gpus.items() if kind in own)
-    return (
-        (site.gpu_request is GpuRequest.NONE or available >= wanted.gpus_per_rank * wanted.ranks_per_node)
-        and node.cpus >= wanted.cpus_per_rank * wanted.ranks_per_node
-        and (not site.memory_request or node.memory_mib >= wanted.memory_gib_per_node * MIB_PER_GIB)
-    )
-
-
-def _asked(job: Job, site: SlurmSite) -> str:
-    wanted = job.resources
-    gpus = wanted.gpus_per_rank * wanted.ranks_per_node
-    kind = f" of type {site.gpu_type}" if site.gpu_type else ""
-    return (
-        f"{f'{gpus} GPU(s){kind}, ' if gpus else ''}{wanted.cpus_per_rank * wanted.ranks_per_node} cores and "
-        f"{wanted.memory_gib_per_node:g} GiB"
-    )
-
-
-def preempted_jobs(situation: Situation) -> Iterator[Result]:
-    """What a preemption does to the run."""
-    if (found := _known(situation)) is None:
-        return
-    seen = {one.name: one for kind in situation.kinds for one in situation.partitions(kind)}
-    for partition in seen.values():
-        if (what := situation.preemption(partition)) is not None:
-            yield _preempted(situation, partition, what)
-    if seen and found[1].settings is None:
-        yield not_checked(found[1].why_not(CONFIG) or "scontrol show config gave no answer")
-
-
-def _preempted(situation: Situation, partition: PartitionFacts, what: Preemption) -> Result:
-    about, said = f"in partition {partition.name}", f"{what.source} (scontrol show config and partition)"
-    if what.mode == "OFF":
-        return ok(f"{said}: jobs are not preempted", about=about)
-    if what.mode == "CANCEL":
-        return doubtful(
-            f"{said}: a preempted task gets SIGTERM, is killed {what.notice_s} s later and is not queued again",
-            "type the same `mrt-hpc submit` after a preemption: nothing that is finished is lost; or choose a "
-            "partition or QOS whose PreemptMode is REQUEUE",
-            about=about,
-        )
-    if what.mode != "REQUEUE":
-        return doubtful(
-            f"{said}: a preempted task is suspended; its reservations expire and other tasks take over its work",
-            "choose a partition or QOS whose PreemptMode is REQUEUE or OFF",
-            about=about,
-        )
-    told = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_before(situation)}"
-    if (late := _late(situation, what)) is not None:
-        return doubtful(f"{told}; {late}", "--set training.checkpoint_every=1", about=about)
-    return ok(told, about=about)
-
-
-def _before(situation: Situation) -> str:
-    settings = situation.cluster.settings if situation.cluster else None
-    if settings is None:
-        return ""
-    exempt = f"; it is not preempted in its first {settings.exempt_s} s" if settings.exempt_s else ""
-    sent = "; the job's own --signal is sent as well" if settings.sends_user_signal else ""
-    return exempt + sent
-
-
-def _late(situation: Situation, what: Preemption) -> str | None:
-    """A warning where a checkpoint takes longer than a preempted trainer has."""
-    if situation.recipe is None or situation.slurm is None:
-        return None
-    rates = throughput(situation.recipe, situation.slurm)
-    site = situation.slurm.model_copy(update={"preemption_notice_s": what.notice_s})
-    return None if rates is None else late_checkpoint(situation.recipe, site, rates)
-
-
-def notice_of_profile(situation: Situation) -> Iterator[Result]:
-    """``preemption_notice_s`` of the profile is what the cluster gives."""
-    if (found := _known(situation)) is None:
-        return
-    stated = found[0].preemption_notice_s
-    seen = [
-        what for kind in situation.kinds for one in situation.partitions(kind) if (what := situation.preemption(one))
-    ]
-    given = min((what.notice_s for what in seen if what.mode != "OFF"), default=None)
-    if given is None or stated == given:
-        return
-    said = f"GraceTime and KillWait together are {given} s; site profile: preemption_notice_s: {_null(stated)}"
-    yield doubtful(said, f"set preemption_notice_s: {given} in the site profile")
-
-
-def requeue(situation: Situation) -> Iterator[Result]:
-    """Slurm queues a task again after a preemption or the loss of a node."""
-    if (found := _known(situation)) is None or (settings := found[1].settings) is None or settings.requeues is None:
-        return
-    said = f"scontrol show config: JobRequeue = {int(settings.requeues)}"
-    if settings.requeues:
-        yield ok(said)
-    else:
-        yield ok(f"{said}: jobs are queued again only if they ask for it, and every job of a run asks (--requeue)")
-
-
-def accounting(situation: Situation) -> Iterator[Result]:
-    """Whether a database remembers ended jobs."""
-    if (found := _known(situation)) is None or (settings := found[1].settings) is None:
-        return
-    said = f"scontrol show config: AccountingStorageType = {settings.accounting}"
-    if settings.has_accounting:
-        yield ok(said)
-    else:
-        yield ok(f"{said}: there is no sacct; the state of ended tasks comes from the run directory")
-
-
-def _known(situation: Situation) -> tuple[SlurmSite, Survey] | None:
-    """The profile and the survey of a Slurm cluster; None for another kind of site."""
-    if situation.slurm is None or situation.cluster is None:
-        return None
-    return situation.slurm, situation.cluster
+            yield ok(f"{said}; site profile: gpu_type: {or_null(site.gpu_type)}", about=about)

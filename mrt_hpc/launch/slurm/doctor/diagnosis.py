@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mrt_hpc.launch.slurm.doctor import cluster_checks, input_checks, machine_checks, node_checks, place_checks
+from mrt_hpc.launch.slurm.doctor import (
+    cluster_checks,
+    input_checks,
+    limit_checks,
+    machine_checks,
+    node_checks,
+    place_checks,
+    preemption_checks,
+)
 from mrt_hpc.launch.slurm.doctor.findings import Check, Verdict
 
 if TYPE_CHECKING:
@@ -15,20 +23,20 @@ if TYPE_CHECKING:
 
 CHECKS = (
     Check("Slurm", cluster_checks.slurm_commands),
-    Check("accounting", cluster_checks.accounting),
+    Check("accounting", preemption_checks.accounting),
     Check("account", cluster_checks.account),
     Check("QOS", cluster_checks.quality_of_service),
     Check("partition", cluster_checks.partitions),
     Check("GPUs", cluster_checks.gpus),
-    Check("node size", cluster_checks.node_size),
-    Check("array size", cluster_checks.array_size),
-    Check("queued jobs", cluster_checks.queued_jobs),
-    Check("time limit", cluster_checks.time_limit),
-    Check("preemption", cluster_checks.preempted_jobs),
-    Check("preemption notice", cluster_checks.notice_of_profile),
-    Check("requeue", cluster_checks.requeue),
+    Check("node size", limit_checks.node_size),
+    Check("array size", limit_checks.array_size),
+    Check("queued jobs", limit_checks.queued_jobs),
+    Check("time limit", limit_checks.time_limit),
+    Check("preemption", preemption_checks.preempted_jobs),
+    Check("preemption notice", preemption_checks.notice_of_profile),
+    Check("requeue", preemption_checks.requeue),
     Check("sbatch options", cluster_checks.options_of_sbatch),
-    Check("plan", cluster_checks.plan_fits),
+    Check("plan", limit_checks.plan_fits),
     Check("model", input_checks.model),
     Check("data", input_checks.data),
     Check("shared inputs", input_checks.inputs_are_shared),

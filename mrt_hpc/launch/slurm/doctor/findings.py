@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from mrt_hpc.launch.slurm.doctor.situation import Situation
 
+ADMINISTRATORS = "ask the administrators of the cluster"
+"""What a check advises where the cluster itself has to be changed."""
+
 
 class Verdict(StrEnum):
     """What a check concludes."""
@@ -100,3 +103,8 @@ def fails(evidence: str, remedy: str, *, about: str = "") -> Result:
 def not_checked(reason: str, remedy: str = "", *, about: str = "") -> Result:
     """The reason why a check was left out."""
     return Result(Verdict.NOT_CHECKED, reason, remedy, about)
+
+
+def or_null(value: object) -> object:
+    """A value of the site profile as it is written there."""
+    return "null" if value is None else value

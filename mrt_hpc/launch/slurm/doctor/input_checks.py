@@ -11,7 +11,8 @@ from mrt_hpc.launch.create import check_model, given_samples, problems_of, refus
 from mrt_hpc.launch.filesystems import filesystem
 from mrt_hpc.launch.slurm.containers import folders_read
 from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, ok
-from mrt_hpc.recipe.schema import HuggingFaceModel, JsonlProblems, SmallWorldProblems
+from mrt_hpc.recipe.sections.data import JsonlProblems, SmallWorldProblems
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

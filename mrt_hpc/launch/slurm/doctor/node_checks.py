@@ -11,9 +11,9 @@ from mrt_hpc.launch.gpus import verdict, view_of
 from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
 from mrt_hpc.launch.slurm.doctor.machine_checks import limit_results
 from mrt_hpc.launch.slurm.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS
-from mrt_hpc.launch.slurm.doctor.place_checks import CLOCK_S, OTHER_PLACE
-from mrt_hpc.plan.jobs import JobResources
-from mrt_hpc.recipe.schema import Resilience
+from mrt_hpc.launch.slurm.doctor.place_checks import CLOCK_S, OTHER_PLACE, models_on_node_bytes
+from mrt_hpc.plan.jobs import JobResources, Role
+from mrt_hpc.recipe.sections.resilience import Resilience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,8 @@ def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[Result]:
     yield _signals(facts)
     yield from _operations(facts)
     yield _commands(answer)
-    yield from _temporary(facts)
+    yield _scratch(facts, _models_on_node(situation, answer))
+    yield from _shared_memory(facts)
     yield from (replace(result, about="limits") for result in limit_results(facts.limits))
     yield from _readable(facts)
     if facts.gpu_view is not None or facts.gpu_problem:
@@ -152,16 +153,36 @@ def _commands(answer: NodeAnswer) -> Result:
     return ok("scontrol and squeue are in PATH of the job", about="Slurm's commands")
 
 
-def _temporary(facts: NodeFacts) -> Iterator[Result]:
-    said = f"{facts.temporary} on {facts.node} has {gigabytes(facts.temporary_free_bytes)} free"
+def _models_on_node(situation: Situation, answer: NodeAnswer) -> float:
+    """Bytes of the models that an inference task has on a node of this kind; 0 where the model's size is not known."""
+    samples = any(job.does(Role.INFERENCE) for job in situation.jobs(answer.kind))
+    return (models_on_node_bytes(situation.recipe) or 0.0) if situation.recipe is not None and samples else 0.0
+
+
+def _scratch(facts: NodeFacts, models: float) -> Result:
+    """The folder for temporary files takes sockets, and has room.
+
+    Args:
+        facts: what the node has seen.
+        models: bytes of the models that a task puts together there.
+    """
+    about, needed = "scratch", LEAST_SCRATCH + models
     if facts.temporary_problem:
         remedy = "set scratch in the site profile to a folder of your own on each node"
-        yield fails(f"no socket can be made: {facts.temporary_problem}", remedy, about="scratch")
-    elif facts.temporary_free_bytes < LEAST_SCRATCH:
-        remedy = f"set scratch in the site profile to a folder with {gigabytes(LEAST_SCRATCH)} or more"
-        yield doubtful(said, remedy, about="scratch")
-    else:
-        yield ok(f"{said}, and takes sockets", about="scratch")
+        return fails(f"no socket can be made: {facts.temporary_problem}", remedy, about=about)
+    said = f"{facts.temporary} on {facts.node} has {gigabytes(facts.temporary_free_bytes)} free"
+    remedy = f"set scratch in the site profile to a folder with {gigabytes(needed)} or more"
+    if models:
+        said += f"; the models that an inference task puts together from deltas need {gigabytes(models)}"
+        remedy += ", or --set training.full_weights_every=1"
+    if facts.temporary_free_bytes < models:
+        return fails(said, remedy, about=about)
+    if facts.temporary_free_bytes < needed:
+        return doubtful(said, remedy, about=about)
+    return ok(f"{said}; it takes sockets" if models else f"{said}, and takes sockets", about=about)
+
+
+def _shared_memory(facts: NodeFacts) -> Iterator[Result]:
     if facts.shared_memory_bytes is not None and facts.shared_memory_bytes < LEAST_SHARED_MEMORY:
         yield doubtful(
             f"/dev/shm on {facts.node} has {gigabytes(facts.shared_memory_bytes)} free; NCCL and vLLM use it",

@@ -132,6 +132,19 @@ def _chain(recipe: Recipe, share: float) -> float:
     return 1 + (deltas - 1) * share if deltas else 0
 
 
+def models_on_node_bytes(recipe: Recipe) -> float | None:
+    """Bytes of the models that an inference task has in the folder for temporary files of its node, where it puts
+    weights versions together that are published as deltas; None if the model's size is not known. Up to
+    ``max_staleness + 1`` of them are in use, and one more is being made.
+    """
+    if recipe.training.full_weights_every == 1:
+        return 0.0
+    billions = model_billions(recipe)
+    if billions is None:
+        return None
+    return billions * 1e9 * BYTES[recipe.training.weights_dtype] * (recipe.schedule.max_staleness + 2)
+
+
 def files(situation: Situation) -> Iterator[Result]:
     """There are inodes, and quota of files, for what the recipe writes."""
     found = filesystem(situation.root)

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from mrt_hpc.launch.slurm.preemption import preemption
 from mrt_hpc.launch.slurm.site import SlurmSite
-from mrt_hpc.launch.slurm.survey import preemption, survey
+from mrt_hpc.launch.slurm.survey import survey
 from mrt_hpc.plan.compile import build_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.launch.backend import Site
+    from mrt_hpc.launch.slurm.cluster_facts import PartitionFacts, Qos, Survey
     from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
-    from mrt_hpc.launch.slurm.survey import PartitionFacts, Preemption, Qos, Survey
+    from mrt_hpc.launch.slurm.preemption import Preemption
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.recipe.schema import Recipe
 
@@ -43,6 +45,11 @@ class Situation:
     def slurm(self) -> SlurmSite | None:
         """The profile of a Slurm cluster; None for another kind of site."""
         return self.site if isinstance(self.site, SlurmSite) else None
+
+    @property
+    def known_cluster(self) -> tuple[SlurmSite, Survey] | None:
+        """The profile and the survey of a Slurm cluster; None for another kind of site."""
+        return None if self.slurm is None or self.cluster is None else (self.slurm, self.cluster)
 
     @cached_property
     def plan(self) -> Plan | None:

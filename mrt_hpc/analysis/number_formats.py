@@ -1,0 +1,78 @@
+"""How reports write numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mrt_hpc.analysis.intervals import IntervalEstimate
+
+DASH = "–"
+
+
+def cell(value: object) -> str:
+    """Text that cannot break a table."""
+    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def percent(share: float | None) -> str:
+    """A share as ``28.1 %``."""
+    return DASH if share is None else f"{100 * share:.1f} %"
+
+
+def points(difference: float) -> str:
+    """A difference of shares in percentage points: ``+1.3``."""
+    tenths = round(100 * difference, 1) + 0.0  # no "−0.0"
+    return f"{tenths:+.1f}".replace("-", "−")
+
+
+def share_text(estimate: IntervalEstimate) -> str:
+    """A share with its interval, where it has one: ``28.1 % (20.4 % to 37.3 %)``."""
+    return _with_ends(estimate, percent)
+
+
+def decimal_text(estimate: IntervalEstimate) -> str:
+    """A number of three decimals with its interval, where it has one: ``0.281 (0.204 to 0.373)``."""
+    return _with_ends(estimate, "{:.3f}".format)
+
+
+def _with_ends(estimate: IntervalEstimate, written: Callable[[float], str]) -> str:
+    told = written(estimate.mean)
+    return f"{told} ({written(estimate.low)} to {written(estimate.high)})" if math.isfinite(estimate.low) else told
+
+
+def interval(estimate: IntervalEstimate) -> str:
+    """A difference with its interval in percentage points: ``+1.3 (−0.4 to +3.0)``."""
+    return f"{points(estimate.mean)} ({points(estimate.low)} to {points(estimate.high)})"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, scientific where that is shorter to read."""
+    if value is None:
+        return DASH
+    if not math.isfinite(value):
+        return str(value)
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def count(value: int | None) -> str:
+    """A whole number with separators."""
+    return DASH if value is None else f"{value:,}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in the two largest units that matter: ``3 h 12 min``."""
+    if seconds is None:
+        return DASH
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

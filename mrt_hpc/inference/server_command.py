@@ -1,0 +1,197 @@
+"""The command line and the environment of a vLLM server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+import torch
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
+from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.run.import_path import import_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mrt_hpc.inference.server_settings import ServerSettings
+
+_CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
+"""Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
+(vLLM 0.32 rewinds the offset of the request's generator, and a CPU generator has none)."""
+
+
+def on_cpu() -> bool:
+    """Return whether vLLM will run without an accelerator on this machine."""
+    return not torch.cuda.is_available()
+
+
+def cpu_environment(threads: int | None) -> dict[str, str]:
+    """Return the environment variables with which vLLM computes without an accelerator.
+
+    Its threads are not bound to cores unless the environment says so: bound ones wait for each other, and so for
+    other processes on one of their cores, such as the role whose server it is. Threads that are not bound compute in
+    the process of the engine. vLLM by default gives them a process of their own to bind them there, for which the
+    engine waits in a loop that takes a core from them. Between two operations a thread waits for some microseconds
+    without sleeping; by default OpenMP lets it sleep at once, because the process has more threads than cores.
+
+    Args:
+        threads: the number of threads, at most the cores that this process may use; None for all of these.
+    """
+    cores = len(os.sched_getaffinity(0))
+    binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": binding,
+        "OMP_NUM_THREADS": str(min(threads or cores, cores)),
+        "OMP_WAIT_POLICY": "active",
+        "GOMP_SPINCOUNT": "300000",  # at most some milliseconds; "active" alone means minutes, also in an idle server
+        "TORCHDYNAMO_DISABLE": "1",  # otherwise the first sample needs a C++ compiler, which a node may lack
+    }
+    if binding == "nobind":
+        # vLLM reads this in every process. The server has its engine in another process all the same; with more than
+        # one rank the ranks have processes of their own, too.
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return environment
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """How one start of a server is asked for."""
+
+    settings: ServerSettings
+    model_dir: Path
+    """The directory of the weights that it starts with."""
+    weights_version: int
+    """The version of these weights."""
+    directory: Path
+    """The private directory of its sockets and temporary files."""
+    socket: Path
+    """The Unix socket in this directory at which it listens, unless the settings name another address."""
+    key: str = field(repr=False)
+    """The key that every request needs."""
+
+    def words(self) -> list[str]:
+        """Return the words of the command.
+
+        Raises:
+            UserError: the server would span nodes without GPUs.
+        """
+        return [sys.executable, "-m", "mrt_hpc.inference.server_main", *self._arguments()]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment: that of this process, and what makes the server private, offline and owned."""
+        environment = {
+            **os.environ,
+            **import_path(),
+            OWNER_VARIABLE: str(os.getpid()),
+            DIRECTORY_VARIABLE: str(self.directory),
+            FIRST_VERSION_VARIABLE: str(self.weights_version),
+            SERVED_VARIABLE: msgspec.json.encode(self._served()).decode(),
+            "VLLM_API_KEY": self.key,
+            "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
+            "VLLM_RPC_BASE_PATH": str(self.directory),  # keeps the sockets between its processes private too
+            "TMPDIR": str(self.directory),  # its temporary files are removed with this directory
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
+            "HF_HUB_OFFLINE": "1",
+        }
+        if self.settings.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.settings.gpus)
+        if self._draws_by_request:
+            environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})
+
+    @property
+    def _draws_by_request(self) -> bool:
+        """Whether the noise of a sample follows from its seed from its first token on; on CPU it always does."""
+        return self.settings.noise_by_request or on_cpu()
+
+    def _served(self) -> ServedSettings:
+        """The settings that an attached task asks for."""
+        return ServedSettings(self.settings.dtype, self._draws_by_request)
+
+    @property
+    def _place(self) -> dict[str, object]:
+        """The arguments for the address to listen at."""
+        if self.settings.listen is None:
+            return {"uds": self.socket}
+        place = urlsplit(self.settings.listen.url)
+        return {"host": place.hostname, "port": place.port}
+
+    def _arguments(self) -> list[str]:
+        options = self._options()
+        return [
+            *(text for name, value in options.items() for text in (f"--{name}", str(value))),
+            *_flags(self.settings),
+            *self.settings.extra_args,
+        ]
+
+    def _options(self) -> dict[str, object]:
+        settings = self.settings
+        return {
+            "model": self.model_dir,
+            **self._place,
+            "dtype": settings.dtype,
+            "max-model-len": settings.max_model_len,
+            "max-num-seqs": settings.max_num_seqs,
+            "tensor-parallel-size": settings.tensor_parallel,
+            **_across_nodes(settings),
+            "gpu-memory-utilization": settings.gpu_memory_utilization,
+            "seed": settings.seed,
+            "max-logprobs": MOST_LOGPROBS,
+            "logprobs-mode": "processed_logprobs",  # those of the distribution sampled from, temperature applied
+            "generation-config": "vllm",  # a model's generation_config.json must not change the sampling
+            "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
+            "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
+            "uvicorn-log-level": "warning",
+            **_without_gpu(settings),
+            **_block_size(settings),
+        }
+
+
+def _without_gpu(settings: ServerSettings) -> dict[str, object]:
+    """The arguments of a server on CPU alone."""
+    if not on_cpu():
+        return {}
+    worker: dict[str, object] = {"worker-cls": "mrt_hpc.inference.vllm_cpu_worker.CountingWorker"}
+    if settings.kv_cache_gib is None:
+        return worker
+    return worker | {"kv-cache-memory-bytes": int(settings.kv_cache_gib * 2**30)}
+
+
+def _block_size(settings: ServerSettings) -> dict[str, object]:
+    """The argument for the tokens of a block of the prefix cache, unless it is vLLM's default."""
+    size = settings.block_size or (32 if on_cpu() else None)
+    return {"block-size": size} if size else {}
+
+
+def _flags(settings: ServerSettings) -> list[str]:
+    """The arguments without a value."""
+    flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if on_cpu() else [])]
+    if settings.sleeps and not on_cpu():
+        flags.append("--enable-sleep-mode")
+    return flags
+
+
+def _across_nodes(settings: ServerSettings) -> dict[str, object]:
+    """The arguments of a server whose GPUs are on several nodes.
+
+    Raises:
+        UserError: there are no GPUs. vLLM 0.32 asks Ray for a resource that its CPU platform does not name
+            (``ray_device_key``), and ends.
+    """
+    if not settings.over_ray:
+        return {}
+    if on_cpu():
+        raise UserError(
+            "vLLM cannot divide a model over the nodes of a task without GPUs",
+            where="resources.inference.gpus",
+            expected="GPUs; without them the server computes on the first node, and all nodes grade",
+            advice="set resources.inference.gpus to the GPUs of a node, or to 0; then the same submit command",
+        )
+    return {"distributed-executor-backend": "ray", "pipeline-parallel-size": settings.stages}
