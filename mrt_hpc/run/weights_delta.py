@@ -335,7 +335,7 @@ def _begin_file(file: SafetensorsFile, path: Path) -> None:
     path.touch()
     with path.open("r+b") as stream:
         stream.write(file.head)
-        stream.truncate(file.size)
+        stream.truncate(file.path.stat().st_size)
 
 
 def _write_tensor(
