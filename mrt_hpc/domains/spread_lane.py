@@ -151,7 +151,8 @@ def _lost(node: str, error: Exception) -> UserError:
         f"the graders of a node are lost: {str(error).splitlines()[0]}",
         value=node,
         expected=f"at most {REPLACEMENTS} ends of their process while a pair is graded",
-        advice="raise resources.inference.memory_gib, or lower grading.processes",
+        advice="nothing where the node itself was lost: the task runs again; where memory ran out, raise "
+        "resources.inference.memory_gib, or lower grading.processes",
         exit_code=ExitCode.RETRYABLE,
     )
 

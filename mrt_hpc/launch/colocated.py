@@ -18,6 +18,7 @@ from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, remove_earlier_turns, turn_of
+from mrt_hpc.roles.task.shutdown import Interrupted
 from mrt_hpc.run.import_path import import_path
 
 if TYPE_CHECKING:
@@ -44,21 +45,28 @@ def run(task: Task) -> None:
 
 @contextmanager
 def sampling(task: Task) -> Iterator[Task]:
-    """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled."""
+    """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled.
+
+    A task that was told to leave records that before it waits for the end of its companion: Slurm may kill it
+    meanwhile, as its other ranks have ended.
+    """
     turn = turn_of(task)
     with ExitStack() as stack:
-        stack.callback(
-            remove_earlier_turns, task
-        )  # and once more at the end: a companion may outlive its trainer a bit
+        stack.callback(remove_earlier_turns, task)  # once more: the companion of a killed trainer lives a little longer
         stack.callback(turn.remove)
         remove_earlier_turns(task)
         turn.take()
         companion = start_companion(task)
         stack.callback(companion.end)
         task.shutdown.forward = companion.tell
-        yield replace(task, turn=turn, companion=companion)
-        turn.pass_on()
-        companion.wait_for_end()
+        try:
+            yield replace(task, turn=turn, companion=companion)
+        except Interrupted:
+            task.shutdown.announce()
+            raise
+        with task.shutdown.at_safe_points():  # the segment is trained, and no request makes its task run again
+            turn.pass_on()
+            companion.wait_for_end()
 
 
 def start_companion(task: Task) -> Companion:

@@ -202,7 +202,8 @@ def _say_started(task: Task, began: float | None, earlier: tuple[str, float] | N
         running = replace(before, state=TaskState.RUNNING, attempt=task.attempt, message="", awaited=())
         task.retrying(lambda: write_task(task.layout, task.job.name, task.index, running), "the state of the task")
     where = {"job": task.job.name, "task": task.index, "rank": task.rank}
-    lost = None if earlier is None else {"attempt": earlier[0], "until": earlier[1]}
+    # the other ranks may see the heart of the first one already
+    lost = None if earlier is None or task.rank else {"attempt": earlier[0], "until": earlier[1]}
     told = {"attempt": task.attempt, "world_size": task.world_size, "began": began, "earlier": lost}
     task.events.emit(EventKind.TASK_STARTED, **where, **told)
 

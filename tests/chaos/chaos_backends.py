@@ -79,6 +79,7 @@ class Run(Protocol):
 
 def copy_folder(source: Path, target: Path) -> None:
     """A copy of a folder that others still write to."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["cp", "-r", source, target], check=True)
 
 
@@ -189,7 +190,7 @@ class SlurmRun:
         return Target(RunLayout(self._root), None, self.cluster, self.disk)
 
     def exit_code(self) -> int | None:
-        """0 when all jobs are completed, 1 when they have ended otherwise, None while any is running."""
+        """0 when all jobs have ended and all tasks are done, 1 when they ended otherwise, None while any is running."""
         if self._code is None and time.monotonic() - self._looked > QUEUE_LOOK_S:
             self._looked = time.monotonic()
             self._code = self._found_in_files() if self.cluster.is_plain else self._found_in_queue()
@@ -199,7 +200,9 @@ class SlurmRun:
         states = queue_states(current_ids(RunLayout(self._root))).values()
         if not all(is_known_to_have_ended(state) for state in states):
             return None
-        return int(any(state.state is not QueueState.COMPLETED for state in states))
+        # one that was cancelled when its work was done was not submitted again
+        ended = {state.state for state in states} <= {QueueState.COMPLETED, QueueState.CANCELLED}
+        return int(not ended or not self._is_done())
 
     def _found_in_files(self) -> int | None:
         """Without accounting: a queue that holds nothing of the run any more, and a run that is done or is not."""
@@ -207,13 +210,18 @@ class SlurmRun:
         states = queue_states(current_ids(layout)).values()
         if not all(state.ended and state.state is not QueueState.ENDING for state in states):
             return None
-        if all(r.state is TaskState.DONE for job in read_plan(layout.plan).jobs for r in task_records(job, layout)):
+        if self._is_done():
             return 0
         if self._typed_again == MOST_AGAIN:
             return 1
         self._typed_again += 1
         self._type()
         return None
+
+    def _is_done(self) -> bool:
+        layout = RunLayout(self._root)
+        records = [r for job in read_plan(layout.plan).jobs for r in task_records(job, layout)]
+        return all(record.state is TaskState.DONE for record in records)
 
     def end(self) -> int:
         """How it ended; where it has not, cancel it and say 1."""

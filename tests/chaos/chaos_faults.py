@@ -15,6 +15,7 @@ import psutil
 from chaos_target import Target
 from submitted import current_ids
 
+from mrt_hpc.launch.placement import RANK
 from mrt_hpc.launch.slurm.queue import queue_states
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until
@@ -46,6 +47,7 @@ class FaultKind(StrEnum):
     KILL_SERVER = "kill -9 of a vLLM server"
     KILL_ENGINE = "kill -9 of a vLLM engine"
     HANG_ENGINE = "SIGSTOP of a vLLM engine"
+    KILL_RAY = "kill -9 of a process of Ray"
     TERM_TRAINER = "SIGTERM to the trainer"
     TERM_INFERENCE = "SIGTERM to an inference task"
     FREEZE_INFERENCE = "SIGSTOP of an inference task, until its lease has passed on"
@@ -72,9 +74,12 @@ SLURM_ONLY = frozenset(
 )  # fmt: skip
 
 
-def possible(*, slurm: bool, disk: bool) -> list[FaultKind]:
-    """The kinds that can strike a run, on Slurm or on this machine alone, on a small disk of its own or not."""
+def possible(*, slurm: bool, disk: bool, ray: bool = False) -> list[FaultKind]:
+    """The kinds that can strike a run, on Slurm or on this machine alone, on a small disk of its own or not, with tasks
+    of several nodes or not.
+    """
     impossible = {*(LOCAL_ONLY if slurm else SLURM_ONLY), *(() if disk else (FaultKind.FULL_DISK,))}
+    impossible |= set() if ray else {FaultKind.KILL_RAY}
     impossible.add(FaultKind.KILL_TASK)  # the same as some others, for those who choose the role
     return [kind for kind in FaultKind if kind not in impossible]
 
@@ -108,7 +113,7 @@ def _kill_all(target: Target, _: random.Random) -> str | None:
 
 
 def _freeze(target: Target, rng: random.Random) -> str | None:
-    found = target.tasks("inference")
+    found = [process for process in target.tasks("inference") if _rank(process) == "0"]
     if len(found) < 2:
         return None  # no other task could replace it
     victim = rng.choice(found)
@@ -127,6 +132,11 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
     finally:
         victim.resume()
     return f"process {victim.pid}"
+
+
+def _rank(process: psutil.Process) -> str:
+    variables = process.environ()
+    return variables.get("SLURM_PROCID", variables.get(RANK, ""))
 
 
 def _groups(target: Target) -> int:
@@ -329,6 +339,7 @@ _STRIKES = {
     FaultKind.KILL_SERVER: _signal(Target.servers, signal.SIGKILL),
     FaultKind.KILL_ENGINE: _signal(Target.engines, signal.SIGKILL),
     FaultKind.HANG_ENGINE: _signal(Target.engines, signal.SIGSTOP),
+    FaultKind.KILL_RAY: _signal(Target.ray_processes, signal.SIGKILL),
     FaultKind.TERM_TRAINER: _signal(lambda t: t.tasks("trainer"), signal.SIGTERM),
     FaultKind.TERM_INFERENCE: _signal(lambda t: t.tasks("inference"), signal.SIGTERM),
     FaultKind.FREEZE_INFERENCE: _freeze,

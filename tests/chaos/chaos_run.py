@@ -4,6 +4,7 @@
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm plain
     python tests/chaos/chaos_run.py --seed 5 6 7 8 --scenes --slurm partition
+    python tests/chaos/chaos_run.py --seed 9 --faults 5 --slurm partition --set resources.inference.nodes=2
 
 Faults strike at random moments between two events that stay (a group, a checkpoint), so that they hit every phase. As
 root the run lies on a small filesystem of its own, which can be filled; with ``--slurm`` it runs on a one-host cluster
@@ -246,7 +247,9 @@ def main() -> int:
     pending = named_scenes(arguments.scenes)
     for seed in arguments.seed:
         with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run, kept(arguments.keep, seed, run, outcomes):
-            possible_ones = kinds or possible(slurm=arguments.slurm is not None, disk=disk is not None)
+            possible_ones = kinds or possible(
+                slurm=arguments.slurm is not None, disk=disk is not None, ray=spans_nodes(arguments.set)
+            )
             outcomes.append(
                 run_through_scenes(seed, pending, run)
                 if arguments.scenes is not None
@@ -255,6 +258,11 @@ def main() -> int:
             tell(outcomes)
     print(*(f"not played: {scene}" for scene in pending), sep="\n")
     return not all(map(is_good, outcomes))
+
+
+def spans_nodes(changes: Sequence[str]) -> bool:
+    """Whether a changed recipe has inference tasks of several nodes, and so a Ray cluster in each."""
+    return any(change.startswith("resources.inference.nodes=") and not change.endswith("=1") for change in changes)
 
 
 def named_scenes(words: Sequence[str] | None) -> list[Scene]:

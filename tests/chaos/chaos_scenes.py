@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from chaos_faults import FaultKind, strike
@@ -161,11 +161,20 @@ def attempts(role: str, layout: RunLayout) -> list[list[str]]:
     for event in read_events(layout.events):
         if event["kind"] == EventKind.TASK_STARTED:
             said.pop(event["pid"], None)
-            if event["job"].endswith(role) and event["rank"] == 0:
+            if _is_first_of(role, event):
                 said[event["pid"]] = []
         if event["pid"] in said:
             said[event["pid"]].append(event["kind"])
     return list(said.values())
+
+
+def _is_first_of(role: str, start: dict[str, Any]) -> bool:
+    """Whether the process that has started speaks for a task of the role: its first rank, or the process that samples
+    for a colocated task.
+    """
+    if start["job"].endswith(".colocated"):
+        return bool(start["rank"] == {"trainer": 0, "inference": start["world_size"]}.get(role))
+    return bool(start["job"].endswith(role) and start["rank"] == 0)
 
 
 def _unfinished(find: Callable[[RunLayout], Path]) -> Callable[[str, RunLayout], bool]:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 STARTED_BY = ("mrt_hpc.launch.entry", "submitit.core._submit")
 """What a task's process runs: on this machine alone, on Slurm."""
 
+RAY = ("raylet", "gcs_server", "ray::")
+"""How the names of Ray's processes begin."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -52,6 +55,11 @@ class Target:
         """What the servers have started."""
         return [child for server in self.servers() for child in children(server)]
 
+    def ray_processes(self) -> list[psutil.Process]:
+        """What the Ray nodes of tasks of several nodes have started."""
+        below = [child for task in self.tasks("inference") for child in children(task)]
+        return [child for child in below if _name(child).startswith(RAY)]
+
     def _is_task(self, words: list[str], roles: tuple[str, ...]) -> bool:
         python = bool(words) and Path(words[0]).name.startswith("python")
         mine = any(word.startswith(str(self.layout.root)) for word in words)
@@ -70,6 +78,13 @@ def _words(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING
 
 import psutil
@@ -44,6 +46,8 @@ from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
@@ -312,6 +316,43 @@ def test_a_request_to_stop_is_passed_on(layout: RunLayout, tmp_path: Path) -> No
     with trainer.shutdown.at_safe_points():
         assert trainer.shutdown.tell(Interrupted(143))
     assert sleeping.process.wait(30) == -15
+
+
+def test_a_task_that_leaves_records_that_before_its_companion_has_ended(layout: RunLayout) -> None:
+    """Slurm kills the first rank some seconds after the others have left."""
+    trainer, recorded = process(layout, 0), list[Interrupted]()
+    trainer.shutdown.record = recorded.append
+    with pytest.raises(Interrupted) as left, sampling(trainer):
+        trainer.shutdown.tell(Interrupted(143))
+    assert recorded == [left.value]
+
+
+@pytest.fixture
+def soon() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Calls something in a handler of a signal that comes soon."""
+    before, timers = signal.getsignal(signal.SIGUSR1), list[Timer]()
+
+    def arrange(action: Callable[[], object]) -> None:
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: action())
+        timers.append(Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)))
+        timers[-1].start()
+
+    yield arrange
+    for timer in timers:
+        timer.join()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_request_after_the_segment_is_trained_does_not_make_it_run_again(
+    layout: RunLayout, soon: Callable[[Callable[[], object]], None]
+) -> None:
+    """It comes while the trainer waits for the end of its companion, which it passes the request on to."""
+    trainer = process(layout, 0)
+    with sampling(trainer) as with_companion:
+        soon(lambda: trainer.shutdown.tell(RequeueRequested("why")))
+    assert with_companion.companion is not None
+    assert with_companion.companion.was_stopped
+    assert trainer.shutdown.given
 
 
 def test_what_the_companion_has_committed_counts_as_progress(layout: RunLayout) -> None:

@@ -18,7 +18,7 @@ from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest
-from mrt_hpc.run.events import EventKind, EventLog, event_file
+from mrt_hpc.run.events import EventKind, EventLog, event_file, read_events
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -64,6 +64,14 @@ def test_what_is_said_of_an_attempt(
     after = record_after(task(tmp_path), error, RUNNING)
     assert (after.state, after.failures) == (state, failures)
     assert ("why" in after.message) == (error is not None and "why" in f"{error}{getattr(error, 'why', '')}")
+
+
+def test_only_the_first_rank_tells_of_an_attempt_that_was_lost(tmp_path: Path) -> None:
+    """The others may see the heart of their own attempt beat."""
+    for rank in range(2):
+        attempt(replace(task(tmp_path), rank=rank, world_size=2), lambda _: None, earlier=("7.0", 1.0))
+    started = read_events(RunLayout(tmp_path).events, EventKind.TASK_STARTED)
+    assert [event["earlier"] for event in started] == [{"attempt": "7.0", "until": 1.0}, None]
 
 
 def test_the_fourth_failure_in_a_row_of_three_allowed_is_the_last(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""An inference task of two nodes on a real cluster: Ray and graders on both; a grader is killed, then a rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from chaos_auditor import audit
+from chaos_target import Target, children
+from slurm_cluster import Cluster, wait_for_end
+from slurm_recipes import SHRUNK, accounting, options, site_file
+from slurm_verifier import FOLDER
+from submitted import latest_ids
+
+from mrt_hpc.launch.slurm.queue import QueueState
+from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOB = "segment-000.inference"
+ITERATIONS = 3
+CHANGES = {
+    **SHRUNK,
+    "data.verifier": "slurm_verifier:same_text_slowly",
+    "evaluation.benchmarks": "[]",
+    "model.warm_start_steps": 40,
+    "sampling.problems_per_iteration": 6,
+    "serving.kv_cache_gib": 0.25,
+    "schedule.iterations": ITERATIONS,
+    "schedule.iterations_per_job": ITERATIONS,
+    "resources.inference.tasks": 1,
+    "resources.inference.nodes": 2,
+    "resources.inference.memory_gib": 4,
+    "resources.trainer.ranks": 1,
+    "resilience.heartbeat_limit_s": 5.0,
+}
+DEADLINE_S = 300.0
+
+
+@pytest.fixture
+def judged(cluster: Cluster) -> Path:
+    """The folder in which each node notes that it judges answers."""
+    return cluster.run_dir("judged")
+
+
+@pytest.fixture
+def layout(cluster: Cluster, judged: Path) -> RunLayout:
+    """A run that has been submitted."""
+    run = cluster.run_dir("two-nodes") / "run"
+    site = site_file(cluster, run, environment={**cluster.site().environment, FOLDER: str(judged)})
+    recipe = str(cluster.checkout / "recipes/quickstart.yaml")
+    sent = cluster.mrt_hpc("submit", recipe, "--site", str(site), "--run", str(run), *options(CHANGES))
+    assert sent.returncode == 0, sent.stderr
+    return RunLayout(run)
+
+
+@pytest.mark.timeout(900)
+def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster, layout: RunLayout, judged: Path) -> None:
+    ids = latest_ids(layout)
+    by_node = ranks_at_work(layout, cluster)
+    assert len(by_node) == 2
+    _, second = by_node.values()
+    judges_on(judged, by_node)
+    assert [sum(map(is_head, children(rank))) for rank in by_node.values()] == [1, 0], "one Ray cluster"
+
+    kill_grader(second)
+    judges_on(judged, by_node)
+
+    lost = [process for rank in by_node.values() for process in (rank, *children(rank))]
+    second.kill()
+    wait_until(lambda: not any(map(is_alive, lost)), reason="the end of all ranks", deadline_s=DEADLINE_S)
+    states = wait_for_end(ids, seconds=DEADLINE_S)
+    print(accounting(ids.values()))
+    logs = cluster.mrt_hpc("logs", str(layout.root), "--all").stdout
+    assert {state.state for state in states.values()} == {QueueState.COMPLETED}, logs
+    started = [e["attempt"] for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB]
+    assert sorted(attempt[-1] for attempt in started) == ["0", "0", "1", "1"]
+    assert ray_processes(ids[JOB]) == []
+    found = audit(layout.root)
+    assert (found.violations, found.steps_redone, found.set_aside) == ([], 0, 0)
+
+
+def ranks_at_work(layout: RunLayout, cluster: Cluster) -> dict[str, psutil.Process]:
+    """The ranks of the task by their nodes, the first one first, when it has its server."""
+    what = "a server"
+    wait_until(lambda: read_events(layout.events, EventKind.SERVER_STARTED), reason=what, deadline_s=DEADLINE_S)
+    ranks = sorted(Target(layout, None, cluster, None).tasks("inference"), key=lambda p: p.environ()["SLURM_PROCID"])
+    return {rank.environ()["SLURMD_NODENAME"]: rank for rank in ranks}
+
+
+def judges_on(judged: Path, ranks: dict[str, psutil.Process]) -> None:
+    """Answers are judged on the nodes of all ranks from now on."""
+
+    def check() -> None:
+        assert all(map(is_alive, ranks.values())), "the task has ended"
+
+    def there() -> bool:
+        return {file.name for file in judged.iterdir()} == set(ranks)
+
+    for file in judged.iterdir():
+        file.unlink()
+    wait_until(there, reason="judgements on both nodes", deadline_s=DEADLINE_S, check=check)
+
+
+def kill_grader(rank: psutil.Process) -> None:
+    """Kill the graders on the node of a rank, and wait until others have taken their place."""
+    old = graders(rank)
+    assert old
+    for grader in old:
+        grader.kill()
+    wait_until(lambda: set(graders(rank)) - set(old), reason="another grader", deadline_s=DEADLINE_S)
+
+
+def graders(rank: psutil.Process) -> list[psutil.Process]:
+    return [p for p in children(rank) if name_of(p).startswith("ray::NodeGrade")]
+
+
+def is_head(process: psutil.Process) -> bool:
+    return name_of(process) == "gcs_server"
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def ray_processes(job_id: str) -> list[psutil.Process]:
+    """Those of a Slurm job that are there."""
+    found = [p for p in psutil.process_iter() if name_of(p) in ("raylet", "gcs_server")]
+    return [p for p in found if p.environ().get("SLURM_JOB_ID") == job_id]
