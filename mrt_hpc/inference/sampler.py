@@ -172,6 +172,7 @@ class RolloutSampler:
             async with asyncio.TaskGroup() as tasks:
                 async for part in self._admitted(groups):
                     tasks.create_task(self._sample_part(part, tasks, done))
+                    await asyncio.sleep(0)  # lets it send its requests before the next group is claimed
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures  # the first failure cancelled all others
 

@@ -158,10 +158,13 @@ def _without_gpu(settings: ServerSettings) -> dict[str, object]:
     """The arguments of a server on CPU alone."""
     if not on_cpu():
         return {}
-    worker: dict[str, object] = {"worker-cls": "mrt_hpc.inference.vllm_cpu_worker.CountingWorker"}
+    classes: dict[str, object] = {
+        "worker-cls": "mrt_hpc.inference.vllm_cpu_worker.CountingWorker",
+        "scheduler-cls": "mrt_hpc.inference.vllm_scheduler.HoldingScheduler",
+    }
     if settings.kv_cache_gib is None:
-        return worker
-    return worker | {"kv-cache-memory-bytes": int(settings.kv_cache_gib * 2**30)}
+        return classes
+    return classes | {"kv-cache-memory-bytes": int(settings.kv_cache_gib * 2**30)}
 
 
 def _block_size(settings: ServerSettings) -> dict[str, object]:

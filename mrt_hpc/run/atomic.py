@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,9 +148,19 @@ def sync_tree(directory: Path) -> None:
     serves many waiting callers, and the servers of a parallel filesystem work in parallel.
     """
     directories, files = tree(directory)
-    with ThreadPoolExecutor(min(len(directories) + len(files), SYNCS_AT_ONCE)) as pool:
-        for _ in pool.map(sync_file, [*directories, *files]):  # raises what a sync raised
-            pass
+    syncs = [_sync_pool().submit(sync_file, path) for path in [*directories, *files]]
+    wait(syncs)
+    for sync in syncs:
+        sync.result()  # raises what the sync raised
+
+
+@cache
+def _sync_pool() -> ThreadPoolExecutor:
+    """The threads of this process that sync. They are kept: to start them takes longer than to commit a group."""
+    return ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="sync")
+
+
+os.register_at_fork(after_in_child=_sync_pool.cache_clear)  # a child has no threads but the one that forked
 
 
 def tree(directory: Path) -> tuple[list[Path], list[Path]]:

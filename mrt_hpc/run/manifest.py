@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.access import share_as_directory
-from mrt_hpc.run.atomic import checksums, commit_directory, temporary_sibling, tree, write_json
+from mrt_hpc.run.atomic import checksum, checksums, commit_directory, temporary_sibling, tree, write_json
 from mrt_hpc.run.retries import error_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
     from pathlib import Path
 
 MANIFEST = "MANIFEST.json"
 FileSum = tuple[int, str]
 """Bytes of a file, and their SHA-256."""
+SMALL_BYTES = 2**20
+"""Files that have less together are small."""
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """The errors that mean damage. Other errors of the system come from the filesystem, not from the file, and are raised
 unchanged.
@@ -113,12 +115,21 @@ def write_manifest(directory: Path, written: Mapping[str, FileSum] | None = None
     for name, (size, digest) in files.items():
         if (found := (directory / name).stat().st_size) != size:
             raise DamagedError(f"{found} bytes of a file arrived", where=directory / name, expected=f"{size}, {digest}")
-    names = sorted({p.relative_to(directory).as_posix() for p in tree(directory)[1]} - files.keys())
-    digests = checksums([directory / n for n in names])
-    files |= {n: ((directory / n).stat().st_size, digest) for n, digest in zip(names, digests, strict=True)}
+    there = {p.relative_to(directory).as_posix() for p in tree(directory)[1]}
+    files |= _sums_of_written(directory, there - files.keys())
     content = {"about": about, "files": files}
     write_json(directory / MANIFEST, {**content, "seal": _sha256(content)}, durable=False)
     return Manifest(files, about)
+
+
+def _sums_of_written(directory: Path, names: Set[str]) -> dict[str, FileSum]:
+    """Size and checksum of files that this process has written just now, which are in the memory of its node: small
+    ones are read one after the other, as threads would take longer to start.
+    """
+    paths = {name: directory / name for name in sorted(names)}
+    sizes = [path.stat().st_size for path in paths.values()]
+    digests = checksums([*paths.values()]) if sum(sizes) > SMALL_BYTES else map(checksum, paths.values())
+    return dict(zip(paths, zip(sizes, digests, strict=True), strict=True))
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -11,6 +11,7 @@ import types
 import typing
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ _ARROW_TYPES: dict[type, pa.DataType] = {
 }  # fmt: skip
 
 
+@cache
 def arrow_schema(record_type: type) -> pa.Schema:
     """The columns of a record dataclass; optional fields may hold nulls, all others may not."""
     hints = typing.get_type_hints(record_type)
@@ -60,21 +62,37 @@ def _arrow_type(hint: Any) -> pa.DataType:
 
 def write_records(path: Path, records: Sequence[Any], record_type: type) -> None:
     """Write a parquet file; the caller makes its appearance atomic."""
+    if records:
+        write_table(_table(records, record_type), path)
+    else:
+        path.write_bytes(_empty_file(record_type))
+
+
+@cache
+def _empty_file(record_type: type) -> bytes:
+    """The content of a file without rows, made once: most groups have parts that are empty."""
+    stream = pa.BufferOutputStream()
+    write_table(_table([], record_type), stream)
+    content: bytes = stream.getvalue().to_pybytes()
+    return content
+
+
+def _table(records: Sequence[Any], record_type: type) -> pa.Table:
     whole, defaults = arrow_schema(record_type), _defaults(record_type)
     usual = {name for name, value in defaults.items() if all(getattr(r, name) == value for r in records)}
     schema = pa.schema([f for f in whole if f.name not in usual])
     columns = [pa.array([getattr(r, f.name) for r in records], type=f.type) for f in schema]
-    write_table(pa.Table.from_arrays(columns, schema=schema), path)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
-def write_table(table: pa.Table, path: Path) -> None:
+def write_table(table: pa.Table, to: Path | pa.BufferOutputStream) -> None:
     """Write a table as compactly as its readers allow. Numbers such as log-probabilities hardly repeat, so a dictionary
     of them only costs; with the bytes of equal places side by side those that are zero in all numbers vanish.
     """
     split = [_leaf(column) for column in table.schema if pa.types.is_floating(_scalar(column.type))]
     pq.write_table(
         table,
-        path,
+        to,
         compression="zstd",
         compression_level=3,
         use_dictionary=[_leaf(column) for column in table.schema if _leaf(column) not in split],
@@ -118,7 +136,8 @@ def read_records(
     """
     wanted = None if problems is None else pc.field("problem_id").isin(list(problems))
     table = _read_table(source, where, wanted)
-    expected, there = arrow_schema(record_type), set(table.schema.names)
+    expected = arrow_schema(record_type)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    there = set(table.schema.names)
     defaults = _defaults(record_type)
     if table.schema.names != [name for name in expected.names if name in there or name not in defaults]:
         raise _other_columns(where or source, table.schema.names, str(expected.names))
@@ -217,11 +236,12 @@ def _defaults(record_type: type) -> dict[str, Any]:
 
 
 def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
-    for name, enum in _enum_fields(record_type).items():
+    for name, enum in _enum_fields(record_type).items():  # type: ignore[arg-type]
         row[name] = enum(row[name])
     return row
 
 
+@cache
 def _enum_fields(record_type: type[Any]) -> dict[str, type[StrEnum]]:
     hints = typing.get_type_hints(record_type)
     return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, StrEnum)}

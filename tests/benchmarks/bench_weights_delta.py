@@ -9,18 +9,24 @@ settings of the recipes; after each step its weights are published in bfloat16, 
 before, in turn. The first steps are not measured: the weights of the file lie on a grid. Publishing a whole model is
 writing, checksums and syncs; a delta has the comparison, its compression and the checksum of all tensors as well. To
 have a whole model ready to load, its checksums are compared; a delta is verified, applied to the version that the task
-has on its node, and the result is compared. The server then reads the files of either from the page cache.
+has on its node, and the result is compared. Both are measured with the published files in the page cache, and with
+these files on the disk alone, as a task finds them whose node has not written them. The server then reads the files of
+either from the page cache. The first two deltas of a task go into new files, the later ones into those of a version
+that is not needed any more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +34,18 @@ import torch
 from small_language_model import convert
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mrt_hpc.roles.sampling.local_weights import LocalWeights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest, verify
 from mrt_hpc.run.weights import publish
-from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, chain_to, delta_between, put_together
+from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, delta_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROWS, TOKENS = 2, 96
 WARM_STEPS = 3
+CACHED, ON_DISK = "ready to load from the page cache", "ready to load from the disk"
 
 
 def batches(file: Path, tokenizer: Any) -> Iterator[torch.Tensor]:
@@ -77,14 +85,17 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> list[TensorBytes]:
 
 @dataclass
 class Timed:
-    """Seconds of the parts, of each step."""
+    """What the parts take, at each step."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    processor: dict[str, list[float]] = field(default_factory=dict)
+    """Processor seconds, of all threads."""
 
     def take(self, part: str, action: Callable[[], object]) -> None:
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         action()
         self.seconds.setdefault(part, []).append(time.perf_counter() - started)
+        self.processor.setdefault(part, []).append(time.process_time() - busy)
 
 
 @dataclass
@@ -110,8 +121,17 @@ class Versions:
     scratch: Path
     old: dict[str, torch.Tensor]
     found: Measured = field(default_factory=Measured)
-    held: dict[VersionKey, Path] = field(default_factory=dict)
-    """The version that a task has on its node."""
+    tasks: dict[str, LocalWeights] = field(init=False)
+    """An inference task for each place of the published files."""
+
+    def __post_init__(self) -> None:
+        self.tasks = {place: LocalWeights(self.deltas) for place in (CACHED, ON_DISK)}
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Remove what the tasks have on their node at the end of the block."""
+        with self.tasks[CACHED].open(), self.tasks[ON_DISK].open():
+            yield
 
     @staticmethod
     def begun(learner: Learner, scratch: Path) -> Versions:
@@ -138,12 +158,16 @@ class Versions:
             "publish, in full": lambda: self.publish_full(self.full, version, new),
             "publish, delta": lambda: self.publish_delta(version, new),
         }
-        loading = {
-            "ready to load, in full": lambda: verify(self.full.weights_version(version)),
-            "ready to load, delta": lambda: self.make_ready(version),
-        }
         in_turn(publishing, version, timed)
-        in_turn(loading, version, timed)
+        for place in (CACHED, ON_DISK):
+            loading = {
+                f"{place}, in full": lambda: verify(self.full.weights_version(version)),
+                f"{place}, delta": partial(self.make_ready, version, self.tasks[place]),
+            }
+            if place == ON_DISK:
+                leave_page_cache(self.full.weights_version(version))
+                leave_page_cache(self.deltas.weights_version(version))
+            in_turn(loading, version, timed)
         self.found.bytes_full.append(size(self.full.weights_version(version)))
         self.found.bytes_delta.append(size(self.deltas.weights_version(version)))
         shutil.rmtree(self.full.weights_version(version))
@@ -158,14 +182,16 @@ class Versions:
         assert delta is not None
         publish(self.deltas, version, delta.write)
 
-    def make_ready(self, version: int) -> None:
-        """Put a version together from the one before, which the task has on its node from the second on."""
-        chain, to = chain_to(self.deltas, version, self.held), self.scratch / f"made-{version}"
-        to.mkdir()
-        put_together(chain, to)
-        for path in self.held.values():
-            shutil.rmtree(path)
-        self.held = {chain.key: to}
+    def make_ready(self, version: int, task: LocalWeights) -> None:
+        """As a task does whose server has loaded the version before."""
+        task.served(task.of(version))
+
+
+def leave_page_cache(directory: Path) -> None:
+    """Have the next reader read the files of a directory from their disk."""
+    for file in directory.iterdir():
+        with file.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def share_changed(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> float:
@@ -182,7 +208,6 @@ def in_turn(parts: dict[str, Callable[[], object]], number: int, timed: Timed) -
 
 def table(found: Measured, parameters: int, rate: float) -> str:
     """The medians over all steps, as Markdown."""
-    seconds = {part: statistics.median(values) for part, values in found.timed.seconds.items()}
     full, delta = statistics.median(found.bytes_full), statistics.median(found.bytes_delta)
     lines = [
         f"# Weights versions as deltas: {parameters / 1e6:.0f} million parameters, bfloat16, AdamW at {rate:g}, "
@@ -194,16 +219,19 @@ def table(found: Measured, parameters: int, rate: float) -> str:
         "|---|---:|---:|---:|",
         f"| MB of a version | {full / 1e6:.1f} | {delta / 1e6:.2f} | {delta / full:.4f} |",
     ]
-    for part in ("publish", "ready to load"):
-        one, other = (found.timed.seconds[f"{part}, {kind}"] for kind in ("in full", "delta"))
-        ratios = [b / a for a, b in zip(one, other, strict=True)]
-        lines.append(
-            f"| {part}, s | {seconds[f'{part}, in full']:.2f} | {seconds[f'{part}, delta']:.2f} | "
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
-        )
+    for part in ("publish", CACHED, ON_DISK):
+        lines += [row(f"{part}, s", part, found.timed.seconds), row("of it processor s", part, found.timed.processor)]
     share = found.shares
     changed = f"{statistics.median(share):.2%} ({min(share):.2%} to {max(share):.2%})"
     return "\n".join([*lines, "", f"A step changes {changed} of the weights.", ""])
+
+
+def row(name: str, part: str, taken: dict[str, list[float]]) -> str:
+    """The medians of a part, in full and as a delta, and the ratio in the same step."""
+    full, delta = (taken[f"{part}, {kind}"] for kind in ("in full", "delta"))
+    ratios = [b / a for a, b in zip(full, delta, strict=True)]
+    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"| {name} | {statistics.median(full):.2f} | {statistics.median(delta):.2f} | {spread} |"
 
 
 def main() -> None:
@@ -211,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", type=Path, required=True, help="the file of the model")
     parser.add_argument("--text", type=Path, required=True, help="JSON lines with a text under `problem`")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -227,13 +255,14 @@ def main() -> None:
             learner.step()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         versions = Versions.begun(learner, scratch)
-        for version in range(2, options.steps + 2):
-            versions.add(version)
-            written = table(versions.found, parameters, options.learning_rate)
-            print(written, flush=True)
-            if options.output is not None:
-                options.output.mkdir(parents=True, exist_ok=True)
-                (options.output / "table.md").write_text(written)
+        with versions.open():
+            for version in range(2, options.steps + 2):
+                versions.add(version)
+                written = table(versions.found, parameters, options.learning_rate)
+                print(written, flush=True)
+                if options.output is not None:
+                    options.output.mkdir(parents=True, exist_ok=True)
+                    (options.output / "table.md").write_text(written)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ class Scripted:
         count = 0 if forks else len(requests[0].seeds)
         self.running += count
         self.most_running = max(self.most_running, self.running)
-        await asyncio.sleep(0)
+        for _ in range(len(GROUPS)):  # sampling takes longer than claiming all groups
+            await asyncio.sleep(0)
         for i, request in enumerate(requests):
             for j, seed in reversed(list(enumerate(request.seeds))):
                 ids = [*ANSWER, EOS] if forks else self.trace

@@ -167,15 +167,33 @@ def test_versions_are_put_together_one_after_the_other(publisher: Publisher, loc
     assert folders(node) == ["v000003", "v000004", "v000005"]
 
 
-def test_the_versions_before_the_one_served_are_removed(publisher: Publisher, local: LocalWeights, node: Path) -> None:
-    publish(publisher, *range(1, 6))
-    for version in (2, 3):
-        local.served(local.of(version))
-    assert folders(node) == ["v000002", "v000003"], "the server may still start with the older one"
+def test_the_versions_before_the_one_served_make_room(publisher: Publisher, local: LocalWeights, node: Path) -> None:
+    publish(publisher, *range(1, 7))
+    two, three = (local.of(version) for version in (2, 3))
+    for served in (two, three):
+        local.served(served)
+    assert holds(two, 2), "the server may still start with the older one"
     four = local.of(4)
     assert folders(node) == ["v000003", "v000004"]
     local.of(5)
-    assert four.directory.exists(), "version 4 may be loaded at this moment"
+    assert holds(three, 3), "the server starts with it if it dies"
+    assert holds(four, 4), "version 4 may be loaded at this moment"
+    local.served(four)
+    assert holds(local.of(6), 6)
+    assert folders(node) == ["v000004", "v000005", "v000006"]
+
+
+def inodes(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in directory.iterdir()}
+
+
+def test_the_files_of_a_version_that_is_not_needed_are_written_over(publisher: Publisher, local: LocalWeights) -> None:
+    publish(publisher, *range(1, 5))
+    two, three = (local.of(version) for version in (2, 3))
+    before = inodes(two.directory)
+    local.served(three)
+    assert inodes(local.of(4).directory) == before
+    assert not two.directory.exists()
 
 
 def test_a_damaged_copy_on_the_node_is_made_again(publisher: Publisher, local: LocalWeights, node: Path) -> None:

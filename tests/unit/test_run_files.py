@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import struct
@@ -409,3 +410,30 @@ def test_bytes_that_did_not_arrive_as_they_were_written_are_found_by_the_reader(
     write_manifest(tmp_path, {"a": (3, hashlib.sha256(b"abc").hexdigest())})
     with pytest.raises(DamagedError, match="differs"):
         verify(tmp_path)
+
+
+def test_a_forked_child_syncs_with_threads_of_its_own(tmp_path: Path) -> None:
+    def sync() -> None:
+        os._exit(atomic.sync_tree(tmp_path) is not None)
+
+    atomic.sync_tree(tmp_path)
+    child = multiprocessing.get_context("fork").Process(target=sync)
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode == 0
+
+
+def test_a_sync_that_fails_is_told_when_all_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        (tmp_path / name).touch()
+    ended: list[str] = []
+
+    def sync(path: Path) -> None:
+        if path.name == "a":
+            raise OSError(5, "Input/output error")
+        ended.append(path.name)
+
+    monkeypatch.setattr(atomic, "sync_file", sync)
+    with pytest.raises(OSError, match="Input/output"):
+        atomic.sync_tree(tmp_path)
+    assert sorted(ended) == sorted([tmp_path.name, "b"])

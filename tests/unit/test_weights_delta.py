@@ -76,6 +76,15 @@ def test_a_chain_comes_to_the_files_that_the_full_version_has(layout: RunLayout,
     assert {p.name: p.read_bytes() for p in directory.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
 
 
+def test_nothing_of_what_is_written_over_stays(layout: RunLayout, tmp_path: Path) -> None:
+    directory, fresh = made(layout, 2, tmp_path / "made"), made(layout, 4, tmp_path / "fresh")
+    longer = directory / "model-1.safetensors"
+    longer.write_bytes(longer.read_bytes() + b"rest")
+    (directory / "model-3.safetensors").write_bytes(b"of another division into files")
+    put_together(chain_to(layout, 4), directory)
+    assert {p.name: p.read_bytes() for p in directory.iterdir()} == {p.name: p.read_bytes() for p in fresh.iterdir()}
+
+
 def test_a_delta_takes_a_small_part_of_the_whole(layout: RunLayout) -> None:
     sizes = [sum(size for size, _ in verify(layout.weights_version(v)).files.values()) for v in (1, 2)]
     assert sizes[1] < sizes[0] / 5

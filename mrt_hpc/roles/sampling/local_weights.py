@@ -70,7 +70,6 @@ class LocalWeights:
             go_on()
             chain = chain_to(self.layout, version, self._there, read)
             if chain.links:
-                self._remove_passed(chain.held)
                 chain = self._made(chain, read, go_on, at_once)
             return Weights(version, chain.key.digest, chain.start)
 
@@ -103,17 +102,24 @@ class LocalWeights:
             self._folder = NodeFolder.make()
         final = self._folder.path / f"v{chain.key.version:06d}-{chain.key.digest[:16]}"
         temporary = temporary_sibling(final)
-        temporary.mkdir()
+        self._take_room(temporary, chain.held)
         try:
             put_together(chain, temporary, go_on=go_on, at_once=at_once)
             return temporary.rename(final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def _remove_passed(self, start: VersionKey | None) -> None:
-        """Remove what is not needed any more, but for the one that is needed to start with."""
-        for key in self._passed & self._there.keys() - {start}:
+    def _take_room(self, folder: Path, start: VersionKey | None) -> None:
+        """Make the folder of a version out of one that is not needed any more, whose files are then written over, or an
+        empty one. What else is not needed is removed, but for the version that is needed to start with.
+        """
+        passed = [*(self._passed & self._there.keys() - {start})]
+        for key in passed[1:]:
             self._remove(key)
+        if passed:
+            self._there.pop(passed[0]).rename(folder)
+        else:
+            folder.mkdir()
 
     def _remove(self, key: VersionKey) -> None:
         shutil.rmtree(self._there.pop(key), ignore_errors=True)
