@@ -58,6 +58,8 @@ class Load:
     rollouts: int
     max_tokens: int
     slots: int
+    staleness: int
+    """The recipe's max_staleness."""
     warm_start: int
     """Steps of the model's supervised training: the more, the likelier is a trace's end."""
     update_s: float
@@ -93,7 +95,7 @@ def make_run(root: Path, load: Load, swap: WeightSwap) -> RunLayout:
         "serving.max_concurrent_sequences": load.slots,
         "schedule.iterations": load.iterations,
         "schedule.iterations_per_job": load.iterations,
-        "schedule.max_staleness": 1,
+        "schedule.max_staleness": load.staleness,
         "schedule.weight_swap": swap.value,
         "training.keep_weights": load.iterations + 2,
     }
@@ -174,12 +176,13 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=448)
     parser.add_argument("--slots", type=int, default=64, help="sequences that the server runs at once")
+    parser.add_argument("--staleness", type=int, default=1, help="max_staleness of all ways")
     parser.add_argument("--warm-start", type=int, default=3, help="steps of the model's supervised training")
     parser.add_argument("--update", type=float, default=1.0, help="seconds of an update")
     options = parser.parse_args()
     load = Load(
         iterations=options.iterations, groups=options.groups, rollouts=options.rollouts, max_tokens=options.max_tokens,
-        slots=options.slots, warm_start=options.warm_start, update_s=options.update,
+        slots=options.slots, staleness=options.staleness, warm_start=options.warm_start, update_s=options.update,
     )  # fmt: skip
     found: dict[WeightSwap, list[Measured]] = {swap: [] for swap in WeightSwap}
     for turn in range(options.rounds):
