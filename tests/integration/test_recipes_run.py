@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import is_delta
 from mrt_hpc.run.weights_delta import chain_to, put_together
 from mrt_hpc.training.supervised import read_suffixes
@@ -117,11 +119,31 @@ def run(
             recipe = name.partition(" with ")[0]
             directory = tmp_path_factory.mktemp(recipe) / "run"
             chosen = options(name, quickstart, warm_server)
-            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *chosen)
+            with ThreadPoolExecutor(1) as pool:
+                copied = pool.submit(copy_of_delta, RunLayout(directory)) if has_deltas(name) else None
+                submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *chosen)
+                if copied is not None:
+                    copied.result()
             finished[name] = RunLayout(directory)
         return finished[name]
 
     return of
+
+
+def has_deltas(name: str) -> bool:
+    return DELTAS.items() <= PARTICULAR.get(name, {}).items()
+
+
+def during(layout: RunLayout) -> RunLayout:
+    """Where weights versions of a run are kept that are removed at its end."""
+    return RunLayout(layout.root.parent / "during")
+
+
+def copy_of_delta(layout: RunLayout) -> None:
+    """Copy the version that is a delta, and its base, while the run goes on."""
+    wait_until(layout.weights_version(2).is_dir, reason="version 2", deadline_s=300, longest_pause_s=0.05)
+    for version in (1, 2):
+        shutil.copytree(layout.weights_version(version), during(layout).weights_version(version))
 
 
 def groups(layout: RunLayout, iteration: int) -> list[Group]:
@@ -191,15 +213,15 @@ def test_a_length_curriculum_limits_each_iteration(run: Callable[[str], RunLayou
 @pytest.mark.parametrize("name", ["length_curriculum", "dr_grpo"])
 def test_versions_between_whole_models_are_deltas(run: Callable[[str], RunLayout], name: str) -> None:
     layout = run(name)
-    deltas = [version for version in range(ITERATIONS + 1) if is_delta(layout.weights_version(version))]
-    assert deltas == [2]
+    assert [is_delta(during(layout).weights_version(version)) for version in (1, 2)] == [False, True]
+    assert not any(is_delta(path) for path in layout.weights.iterdir()), "no task loads one any more"
 
 
 def test_a_version_that_was_put_together_is_the_one_that_was_sampled_with(
     run: Callable[[str], RunLayout], tmp_path: Path
 ) -> None:
     layout = run("length_curriculum")
-    put_together(chain_to(layout, 2), tmp_path)
+    put_together(chain_to(during(layout), 2), tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     temperature = read_recipe_lock(layout.recipe_lock).sampling.temperature
     sampled = [rollout for group in groups(layout, 2) for rollout in group.rollouts]

@@ -114,7 +114,7 @@ def _clock(facts: NodeFacts) -> Result:
 
 
 def _signals(facts: NodeFacts) -> Result:
-    arrived = " and ".join(f"SIG{name}" for name in facts.signals)
+    arrived = " and ".join(f"SIG{name}" for name in SIGNALS if name in facts.signals)
     missing = " and ".join(f"SIG{name}" for name in SIGNALS if name not in facts.signals)
     if missing:
         return doubtful(
