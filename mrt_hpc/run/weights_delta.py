@@ -171,7 +171,7 @@ def contents_of(tensors: Sequence[TensorBytes]) -> str:
 
 
 def _blake3(data: Bytes) -> str:
-    """Takes a fourth of the time of SHA-256: with that, a delta would take longer to load than a whole model."""
+    """A checksum in a fourth of the time of SHA-256. With SHA-256, a delta took longer to load than a whole model."""
     return blake3(data.data).hexdigest()
 
 
