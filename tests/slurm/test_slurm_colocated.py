@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from chaos_auditor import audit
 from chaos_target import Target
 from slurm_cluster import Cluster, wait_for_end
 from slurm_recipes import SHRUNK, accounting, options, site_file
+from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 from submitted import latest_ids
 
 from mrt_hpc.launch.slurm.queue import QueueState
@@ -18,12 +19,18 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.waiting import wait_until
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 RANKS = 2
 JOB = "segment-000.colocated"
 CHANGES = {
     **SHRUNK,
     "schedule.coupling": "colocated",
+    "data.verifier": "slurm_verifier:same_text_held",
     "evaluation.benchmarks": "[]",
+    "model.warm_start_steps": 40,  # a model that answers; only answers are judged
+    "grading.time_limit_s": HELD_S,
     "resources.inference.tasks": 1,
     "resources.trainer.ranks": RANKS,
     "resources.trainer.memory_gib": 3,
@@ -35,22 +42,33 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def preempted(cluster: Cluster) -> RunLayout:
-    """A run that has ended, and was pushed out of its node when it had trained one iteration."""
-    run = cluster.run_dir("colocated") / "run"
-    site = site_file(cluster, run, partitions={"cpu": "preempt"})
-    recipe = str(cluster.checkout / "recipes/quickstart.yaml")
-    sent = cluster.mrt_hpc("submit", recipe, "--site", str(site), "--run", str(run), *options(CHANGES))
-    assert sent.returncode == 0, sent.stderr
-    layout = RunLayout(run)
+    """A run that has ended, and was pushed out of its node when it had trained one iteration.
+
+    The answers of the second iteration are judged only after the push, so the run cannot end before it.
+    """
+    layout = RunLayout(cluster.run_dir("colocated") / "run")
+    release = layout.root.parent / "judge"
+    submit(cluster, layout, release)
     ids = latest_ids(layout)
     wait_until(lambda: layout.weights_version(1).exists(), reason="weights version 1", deadline_s=300)
     (node,) = {p.environ()["SLURMD_NODENAME"] for p in Target(layout, None, cluster, None).tasks("trainer")}
-    important = cluster.push_out(node)
-    states = wait_for_end({**ids, "important": important}, seconds=400)
+    wait_for_end({"important": cluster.push_out(node)}, seconds=200)
+    release.touch()
+    states = wait_for_end(ids, seconds=400)
     print(accounting(ids.values()))
-    log = cluster.mrt_hpc("logs", str(run), "--all").stdout
+    log = cluster.mrt_hpc("logs", str(layout.root), "--all").stdout
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}, log
     return layout
+
+
+def submit(cluster: Cluster, layout: RunLayout, release: Path) -> None:
+    """Submit the run to the partition that may be preempted."""
+    held = {HELD_FROM: str(layout.weights_version(1)), HELD_UNTIL: str(release)}
+    environment = {**cluster.site().environment, **held}
+    site = site_file(cluster, layout.root, partitions={"cpu": "preempt"}, environment=environment)
+    recipe = str(cluster.checkout / "recipes/quickstart.yaml")
+    sent = cluster.mrt_hpc("submit", recipe, "--site", str(site), "--run", str(layout.root), *options(CHANGES))
+    assert sent.returncode == 0, sent.stderr
 
 
 def attempts(layout: RunLayout, kind: EventKind) -> list[dict[str, Any]]:
