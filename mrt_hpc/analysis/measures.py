@@ -229,7 +229,7 @@ class RunCost(Record):
     cpu_hours: float | None = None
     """Core hours, allocated."""
     sampled_tokens_per_second: float | None = None
-    """The tokens per second of one inference process, while it samples."""
+    """The tokens per second of one inference task, while it samples."""
     trained_tokens_per_second: float | None = None
     """The tokens per second of one rank of the trainer, while it updates."""
 

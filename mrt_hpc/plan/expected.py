@@ -171,11 +171,6 @@ def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> 
     return tokens / ((inference.tasks if collects else at_once) * throughput.sampled_per_s)
 
 
-def training_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float:
-    """Return the seconds of an update, its weights version and its part of a checkpoint."""
-    return sum(_training(recipe, iteration, throughput).values())
-
-
 def late_checkpoint(recipe: Recipe, site: SiteSettings, throughput: Throughput) -> str | None:
     """A warning where a preempted trainer is expected to be ended before it has written a checkpoint.
 
@@ -207,7 +202,7 @@ def _unit_seconds(unit: EvaluationUnit, recipe: Experiment, throughput: Throughp
         episodes = (evaluation.episodes or recipe.episodes).max_episodes
         branches = (episodes + 1) * tokens_per_value(evaluation.prover, recipe)
     samples = problems / evaluation.problem_shards * benchmark.samples
-    return _divided(samples * (trace + branches) / throughput.sampled_per_s, branches / (trace + branches))
+    return _divided(samples * (trace + branches) / throughput.evaluated_per_s, branches / (trace + branches))
 
 
 def count_problems(problems: Problems | object) -> int | None:

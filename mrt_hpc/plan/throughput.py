@@ -57,7 +57,9 @@ class Throughput:
     """What the estimate of a plan reckons with."""
 
     sampled_per_s: float
-    """Tokens a second that one inference or evaluation process samples."""
+    """Tokens a second that one inference task samples, on all its GPUs."""
+    evaluated_per_s: float
+    """Tokens a second that one evaluation task samples, on all its GPUs."""
     trained_per_s: float
     """Tokens a second that one rank of the trainer computes, forward and backward; 0 where nothing is trained."""
     publish_s: float
@@ -78,7 +80,7 @@ def throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
         return None
     source = _source(given, site, "" if stated is None else stated.source, trains=trains)
     publish_s, checkpoint_s = (stated.publish_s, stated.checkpoint_s) if stated else (0.0, 0.0)
-    return Throughput(sampled, trained or 0.0, publish_s, checkpoint_s, source)
+    return Throughput(sampled, sampled * _evaluation_share(recipe), trained or 0.0, publish_s, checkpoint_s, source)
 
 
 def _source(given: MeasuredThroughput, site: SiteSettings, stated: str, *, trains: bool) -> str:
@@ -89,38 +91,44 @@ def _source(given: MeasuredThroughput, site: SiteSettings, stated: str, *, train
     return " and ".join([*(f"throughput.{name} of site profile {site.name}" for name in fields if trains), stated])
 
 
+def _evaluation_share(recipe: Experiment) -> float:
+    """The GPUs of an evaluation task for each GPU of an inference task: it is expected to sample in proportion. 1 for
+    an evaluation on its own, and where one of the two has no GPU.
+    """
+    sampling, evaluation = _sampling_gpus(recipe), recipe.resources.evaluation.gpus
+    return evaluation / sampling if sampling and evaluation else 1.0
+
+
 def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:
-    """By the table; None for jobs without GPUs, and for models of unknown size."""
-    billions, gpus = model_billions(recipe), _gpus(recipe)
-    if billions is None or gpus is None:
+    """By the table; None for jobs without GPUs, and for models of unknown size. Nothing is trained by an evaluation on
+    its own.
+    """
+    billions, sampling, training = model_billions(recipe), _sampling_gpus(recipe), _training_gpus(recipe)
+    if billions is None or not sampling or training == 0:
         return None
     gpu = _gpu(site)
     rates = STATED[gpu]
+    sampled = power_law(rates.sampled, billions) * sampling
     return Throughput(
-        sampled_per_s=power_law(rates.sampled, billions) * gpus.sampling,
-        trained_per_s=power_law(rates.trained, billions) * gpus.training,
+        sampled_per_s=sampled,
+        evaluated_per_s=sampled * _evaluation_share(recipe),
+        trained_per_s=power_law(rates.trained, billions) * (training or 0),
         publish_s=PUBLISH_S * billions / site.throughput.checkpoint_gb_per_second,
         checkpoint_s=CHECKPOINT_S * billions / site.throughput.checkpoint_gb_per_second,
         source=f"stated rates of {gpu} for {billions:.2g} billion parameters",
     )
 
 
-@dataclass(frozen=True)
-class _Gpus:
-    """The GPUs of one process."""
-
-    sampling: int
-    training: int
-    """0 where nothing is trained."""
-
-
-def _gpus(recipe: Experiment) -> _Gpus | None:
-    """The GPUs that the processes ask for; None where one of them has none."""
-    resources = recipe.resources
+def _sampling_gpus(recipe: Experiment) -> int:
+    """The GPUs of a task that samples: of inference, or of an evaluation on its own."""
     if isinstance(recipe, EvaluationRecipe):
-        return _Gpus(resources.evaluation.gpus, 0) if resources.evaluation.gpus else None
-    both = _Gpus(resources.inference.gpus * resources.inference.nodes, resources.trainer.gpus)
-    return both if min(both.sampling, both.training) > 0 else None
+        return recipe.resources.evaluation.gpus
+    return recipe.resources.inference.gpus * recipe.resources.inference.nodes
+
+
+def _training_gpus(recipe: Experiment) -> int | None:
+    """The GPUs of a rank of the trainer; None where nothing is trained."""
+    return None if isinstance(recipe, EvaluationRecipe) else recipe.resources.trainer.gpus
 
 
 def _gpu(site: SiteSettings) -> str:

@@ -19,7 +19,9 @@ class MeasuredThroughput(Section):
     """Rates that were measured on this site, for the estimate of ``mrt-hpc plan``; the report of a run shows them."""
 
     sampled_tokens_per_second: PositiveFloat | None = None
-    """The tokens per second that one inference process samples; null takes a stated rate of the GPU, if any."""
+    """The tokens per second that one inference task samples on all its GPUs; null takes a stated rate of the GPU, if
+    any. A task of an evaluation with fewer or more GPUs is expected to sample in proportion.
+    """
     trained_tokens_per_second: PositiveFloat | None = None
     """The tokens per second that one rank of the trainer computes; null takes a stated rate of the GPU, if any."""
     checkpoint_gb_per_second: PositiveFloat = 1.0

@@ -335,7 +335,7 @@ def allocated(spent: Spending) -> RunCost:
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:
-    """Tokens per second of one inference process while it samples; None where no iteration has measured it."""
+    """Tokens per second of one inference task while it samples; None where no iteration has measured it."""
     timed = [(m.generated_tokens, m.sampling_seconds) for m in iterations if m.generated_tokens and m.sampling_seconds]
     seconds = sum(seconds for _, seconds in timed)
     return sum(tokens for tokens, _ in timed) / seconds / tasks if seconds else None

@@ -22,7 +22,6 @@ from mrt_hpc.plan.expected import (
     expected_uses,
     late_checkpoint,
     sampling_seconds,
-    training_seconds,
 )
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.plan.throughput import STATED, Throughput, model_billions, power_law, throughput
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 H100 = SlurmSite(name="cluster", gpu_type="nvidia_h100_80gb")
-RATES = Throughput(sampled_per_s=1000.0, trained_per_s=2000.0, publish_s=5.0, checkpoint_s=40.0, source="a test")
+RATES = Throughput(1000.0, evaluated_per_s=1000.0, trained_per_s=2000.0, publish_s=5, checkpoint_s=40, source="a test")
 
 
 def recipe(name: str, *overrides: str) -> Recipe:
@@ -75,7 +74,6 @@ def test_an_iteration_by_hand_with_and_without_staleness() -> None:
     changes = ("expected.trace_tokens=2000", "schedule.iterations=10", "schedule.iterations_per_job=10")
     ahead = recipe("grpo", *changes)
     assert sampling_seconds(ahead, 0, RATES) == pytest.approx(128.0)
-    assert training_seconds(ahead, 0, RATES) == pytest.approx(85.4)
     on_policy = recipe("grpo", *changes, "schedule.max_staleness=0")
     for one, seconds in ((ahead, 128.0), (on_policy, 213.4)):
         plan = compile_plan(one, LocalSite())
@@ -173,6 +171,19 @@ def test_plan_tells_of_a_late_checkpoint(tmp_path: Path) -> None:
     site.write_text("type: slurm\nname: here\ngpu_type: h100\npreemption_notice_s: 5\n")
     printed = CliRunner().invoke(main, ["plan", str(RECIPES / "mrt_online.yaml"), "--site", str(site)]).output
     assert "a checkpoint is expected to take" in printed
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_evaluation_samples_on_its_own_gpus(nodes: int) -> None:
+    """An inference task has four GPUs on each node, a task of an evaluation one."""
+    servers = ("resources.inference.gpus=4", "serving.tensor_parallel=1", f"resources.inference.nodes={nodes}")
+    rates = throughput(recipe("grpo", *servers), H100)
+    assert rates is not None
+    assert (rates.sampled_per_s, rates.evaluated_per_s) == (nodes * 4 * 5500, 5500)
+    measured = H100.model_copy(update={"throughput": MeasuredThroughput(sampled_tokens_per_second=8000.0)})
+    rates = throughput(recipe("grpo", *servers), measured)
+    assert rates is not None
+    assert rates.evaluated_per_s == 8000 / (nodes * 4)
 
 
 def test_measured_rates_replace_the_stated_ones() -> None:

@@ -34,7 +34,7 @@ def _totals(records: Sequence[RunRecord]) -> Table:
         "tokens generated": [count(one.generated_tokens) for one in every],
         "GPU-hours": [number(one.gpu_hours) for one in every],
         "CPU core hours": [number(one.cpu_hours) for one in every],
-        "tokens sampled per second and inference process": [number(one.sampled_tokens_per_second) for one in every],
+        "tokens sampled per second and inference task": [number(one.sampled_tokens_per_second) for one in every],
         "tokens trained per second and rank": [number(one.trained_tokens_per_second) for one in every],
     }
     return by_run("Cost", records, {name: told for name, told in rows.items() if set(told) != {DASH}})
