@@ -1,4 +1,7 @@
-"""The paper's five benchmarks, evaluated on a real cluster as an array, pushed out once on the way."""
+"""The paper's five benchmarks, evaluated on a real cluster as an array, pushed out once on the way.
+
+Answers are judged only after the push, so that no task can end before it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from slurm_cluster import REPOSITORY, Cluster, wait_for_end
 from slurm_recipes import accounting, options, site_file
+from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 from submitted import latest_ids
 
 from mrt_hpc.analysis.collect import read_summary
 from mrt_hpc.domains.small_world.network import ModelSize
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.launch.slurm.queue import QueueState
-from mrt_hpc.run.events import EventKind, read_events
+from mrt_hpc.run.events import EventKind, events_by_process, read_events
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.waiting import wait_until
@@ -35,6 +39,7 @@ CHANGES = {
     "evaluation.dtype": "float32",
     "evaluation.max_tokens": 32,
     "evaluation.problem_shards": 1,
+    "grading.time_limit_s": HELD_S,
     "serving": "{kv_cache_gib: 0.5, enforce_eager: true, max_concurrent_sequences: 64}",
     "resources.prepare.cpus": 1,
     "resources.evaluation": "{cpus: 1, memory_gib: 6, time_limit_minutes: 60, max_parallel: 2}",
@@ -75,10 +80,19 @@ def shortened(data: Path) -> None:
 
 def command(cluster: Cluster, folder: Path, name: str, data: Path, results: str) -> Sequence[str]:
     run = folder / name
-    site = site_file(cluster, run, partitions={"cpu": "preempt"})
-    samples = {f"evaluation.benchmarks.{number}.samples": 2 for number in range(len(FILES))}
+    held = {HELD_FROM: str(folder), HELD_UNTIL: str(released(folder))}
+    environment = {**cluster.site().environment, **held}
+    site = site_file(cluster, run, partitions={"cpu": "preempt"}, environment=environment)
+    benchmarks = [f"evaluation.benchmarks.{number}" for number in range(len(FILES))]
+    samples = {f"{benchmark}.samples": 2 for benchmark in benchmarks}
+    verifiers = {f"{benchmark}.problems.verifier": "slurm_verifier:HeldVerifier" for benchmark in benchmarks}
     where = ["--data", str(data), "--results", str(folder / results), "--run", str(run), "--site", str(site)]
-    return ["eval", str(folder / "model"), "--suite", "paper_20", *where, *options({**CHANGES, **samples})]
+    return ["eval", str(folder / "model"), "--suite", "paper_20", *where, *options({**CHANGES, **samples, **verifiers})]
+
+
+def released(folder: Path) -> Path:
+    """The file that lets answers be judged."""
+    return folder / "judge"
 
 
 def evaluated(cluster: Cluster, folder: Path, name: str, data: Path, *, preempted: bool) -> RunLayout:
@@ -89,26 +103,27 @@ def evaluated(cluster: Cluster, folder: Path, name: str, data: Path, *, preempte
     ids = latest_ids(layout)
     assert set(ids) == {"prepare", "evaluation", "report"}
     if preempted:
-        evaluation = ids["evaluation"]
-        node = wait_until(lambda: node_at_work(layout, evaluation), reason="an evaluation at work", deadline_s=900)
-        ids["important"] = cluster.push_out(node)
+        node = wait_until(lambda: node_at_work(layout), reason="an evaluation at work", deadline_s=900)
+        wait_for_end({"important": cluster.push_out(node)}, seconds=300)
+        released(folder).touch()
     states = wait_for_end(ids, seconds=2000)
     print(accounting(ids.values()))
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}
     assert layout.report.is_file(), cluster.mrt_hpc("logs", str(layout.root), "--all").stdout
     if preempted:
-        attempts = kinds(layout, EventKind.TASK_STARTED)
-        assert len(attempts) > len(FILES) + 2, "a task that was pushed out has started again"
+        attempts = [str(event["attempt"]) for event in kinds(layout, EventKind.TASK_STARTED)]
+        assert any(attempt.endswith(".1") for attempt in attempts), "a task that was pushed out has started again"
     return layout
 
 
-def node_at_work(layout: RunLayout, job_id: str) -> str | None:
-    """The node of a task of the array, once a server runs and a problem is sampled."""
-    if not kinds(layout, EventKind.SERVER_STARTED):
-        return None
-    asked = ["squeue", "-h", "-j", job_id, "-t", "RUNNING", "-o", "%N"]
-    nodes = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
-    return nodes[0] if nodes else None
+def node_at_work(layout: RunLayout) -> str | None:
+    """The node of a task that has its server; it cannot end while its answers wait."""
+    for events in events_by_process(layout.events):
+        if any(event["kind"] == EventKind.SERVER_STARTED for event in events):
+            task_id = events[0]["attempt"].rpartition(".")[0]
+            asked = ["squeue", "-h", "-j", task_id, "-o", "%N"]
+            return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return None
 
 
 def kinds(layout: RunLayout, kind: EventKind) -> list[dict[str, object]]:
