@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,8 +92,13 @@ def lives(run_dir: str, job_name: str, _index: int) -> None:
 
 
 def _work(task: Task) -> None:
-    _note(str(task.layout.root), "start", task.job.name)
-    what = task.job.name
+    """A signal may come as soon as the start is noted: a task that saves something heeds safe points from there on."""
+    with task.shutdown.at_safe_points() if task.job.name == "saves" else nullcontext():
+        _note(str(task.layout.root), "start", task.job.name)
+        _act(task, task.job.name)
+
+
+def _act(task: Task, what: str) -> None:
     if what == "crashes":
         raise RuntimeError("every time")
     if (_starts(task) == 1 or what == "abandoned") and not what.startswith(("after", "stumbles", "done")):
@@ -106,10 +112,9 @@ def _work(task: Task) -> None:
         if what == "gives-back":
             raise UserError("no task is running", exit_code=ExitCode.GIVE_BACK)
         if what == "saves":
-            with task.shutdown.at_safe_points():
-                wait_until(lambda: task.shutdown.given, reason="the request to shut down", deadline_s=600)
-                _note(str(task.layout.root), "saved", what)
-                task.shutdown.leave_if_given()
+            wait_until(lambda: task.shutdown.given, reason="the request to shut down", deadline_s=600)
+            _note(str(task.layout.root), "saved", what)
+            task.shutdown.leave_if_given()
         if what == "outlasts":
             with task.shutdown.at_safe_points():
                 wait_until(_time_is_over, reason="the end of the grace", deadline_s=600, longest_pause_s=0.1)

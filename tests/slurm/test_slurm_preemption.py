@@ -28,7 +28,8 @@ def pushed_out(cluster: Cluster, name: str, **site: object) -> tuple[RunLayout, 
     """A run, of which two tasks at work were pushed out; its directory, and all ids."""
     layout = run_directory(cluster, name, THE_PLAN)
     ids = cluster.submitted(THE_PLAN, layout.root, "lives", site=cluster.site(**site))
-    await_start(layout, "done", "pushed", "saves")
+    await_start(layout, "pushed", "saves")
+    wait_for_end({"done": ids["done"]})  # else it is pushed out as well, while it leaves
     nodes = {str(note["node"]) for note in notes(layout.root) if note["job"] in ("pushed", "saves")}
     return layout, ids | {f"important-{node}": cluster.push_out(node) for node in nodes}
 
