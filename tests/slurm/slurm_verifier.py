@@ -1,5 +1,5 @@
-"""Verifiers that hold a run at a point until a test lets it go on: ``slurm_verifier:same_text_held``; the same with a note
-of where it works, ``slurm_verifier:same_text_noted``; and ``slurm_verifier:HeldVerifier``, for any model.
+"""Verifiers that hold a run at a point until a test lets it go on: ``slurm_verifier:same_text_held``; the same with a
+note of where it works, ``slurm_verifier:same_text_noted``; and ``slurm_verifier:HeldVerifier``, for any model.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def same_text_noted(answer: str, gold: str) -> bool:
 
 
 class HeldVerifier(Verifier):
-    """The same as `same_text_held`. Every text has an answer, so that it also holds a run whose model has learnt nothing
-    and gives none.
+    """The same as `same_text_held`. Every text has an answer, so that it also holds a run whose model has learnt
+    nothing and gives none.
     """
 
     type: Literal["slurm_verifier:HeldVerifier"]

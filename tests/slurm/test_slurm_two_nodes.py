@@ -1,4 +1,7 @@
-"""An inference task of two nodes on a real cluster: Ray and graders on both; a grader is killed, then a rank."""
+"""An inference task of two nodes on a real cluster: Ray and graders on both; a grader is killed, then a rank.
+
+The answers of the last iteration are judged only after that, so that the run cannot end before it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from chaos_auditor import audit
 from chaos_target import Target, children
 from slurm_cluster import Cluster, wait_for_end
 from slurm_recipes import SHRUNK, accounting, options, site_file
-from slurm_verifier import FOLDER
+from slurm_verifier import FOLDER, HELD_FROM, HELD_S, HELD_UNTIL
 from submitted import latest_ids
 
 from mrt_hpc.launch.slurm.queue import QueueState
@@ -25,9 +28,10 @@ JOB = "segment-000.inference"
 ITERATIONS = 3
 CHANGES = {
     **SHRUNK,
-    "data.verifier": "slurm_verifier:same_text_slowly",
+    "data.verifier": "slurm_verifier:same_text_noted",
     "evaluation.benchmarks": "[]",
-    "model.warm_start_steps": 40,
+    "model.warm_start_steps": 40,  # a model that answers; only answers are judged
+    "grading.time_limit_s": HELD_S,
     "sampling.problems_per_iteration": 6,
     "serving.kv_cache_gib": 0.25,
     "schedule.iterations": ITERATIONS,
@@ -51,14 +55,20 @@ def judged(cluster: Cluster) -> Path:
 def layout(cluster: Cluster, judged: Path) -> RunLayout:
     """A run that has been submitted."""
     run = cluster.run_dir("two-nodes") / "run"
-    site = site_file(cluster, run, environment={**cluster.site().environment, FOLDER: str(judged)})
+    held = {HELD_FROM: str(RunLayout(run).weights_version(ITERATIONS - 1)), HELD_UNTIL: str(released(run))}
+    site = site_file(cluster, run, environment={**cluster.site().environment, **held, FOLDER: str(judged)})
     recipe = str(cluster.checkout / "recipes/quickstart.yaml")
     sent = cluster.mrt_hpc("submit", recipe, "--site", str(site), "--run", str(run), *options(CHANGES))
     assert sent.returncode == 0, sent.stderr
     return RunLayout(run)
 
 
-@pytest.mark.timeout(900)
+def released(run: Path) -> Path:
+    """The file that lets the answers of the last iteration be judged."""
+    return run.parent / "judge"
+
+
+@pytest.mark.timeout(1500)
 def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster, layout: RunLayout, judged: Path) -> None:
     ids = latest_ids(layout)
     by_node = ranks_at_work(layout, cluster)
@@ -73,6 +83,7 @@ def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster, layo
     lost = [process for rank in by_node.values() for process in (rank, *children(rank))]
     second.kill()
     wait_until(lambda: not any(map(is_alive, lost)), reason="the end of all ranks", deadline_s=DEADLINE_S)
+    released(layout.root).touch()
     states = wait_for_end(ids, seconds=DEADLINE_S)
     print(accounting(ids.values()))
     logs = cluster.mrt_hpc("logs", str(layout.root), "--all").stdout
@@ -140,4 +151,12 @@ def is_alive(process: psutil.Process) -> bool:
 def ray_processes(job_id: str) -> list[psutil.Process]:
     """Those of a Slurm job that are there."""
     found = [p for p in psutil.process_iter() if name_of(p) in ("raylet", "gcs_server")]
-    return [p for p in found if p.environ().get("SLURM_JOB_ID") == job_id]
+    return [p for p in found if job_of(p) == job_id]
+
+
+def job_of(process: psutil.Process) -> str | None:
+    """The Slurm job of a process; None for one of no job, and for one that has ended meanwhile."""
+    try:
+        return process.environ().get("SLURM_JOB_ID")
+    except psutil.Error:
+        return None
