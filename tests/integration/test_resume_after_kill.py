@@ -26,6 +26,7 @@ from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,23 +87,30 @@ def servers_of(run: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed three times and then finished."""
+    """A run that was interrupted, then killed four times, and then finished.
+
+    Each condition stays true once its moment has come, so that a look that comes late on a busy machine kills as well.
+    """
     run = tmp_path_factory.mktemp("killed") / "run"
     layout = RunLayout(run)
 
+    def is_published(version: int) -> bool:
+        return max(published_versions(layout), default=0) >= version
+
     def in_generation() -> bool:
-        return bool(read_events(layout.events, EventKind.SERVER_STARTED)) and not complete_groups(layout.groups(0))
+        return bool(read_events(layout.events, EventKind.SERVER_STARTED))
 
     def in_update() -> bool:
-        return len(complete_groups(layout.groups(0))) == 6 and not layout.weights_version(1).exists()
+        return len(complete_groups(layout.groups(0))) == 6 or is_published(1)
 
     def while_publishing() -> bool:
-        return any(is_temporary(p) and "v000002" in p.name for p in layout.weights.iterdir())
+        begun = any(is_temporary(p) and "v000002" in p.name for p in layout.weights.iterdir())
+        return begun or is_published(2)
 
     def in_evaluation() -> bool:
-        """Some problems have been evaluated, and not all."""
+        """Some problems have been evaluated."""
         first = layout.evaluation_parts(0, "held-out", 0)
-        return bool(complete_groups(first)) and not layout.evaluation_shard(0, "held-out", 0).exists()
+        return bool(complete_groups(first)) or layout.evaluation_shard(0, "held-out", 0).exists()
 
     interrupt_when(run, lambda: bool(read_events(layout.events, EventKind.TASK_STARTED)))
     for moment in (in_generation, in_update, while_publishing, in_evaluation):
