@@ -90,9 +90,9 @@ def submit_command(run: Path, changes: tuple[str, ...]) -> list[str]:
     return [*module, "submit", str(ROOT / RECIPE), "--run", str(run), *sets]
 
 
-def started(command: list[str]) -> subprocess.Popen[bytes]:
-    """Start it as the leader of a process group."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def started(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
+    """Start it as the leader of a process group, with further variables in its environment."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
 
 

@@ -1,4 +1,7 @@
-"""A colocated run on this machine: the sampling process is killed, then the trainer, and the same command goes on."""
+"""A colocated run on this machine: the sampling process is killed, then the trainer, and the same command goes on.
+
+The answers of the last iteration are judged only after that, so that the run cannot end before it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from chaos_backends import started, submit_command
+from chaos_backends import ROOT, started, submit_command
 from chaos_target import Target
+from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
@@ -54,6 +58,7 @@ SMALL = (
     "serving.kv_cache_gib=0.25",
     "evaluation.benchmarks=[]",
 )
+HELD = ("data.verifier=slurm_verifier:HeldVerifier", f"grading.time_limit_s={HELD_S}")
 DEADLINE_S = 400
 
 
@@ -64,7 +69,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, list[st
     """
     layout = RunLayout(tmp_path_factory.mktemp("colocated") / "run")
     target = Target(layout, None, None, None)
-    process = started(submit_command(layout.root, SMALL))
+    release = layout.root.parent / "judge"
+    held = {HELD_FROM: str(layout.weights_version(ITERATIONS - 1)), HELD_UNTIL: str(release)}
+    process = started(submit_command(layout.root, (*SMALL, *HELD)), PYTHONPATH=f"{ROOT}:{ROOT}/tests/slurm", **held)
     messages: list[str] = []
 
     def when(condition: Callable[[], object], what: str) -> None:
@@ -84,8 +91,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, list[st
         when(lambda: layout.weights_version(1).exists() and target.tasks("inference"), "weights version 1")
         family = [*target.tasks("inference"), *target.servers()]
         _kill(target.tasks("trainer"))
+        release.touch()
         what = "the sampling process and its server to end with the trainer"
-        wait_until(lambda: all(map(_has_ended, family)), reason=what, deadline_s=40)
+        wait_until(lambda: all(map(_has_ended, family)), reason=what, deadline_s=120)
         assert process.wait(DEADLINE_S) == 0
     finally:
         if process.poll() is None:
