@@ -16,6 +16,7 @@ from mrt_hpc.training.sequence import TrainingSequence
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(2400)  # a process goes through all variants
 TOLERANCE = 1e-5
 VARIANTS = [
     *(f"{stage}:{tokens}:fp32:1:-" for stage in (0, 2, 3) for tokens in (40, 128)),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mrt_hpc.training.engine import TrainerEngine
     from mrt_hpc.training.rendezvous import Ranks
 
+pytestmark = pytest.mark.timeout(2400)  # the processes of the fixture go through many shapes
 SHAPES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (2, "bf16"), (3, "bf16")]
 SHAPES += [(0, "bf16_autocast"), (2, "bf16_autocast"), (3, "bf16_autocast")]
 CHANGES = [  # ranks, stage and precision of the writer, and of the trainer that goes on
@@ -178,11 +179,11 @@ def test_a_checkpoint_holds_what_it_says(folder: Path) -> None:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_what_one_rank_cannot_write_fails_on_all_at_once(stage: int, folder: Path, tmp_path: Path) -> None:
     arguments = [str(folder / "model"), str(tmp_path), str(stage)]
-    run_ranks("training_failing_save_worker.py", arguments, 2, tmp_path, timeout_s=100)
+    run_ranks("training_failing_save_worker.py", arguments, 2, tmp_path, timeout_s=300)
     ours, theirs = (json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2))
     for case, failure in ours.items():
         assert failure["left"] == theirs[case]["left"] == [], case
-        assert max(failure.pop("s"), theirs[case].pop("s")) < 10, case
+        assert max(failure.pop("s"), theirs[case].pop("s")) < 30, case
         assert failure == theirs[case]
     assert {case: (f["type"], f["errno"]) for case, f in ours.items()} == {
         "full-1": ("OSError", errno.ENOSPC),

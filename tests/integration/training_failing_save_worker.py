@@ -92,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks, layout = Ranks(rank, world_size, rank), RunLayout(run)
     choose_kernels(None)
-    join(ranks, Path(sys.argv[3]), timeout_s=40)
+    join(ranks, Path(sys.argv[3]), timeout_s=240)
     checkpoint.FILE_BYTES = SMALL_FILES
     trainer = build(settings(zero_stage=stage), model, ranks)
     trainer.update(random_batch(0))

@@ -178,7 +178,7 @@ def end_at_once() -> None:
     os._exit(0)
 
 
-def run_ranks(script: str, arguments: list[str], world_size: int, directory: Path, timeout_s: float = 240) -> None:
+def run_ranks(script: str, arguments: list[str], world_size: int, directory: Path, timeout_s: float = 800) -> None:
     """Run ``script`` of this folder on so many ranks; its first arguments are rank, world size and the address file.
 
     Raises:
