@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     """What it hit; None where there is nothing to hit just now."""
 
 LONGEST_TO_NOTICE_S = 240.0
-"""Until a controller that has just been restarted, on a busy machine, calls a node down."""
+"""Until a controller that has just been restarted, on a busy machine, calls a node down; and until a run whose trainer
+has just been killed writes something, and finds the disk full.
+"""
 ENOUGH_GROUPS = 12
 """Completed by others while one is frozen: two iterations."""
 
@@ -213,7 +215,7 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
         wait_until(
             lambda: _pauses(target) > before or not target.tasks(*target.focus),
             reason="the run to notice the full disk",
-            deadline_s=60,
+            deadline_s=LONGEST_TO_NOTICE_S,
         )
     finally:
         filler.unlink()

@@ -11,7 +11,7 @@ import pytest
 from chaos_auditor import audit
 from chaos_backends import LocalRun, Run, SlurmRun
 from chaos_faults import FaultKind, possible
-from chaos_run import DISK_MIB, Outcome, named_scenes, run_under_faults, small_disk, table
+from chaos_run import DISK_MIB, RUN_DEADLINE_S, Outcome, named_scenes, run_under_faults, small_disk, table
 from chaos_scenes import attempts, scenes
 from slurm_session import NoClusterHereError, running_cluster
 
@@ -33,6 +33,8 @@ KINDS = (
     FaultKind.CUT_NODE,
 )
 SEED = 7
+LONGEST_S = RUN_DEADLINE_S + 600.0
+"""For the run, and for its cluster."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Outcome,
         yield run_under_faults(SEED, len(kinds), kinds, run), run.target().layout.root
 
 
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(LONGEST_S)
 def test_a_run_under_faults_ends_as_an_undisturbed_one(outcome: tuple[Outcome, Path]) -> None:
     found, _ = outcome
     print(table([found]))
@@ -123,7 +125,7 @@ def publish_key(layout: RunLayout) -> str:
     return "the run's key stands in"
 
 
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(LONGEST_S)
 @pytest.mark.parametrize(
     "harm",
     [
