@@ -143,7 +143,7 @@ def recorded_ids(printed: str) -> dict[str, str]:
     return {line["name"]: line["id"] for line in lines}
 
 
-def wait_for_end(ids: Mapping[str, str], seconds: float = 120) -> dict[str, QueuedTask]:
+def wait_for_end(ids: Mapping[str, str], seconds: float = 300) -> dict[str, QueuedTask]:
     """The states of all tasks, once none of them will run any more."""
 
     def ended() -> dict[str, QueuedTask] | None:

@@ -42,13 +42,13 @@ def stopped(layout: RunLayout, name: str) -> Callable[[], bool]:
 
 def await_start(layout: RunLayout, *names: str) -> None:
     for name in names:
-        wait_until(started(layout, name), reason=f"the start of {name}", deadline_s=60)
+        wait_until(started(layout, name), reason=f"the start of {name}", deadline_s=180)
 
 
 def await_stop(layout: RunLayout, *names: str) -> None:
     """Slurm calls a job cancelled from the moment of the signal on, while its tasks still take their leave."""
     for name in names:
-        wait_until(stopped(layout, name), reason=f"the last word of {name}", deadline_s=30)
+        wait_until(stopped(layout, name), reason=f"the last word of {name}", deadline_s=120)
 
 
 def starts(layout: RunLayout) -> Counter[str]:

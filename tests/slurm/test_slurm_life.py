@@ -37,7 +37,7 @@ def process_of(layout: RunLayout, name: str) -> int:
     raise AssertionError(f"no process of {name}")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_how_tasks_end_and_which_come_back(cluster: Cluster) -> None:
     names = ("stopped", "cancelled", "crashes", "gives-back", "killed", "lost", "saves", "limited")
     the_plan = plan(
@@ -85,7 +85,6 @@ def check_records(layout: RunLayout, came_back: set[str]) -> None:
     assert [note["restarts"] for note in notes(layout.root) if note["what"] == "saved"] == [0]
 
 
-@pytest.mark.timeout(300)
 def test_every_task_of_an_array_comes_back(cluster: Cluster) -> None:
     """One of them bears the array's own id in Slurm's books."""
     the_plan = plan(job("gives-back", tasks=3), job("after-gives-back", ok=("gives-back",)))
@@ -105,7 +104,6 @@ def submitted(cluster: Cluster, the_plan: Plan, layout: RunLayout) -> dict[str, 
     return ids
 
 
-@pytest.mark.timeout(300)
 def test_who_waits_for_others_stays_in_the_queue_until_one_of_them_starts(cluster: Cluster) -> None:
     the_plan = plan(job("blocker"), job("after-blocker", tasks=2, any=("blocker",)), job("awaits", tasks=2))
     layout = run_directory(cluster, "awaits", the_plan)
@@ -115,7 +113,7 @@ def test_who_waits_for_others_stays_in_the_queue_until_one_of_them_starts(cluste
     wait_until(
         lambda: cluster.as_user(*waiting).stdout.split() == ["Dependency"] * 2,
         reason="both tasks to wait in the queue",
-        deadline_s=60,
+        deadline_s=180,
     )
     assert cluster.as_user("scancel", ids["blocker"]).returncode == 0
     states = wait_for_end({name: job_id for name, job_id in ids.items() if name != "blocker"})
@@ -125,7 +123,6 @@ def test_who_waits_for_others_stays_in_the_queue_until_one_of_them_starts(cluste
     assert came["awaits"] >= came["after-blocker"]
 
 
-@pytest.mark.timeout(300)
 def test_who_waits_for_somebody_that_has_left_the_queue_ends(cluster: Cluster) -> None:
     the_plan = plan(job("blocker"), job("after-other", any=("blocker",)), job("abandoned"))
     layout = run_directory(cluster, "abandoned", the_plan)
@@ -140,7 +137,6 @@ def test_who_waits_for_somebody_that_has_left_the_queue_ends(cluster: Cluster) -
     assert "submit the run again" in record.message
 
 
-@pytest.mark.timeout(300)
 def test_what_a_process_ends_with_after_its_work_is_done_does_not_matter(cluster: Cluster) -> None:
     the_plan = plan(job("stumbles"), job("after-stumbles", ok=("stumbles",)))
     layout = run_directory(cluster, "stumbles", the_plan)
@@ -150,7 +146,6 @@ def test_what_a_process_ends_with_after_its_work_is_done_does_not_matter(cluster
     assert starts(layout) == {"stumbles": 1, "after-stumbles": 1}
 
 
-@pytest.mark.timeout(300)
 def test_cancelling_a_run_is_never_turned_into_a_requeue(cluster: Cluster) -> None:
     the_plan = plan(job("runs"), job("saves"), job("after-runs", ok=("runs",)))
     layout = run_directory(cluster, "cancel", the_plan)

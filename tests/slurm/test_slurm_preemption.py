@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_lives import await_start, run_directory, starts
 from slurm_plans import job, plan
@@ -36,7 +35,7 @@ def pushed_out(cluster: Cluster, name: str, **site: object) -> tuple[RunLayout, 
 
 def check_return(layout: RunLayout, ids: dict[str, str]) -> None:
     """Both left in the grace time, one saved something first, and both came back; neither counts as failed."""
-    states = wait_for_end(ids, seconds=200)
+    states = wait_for_end(ids, seconds=300)
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}
     assert starts(layout) == {"done": 1, "pushed": 2, "saves": 2, "after-pushed": 1}
     assert [note["restarts"] for note in notes(layout.root) if note["what"] == "saved"] == [0]
@@ -44,12 +43,10 @@ def check_return(layout: RunLayout, ids: dict[str, str]) -> None:
     assert {(record.state, record.failures) for record in records} == {(TaskState.DONE, 0)}
 
 
-@pytest.mark.timeout(400)
 def test_preemption_by_partition(cluster: Cluster) -> None:
     check_return(*pushed_out(cluster, "partition", partitions={"cpu": "preempt"}))
 
 
-@pytest.mark.timeout(400)
 def test_one_that_ends_well_after_its_grace_was_over_takes_nobody_with_it(cluster: Cluster) -> None:
     """Slurm calls it TIMEOUT, and would cancel what waits for it to end well."""
     the_plan = plan(job("outlasts"), job("after-outlasts", ok=("outlasts",)))
@@ -57,21 +54,19 @@ def test_one_that_ends_well_after_its_grace_was_over_takes_nobody_with_it(cluste
     ids = cluster.submitted(the_plan, layout.root, "lives", site=cluster.site(partitions={"cpu": "preempt"}))
     await_start(layout, "outlasts")
     (note,) = notes(layout.root)
-    states = wait_for_end(ids | {"important": cluster.push_out(str(note["node"]))}, seconds=200)
+    states = wait_for_end(ids | {"important": cluster.push_out(str(note["node"]))}, seconds=300)
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}
     assert starts(layout)["after-outlasts"] == 1
 
 
-@pytest.mark.timeout(400)
 def test_preemption_by_qos_without_the_signal_that_was_asked_for(qos_cluster: Cluster) -> None:
     check_return(*pushed_out(qos_cluster, "qos", qos="lowly"))
 
 
-@pytest.mark.timeout(400)
 def test_preemption_that_cancels_is_made_good_by_the_same_submission(cancelling_cluster: Cluster) -> None:
     cluster, site = cancelling_cluster, {"partitions": {"cpu": "preempt"}}
     layout, ids = pushed_out(cluster, "cancelling", **site)
-    states = wait_for_end(ids, seconds=200)
+    states = wait_for_end(ids, seconds=300)
     lost = {name: states[job_id].state for name, job_id in ids.items() if name in THE_TAIL}
     assert lost == dict.fromkeys(("pushed", "saves"), QueueState.PREEMPTED) | {"after-pushed": QueueState.CANCELLED}
     for name in ("done", *THE_TAIL):
