@@ -95,17 +95,17 @@ LINEAR = ["\\boxed{", "{", "}", "\\boxed{x}", "\\boxed ", "\\", "\\boxed" + " " 
 @pytest.mark.parametrize("unit", LINEAR)
 def test_time_grows_linearly_with_the_text(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
-    started = time.perf_counter()
+    started = time.process_time()
     extract_answer(text)
-    assert time.perf_counter() - started < 3.0  # a quadratic scan of a million characters takes minutes
+    assert time.process_time() - started < 3.0  # a quadratic scan of a million characters takes minutes
 
 
 def test_deeply_nested_boxes_are_linear() -> None:
     depth = 50_000
     text = "\\boxed{" * depth + "7" + "}" * depth
-    started = time.perf_counter()
+    started = time.process_time()
     assert extract_answer(text) == "7"
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from mrt_hpc.run.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOON_S = 8.0
+SOON_S = 15.0
 DEAF = """
 import signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -99,22 +99,22 @@ def test_a_command_that_fails_fails_nothing(run: RunLayout, caplog: pytest.LogCa
 def test_a_command_that_hangs_is_ended_with_what_it_has_started(
     run: RunLayout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notify, "LONGEST_S", 0.5)
+    monkeypatch.setattr(notify, "LONGEST_S", 3.0)
     started, child = time.monotonic(), run.root.parent / "child"
     script = f"sleep 600 & echo $! > {child}; wait"
     record_site(run, SlurmSite(name="site", notify=("sh", "-c", script)))
     write_task(run, "report", 0, TaskRecord(TaskState.DONE))
     tell_end(run, "report", 0)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 120
     assert "timed out" in caplog.text
-    wait_until(lambda: has_ended(int(child.read_text())), reason="the end of the child", deadline_s=20)
+    wait_until(lambda: has_ended(int(child.read_text())), reason="the end of the child", deadline_s=60)
 
 
 def has_ended(pid: int) -> bool:
     """Whether a process is gone, or only its parent has not asked for its exit code yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 

@@ -23,7 +23,7 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 WORDS = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
-RETRYING = f"#!/bin/sh\necho '{WORDS}' >&2\nsleep 1\necho 7\n"
+RETRYING = f"#!/bin/sh\necho '{WORDS}' >&2\nsleep 3\necho 7\n"
 DEAF = f"#!/bin/sh\necho '{WORDS}' >&2\nexec sleep 60\n"
 ROOM_FOR_TWO = """#!/bin/sh
 cd "$(dirname "$0")"
@@ -77,7 +77,7 @@ def command(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch)
 def test_whoever_waits_for_slurm_is_told_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(slurm_commands, "QUIET_S", 0.2)
+    monkeypatch.setattr(slurm_commands, "QUIET_S", 1.0)
     command(tmp_path, "sbatch", RETRYING, monkeypatch)
     assert run_slurm(["sbatch"]) == "7\n"
     assert capsys.readouterr().err == f"waiting for sbatch: {WORDS}\n", "once, however long it takes"

