@@ -22,7 +22,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "small_world" / "grpo.yaml"
 
 
 def task_of(root: Path, rank: int) -> Task:
-    recipe = load_recipe(RECIPE, ("resources.inference.nodes=2", "serving.start_limit_s=60"))
+    recipe = load_recipe(RECIPE, ("resources.inference.nodes=2", "serving.start_limit_s=240"))
     plan, layout = build_plan(recipe, max_array_size=None), RunLayout(root)
     events = EventLog(event_file(layout.events, JOB, 0, rank, ATTEMPT))
     return Task(
