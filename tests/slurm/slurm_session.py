@@ -45,14 +45,15 @@ def running_cluster(wanted: Mapping[str, str], *, own: bool) -> Iterator[Cluster
     installed = run_onehost(settings, "install")
     if installed.returncode:
         raise NoClusterHereError(f"Slurm cannot be installed here: {installed.stderr.strip()}")
-    try:
-        started = run_onehost(settings, "start")
-        assert started.returncode == 0, started.stderr
-        yield from prepared(settings)
-    finally:
-        if own:
-            wiped = run_onehost(settings, "wipe")
-            assert wiped.returncode == 0, wiped.stderr
+    with folder_of_runs() as home:
+        try:
+            started = run_onehost(settings, "start")
+            assert started.returncode == 0, started.stderr
+            yield from prepared(settings, home)
+        finally:
+            if own:
+                wiped = run_onehost(settings, "wipe")
+                assert wiped.returncode == 0, wiped.stderr
 
 
 def own_settings() -> dict[str, str]:
@@ -80,16 +81,26 @@ def free_ports(count: int) -> int:
     raise RuntimeError(f"no {count} neighbouring ports are free between 18000 and 30000")
 
 
-def prepared(settings: Mapping[str, str]) -> Iterator[Cluster]:
+@contextmanager
+def folder_of_runs() -> Iterator[Path]:
+    """A folder for run directories. It is removed once a cluster that ends has ended; jobs of one that stays up may
+    still write, so what cannot be removed is left.
+    """
+    home = Path(tempfile.mkdtemp(prefix="mrt-hpc-slurm-runs-"))
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def prepared(settings: Mapping[str, str], home: Path) -> Iterator[Cluster]:
     """The cluster with Slurm's commands of this process pointed at it, and a folder for run directories."""
     conf = run_onehost(settings, "env").stdout.strip().removeprefix("export SLURM_CONF=")
     user = {**os.environ, **settings}.get("ONEHOST_USER", "researcher")
-    home = Path(tempfile.mkdtemp(prefix="mrt-hpc-slurm-runs-"))
     account = pwd.getpwnam(user)
     os.chown(home, account.pw_uid, account.pw_gid)
     with patch.dict(os.environ, SLURM_CONF=conf):
         yield Cluster(settings, user, home, *readable_by_user(settings, home))
-    shutil.rmtree(home)
 
 
 def readable_by_user(settings: Mapping[str, str], home: Path) -> tuple[str, Path]:
