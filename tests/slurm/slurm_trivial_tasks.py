@@ -25,6 +25,8 @@ from mrt_hpc.run.waiting import wait_until
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
+TOLD = "told"
+"""The name of the file in a run directory for which a task may wait."""
 AWAITED = {"awaits": "after-blocker", "abandoned": "after-other"}
 """Tasks that give their node back since no task of another job runs."""
 
@@ -56,6 +58,13 @@ def brief(run_dir: str, job_name: str, index: int) -> None:
     assert task.array_index == index
     time.sleep(1)
     _note(run_dir, "end", job_name)
+
+
+def brief_once_told(run_dir: str, job_name: str, index: int) -> None:
+    """The same; a job named ``first`` waits for a file of the test's."""
+    if job_name == "first":
+        wait_until((Path(run_dir) / TOLD).exists, reason="the word of the test", deadline_s=600)
+    brief(run_dir, job_name, index)
 
 
 def fails_by_name(run_dir: str, job_name: str, _index: int) -> None:

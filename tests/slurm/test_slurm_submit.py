@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import Cluster, notes, recorded_ids, wait_for_end
 from slurm_plans import job, plan
+from slurm_trivial_tasks import TOLD
 
 from mrt_hpc.launch.slurm.arrays import sbatch_texts
 from mrt_hpc.launch.slurm.queue import QueueState, queue_states
@@ -20,12 +21,12 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 
 
-def wait_for_start(run_dir: Path, tasks: int = 1) -> None:
-    wait_until(
-        lambda: sum(note["what"] == "start" for note in notes(run_dir)) >= tasks,
-        reason=f"{tasks} tasks to start",
-        deadline_s=60,
-    )
+def wait_for_start(run_dir: Path, job_name: str, tasks: int = 1) -> None:
+    def started() -> bool:
+        starts = (note for note in notes(run_dir) if (note["what"], note["job"]) == ("start", job_name))
+        return len({note["index"] for note in starts}) >= tasks
+
+    wait_until(started, reason=f"{tasks} task(s) of {job_name} to start", deadline_s=180)
 
 
 def test_a_plan_runs_in_order_with_its_arrays_and_ranks(cluster: Cluster) -> None:
@@ -99,10 +100,15 @@ def test_cancelled_jobs_stay_cancelled(cluster: Cluster) -> None:
     run_dir = cluster.run_dir("cancel")
     the_plan = plan(job("running", tasks=4, max_parallel=2), job("waiting", ok=("running",)))
     ids = cluster.submitted(the_plan, run_dir, "long")
-    wait_for_start(run_dir, tasks=2)
-    shown = queue_states(ids.values())
-    assert Counter(state.state for state in shown.values()) == {QueueState.RUNNING: 2, QueueState.PENDING: 3}
-    assert shown[ids["waiting"]].reason == "Dependency"
+    wait_for_start(run_dir, "running", tasks=2)
+
+    def is_shown() -> bool:
+        shown = queue_states(ids.values())
+        states = Counter(state.state for state in shown.values())
+        wanted = {QueueState.RUNNING: 2, QueueState.PENDING: 3}
+        return states == wanted and shown[ids["waiting"]].reason == "Dependency"
+
+    wait_until(is_shown, reason="the scheduler to have looked at all tasks", deadline_s=60)
 
     driver = str(cluster.tests / "slurm_submit_driver.py")
     again = [cluster.as_user(cluster.python, driver, "cancel", *ids.values()) for _ in range(2)]
@@ -114,14 +120,16 @@ def test_cancelled_jobs_stay_cancelled(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("moment", "recorded"), [("die_after", {"first"}), ("die_once_recorded", {"first", "second"})])
 def test_an_interrupted_submission_goes_on_without_doubles(cluster: Cluster, moment: str, recorded: set[str]) -> None:
+    """The first job waits for the second submission, so that all that was sent is still in the queue then."""
     run_dir = cluster.run_dir(f"interrupted-{moment}")
     the_plan = plan(job("first"), job("second", tasks=2, ok=("first",)), job("third", ok=("second",)))
-    cut = cluster.submit(the_plan, run_dir, "brief", **{moment: "second"})
+    cut = cluster.submit(the_plan, run_dir, "brief_once_told", **{moment: "second"})
     assert cut.returncode == 9
     known = recorded_ids(cut.stdout)
     assert set(known) == recorded
 
-    ids = known | cluster.submitted(the_plan, run_dir, "brief", known_ids=known)
+    ids = known | cluster.submitted(the_plan, run_dir, "brief_once_told", known_ids=known)
+    (run_dir / TOLD).touch()
     assert set(ids) == {"first", "second", "third"}
     assert len(set(ids.values())) == 3
     states = wait_for_end(ids)
@@ -135,13 +143,14 @@ def test_a_task_that_comes_back_keeps_its_id_and_those_who_wait(cluster: Cluster
     names = ("requeues", "signalled", "lost")
     the_plan = plan(*(job(name) for name in names), *(job(f"after-{name}", ok=(name,)) for name in names))
     ids = cluster.submitted(the_plan, run_dir, "comes_back")
-    wait_for_start(run_dir, tasks=3)
+    for name in names:
+        wait_for_start(run_dir, name)
     assert cluster.as_user("scancel", "--signal=USR2", ids["signalled"]).returncode == 0
     (lost,) = {str(note["node"]) for note in notes(run_dir) if note["job"] == "lost"}
     assert cluster.onehost("kill-node", lost).returncode == 0
     try:
         # those that merely wait come back after cred_expire, the lost one once its node counts as down
-        states = wait_for_end(ids, seconds=180)
+        states = wait_for_end(ids, seconds=300)
     finally:
         assert cluster.onehost("start-node", lost).returncode == 0
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}, states
