@@ -28,7 +28,7 @@ def reason(looks: QueueLooks) -> str:
 
 def test_the_queue_is_asked_again_only_when_it_is_due(run: CannedRun) -> None:
     now = 1000.0
-    with QueueLooks(run.layout, clock=lambda: now) as looks:
+    with QueueLooks(run.layout, within_s=60.0, clock=lambda: now) as looks:
         assert reason(looks) == "Priority"
         run.queue("12|PENDING|N/A|Resources|")
         now += ASK_EVERY_S - 1
