@@ -157,9 +157,9 @@ def test_an_answer_that_looks_slow_does_not_hold_up_the_others_at_all(
 
     monkeypatch.setattr(pool.fast, "judge", noting)
     hangs: list[Pair] = [(f"{20 + number}^{{10^{{10}}}}", "7") for number in range(3)]
-    timed = grade_with_times(pool, [*hangs, ("\\frac{1}{107}", "2"), ("\\binom{5}{2}+x", "10+x")])
+    timed = grade_with_times(pool, [*hangs, ("\\frac{1}{107}", "2"), ("2^{3^2}+x", "512+x")])
     assert [verdict.status for verdict, _ in timed[:3]] == [VerdictStatus.TIMED_OUT] * 3
-    assert judged == ["\\frac{1}{107}"], "the process of the others sees nothing that looks slow"
+    assert judged == ["\\frac{1}{107}"], "the process of the others gets nothing that looks slow"
     assert timed[3][1] < min(seconds for _, seconds in timed[:3])
     assert timed[4][0].reward == 1.0, "what looks slow is graded as well"
 
