@@ -76,8 +76,8 @@ class SpreadLane:
     """The ids of the nodes, as Ray names them; at least one."""
     graders: list[Any] = field(default_factory=list, init=False)
     """The actor of each node, in order; empty until they are started."""
-    under_way: Counter[int] = field(default_factory=Counter, init=False)
-    """The pairs that each of them has."""
+    unfinished: Counter[int] = field(default_factory=Counter, init=False)
+    """The number of pairs that each of them is grading."""
 
     async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
         """The judgement of one pair by the node that has the fewest, and the processor seconds that it took.
@@ -88,14 +88,14 @@ class SpreadLane:
             UserError: the processes cannot be started, or are killed again and again, or their node is lost.
         """
         graders = self.started()
-        least = min(range(len(graders)), key=self.under_way.__getitem__)
-        self.under_way[least] += 1
+        least = min(range(len(graders)), key=self.unfinished.__getitem__)
+        self.unfinished[least] += 1
         try:
             outcome = await graders[least].judge.remote(answer, gold, limit_s)
         except RayActorError as error:
             raise _lost(self.nodes[least], error) from error
         finally:
-            self.under_way[least] -= 1
+            self.unfinished[least] -= 1
         return _judgement(outcome)
 
     def started(self) -> list[Any]:

@@ -80,7 +80,7 @@ class GenerationClient:
     """A function awaited before a broken request is sent again, to restart a server that died."""
     attempts: int = ATTEMPTS
     generated_tokens: int = field(default=0, init=False)
-    under_way: int = field(default=0, init=False)
+    unfinished: int = field(default=0, init=False)
     """The number of batches that the server has received and has not finished."""
 
     async def complete(self, prompt_ids: list[int], seeds: list[int], settings: SamplingSettings) -> list[Completion]:
@@ -151,7 +151,7 @@ class GenerationClient:
             raise ServerGone("the response ended early")
 
     async def _samples(self, batch: RequestBatch) -> AsyncIterator[Sample]:
-        self.under_way += 1
+        self.unfinished += 1
         try:
             async with self.http.post(GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
                 if response.status >= 500:
@@ -163,7 +163,7 @@ class GenerationClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerGone(repr(error)) from error
         finally:
-            self.under_way -= 1
+            self.unfinished -= 1
 
 
 @asynccontextmanager

@@ -91,7 +91,7 @@ async def restart_when_hung(
     while True:
         await asyncio.sleep(limit_s / LOOKS_A_STALL)
         now = await asyncio.to_thread(server.tokens_done)
-        if not client.under_way or server.is_loading or (now is not None and now != last):
+        if not client.unfinished or server.is_loading or (now is not None and now != last):
             last, since = now, time.monotonic()
         elif time.monotonic() - since > limit_s:
             try:

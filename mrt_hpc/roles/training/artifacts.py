@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Keeper:
-    """Keeps what the engine holds after a number of updates. All ranks call every method together, unless it says
-    otherwise.
+class TrainingArtifacts:
+    """Writes what the engine holds after a number of updates to files. All ranks call every method together, unless it
+    says otherwise.
     """
 
     task: Task
@@ -58,7 +58,7 @@ class Keeper:
     def __post_init__(self) -> None:
         self.publisher = Publisher(self.task, self._refuse_if_superseded)
 
-    def mend(self, iteration: int) -> None:
+    def reconcile(self, iteration: int) -> None:
         """Make the files agree with the state after ``iteration`` updates: set aside younger ones, and publish the
         weights version that is missing. The one that training resumes from is a whole model: what follows does not
         depend on what lies before.
