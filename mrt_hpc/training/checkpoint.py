@@ -291,6 +291,7 @@ def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
             where=directory,
             value={label: found.get(label) for label in differing[:3]},
             expected=str({label: wanted.get(label) for label in differing[:3]}),
+            advice="continue with the model that the run began with, or submit the recipe with another --run directory",
         )
     for file in files:
         with safe_open(directory / file, framework="pt") as tensors:

@@ -290,6 +290,15 @@ def test_what_does_not_fit_is_refused_with_a_change_that_fits(tmp_path: Path) ->
     refuse_unfit(better, a100())
 
 
+def test_where_no_change_helps_the_fields_to_change_are_named(tmp_path: Path) -> None:
+    path = model(tmp_path / "model", QWEN_32B)
+    asked = load_recipe(RECIPES / "mrt.yaml", (f"model.path={path}",))
+    with pytest.raises(UserError) as refused:
+        refuse_unfit(asked, a100(1.0))
+    assert refused.value.where == "resources.inference"
+    assert str(refused.value.advice).startswith("a lower sampling.max_tokens, more resources.inference.nodes, ")
+
+
 def test_a_server_gets_more_of_its_gpu_or_a_second_one(tmp_path: Path) -> None:
     asked = of_size("backtracking_llama", tmp_path / "model")
     small = next(one for one in fits(asked, a100(22.0)).roles if one.name == "inference")

@@ -65,7 +65,9 @@ async def _connected(task: Task, server: Server, watches: list[asyncio.Task[None
         await asyncio.to_thread(server.restart)
         started_again()
 
-    async with connect(server.control.address, server.control.key, revive=revive) as client:
+    control = server.control
+    connected = connect(control.address, control.key, revive=revive, where=control.where, advice=control.advice)
+    async with connected as client:
         watches.append(asyncio.create_task(restart_when_hung(server, client, limit_s, restart)))
         watches.append(asyncio.create_task(tell_first_token(task, server, client)))
         yield client
