@@ -149,7 +149,7 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
         on_bad: called with each newer one that is damaged, newest first, and what is wrong with it.
 
     Raises:
-        UserError: one cannot be read just now, which is no reason to pass it over.
+        UserError: one cannot be read at the moment, which is no reason to pass it over.
     """
     for path in reversed(_numbered(checkpoints)):
         try:

@@ -67,7 +67,7 @@ def _is_abandoned(mark: Path) -> bool:
     try:
         descriptor = os.open(mark, os.O_RDWR)
     except OSError:
-        return False  # it is being removed by another task in this moment
+        return False  # another task is removing it
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
 """The two processes of a colocated task: the first rank of the trainer, and its companion, which samples.
 
-They use the GPUs of the task by turns. The companion is a child of the first rank and ends with it.
+They take turns on the GPUs of the task. The companion is a child of the first rank and ends with it.
 """
 
 from __future__ import annotations
