@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import BaseModel
 
+from mrt_hpc.recipe.choices import Choice, choices_of
 from mrt_hpc.recipe.words import field_in_words, registry_in, tag_of, values_in_words, whole_annotation, yaml_text
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class DocumentedField:
     """As a recipe writes it; None where the field is required."""
     text: str
     """Its meaning."""
+    choices: tuple[Choice, ...] = ()
+    """The values of an enumeration, each with its meaning; none for other fields."""
 
     def is_within(self, asked: str) -> bool:
         """Whether this is the field asked for, or one below it; the types of sections may be left out, or given as in
@@ -79,10 +82,11 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> list[Document
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
         text = " ".join((field.description or "").split())
-        found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text))
-        for choice in models_of(whole_annotation(field)):
-            tag = tag_of(choice)
-            found += documented_fields(choice, f"{dotted}[{tag}]." if tag else f"{dotted}.")
+        choices = choices_of(field.annotation)
+        found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text, choices))
+        for section in models_of(whole_annotation(field)):
+            tag = tag_of(section)
+            found += documented_fields(section, f"{dotted}[{tag}]." if tag else f"{dotted}.")
     return found
 
 

@@ -63,7 +63,7 @@ def layout_fits(recipe: Experiment, *roles: str) -> None:
             raise misfit(
                 f"resources.{role}.gpus",
                 f"{needed}, which is {layout.servers} x {layout.tensor_parallel}: serving.servers times "
-                "serving.tensor_parallel, as each server has GPUs of its own",
+                "serving.tensor_parallel, as each server has GPUs of its own; section serving holds for all roles",
                 str(needed),
             )
 

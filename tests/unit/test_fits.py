@@ -251,9 +251,9 @@ def test_the_memory_of_a_gpu(gpu: str | None, stated: float | None, gib: float, 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 PAPER = [
-    f"{folder}{path.stem}"
-    for folder in ("", "4x8/", "preemptible/")
-    for path in sorted(RECIPES.glob("*.yaml"))
+    str(path.relative_to(RECIPES).with_suffix(""))
+    for folder in ("", "4x8", "preemptible", "one_gpu")
+    for path in sorted((RECIPES / folder).glob("*.yaml"))
     if path.stem != "quickstart"
 ]
 
