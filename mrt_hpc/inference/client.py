@@ -152,7 +152,7 @@ class GenerationClient:
             i, j = _place(sample, [places[i] for i, _ in kept], [i for i, _ in kept])
             if (i, j) not in waiting:
                 raise ServerGone(f"sample {j} of request {i} arrived twice")
-            if reason := _refusal(sample):
+            if (reason := _reason_of_refusal(sample)) is not None:
                 raise self._refusal(reason, f"a prompt of {len(requests[i].prompt_ids)} tokens")
             yield _completion(sample, requests[i], i, j, started)
         if waiting:
@@ -294,7 +294,7 @@ def _are_in_order(spans: Sequence[tuple[int, int]], tokens: int) -> bool:
     return ascend and starts[:1] == [0]
 
 
-def _refusal(sample: Sample) -> str | None:
+def _reason_of_refusal(sample: Sample) -> str | None:
     """Return why the server refused a request; None for a sample.
 
     Raises:
@@ -304,4 +304,4 @@ def _refusal(sample: Sample) -> str | None:
         return None
     if sample.error is None or sample.error.startswith(("EngineDeadError", "EngineGenerateError")):
         raise ServerGone(sample.error or f"finished by {sample.finish_reason!r}")
-    return sample.error
+    return sample.error or "it gave no reason"
