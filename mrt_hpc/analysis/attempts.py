@@ -138,7 +138,7 @@ def _uses(events: Sequence[Event], began: float) -> Uses:
 
 
 def _joined(mine: Uses, companions: Uses) -> Uses:
-    """When each use of a task began whose trainer and companion work by turns: while the trainer waits, what the
+    """When each use of a task began whose trainer and companion take turns: while the trainer waits, what the
     companion does counts.
     """
     times = sorted({time for time, _ in (*mine, *companions) if time >= mine[0][0]})

@@ -89,7 +89,7 @@ def build(
     from mrt_hpc.launch.images.build import ImageAsked, build_image
 
     if image.exists() and not force:
-        raise UserError("the image is there already", value=str(image), advice="--force replaces it")
+        raise UserError("the image file exists already", value=str(image), advice="--force replaces it")
     if on_node:
         _build_on_node(site, sys.argv[1:])
         return

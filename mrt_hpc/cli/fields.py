@@ -86,4 +86,12 @@ def _lines(field: DocumentedField, width: int) -> Iterator[str]:
     default = "required" if field.default is None else f"default {field.default}"
     takes = default if field.values == field.default else f"{field.values}; {default}"
     for text in (takes, field.text):
-        yield from textwrap.wrap(text, width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
+        yield from _wrapped(text, width, INDENT)
+    for choice in field.choices:
+        yield from _wrapped(f"{choice.value}: {choice.text}", width, INDENT * 2)
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    """The lines of a text, without the marks of code in docstrings."""
+    plain = text.replace("`", "")
+    return textwrap.wrap(plain, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

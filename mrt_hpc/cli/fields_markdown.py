@@ -78,7 +78,12 @@ def _table(fields: Iterable[DocumentedField]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for field in fields:
         if field.text:  # the type of a section, which its name shows, has no words of its own
-            yield f"| {_code(field.name)} | {_escaped(field.values)} | {_default(field)} | {_escaped(field.text)} |"
+            yield f"| {_code(field.name)} | {_escaped(field.values)} | {_default(field)} | {_meaning(field)} |"
+
+
+def _meaning(field: DocumentedField) -> str:
+    """The meaning of a field, and of each of its choices."""
+    return "<br>".join([_escaped(field.text), *(f"{_code(c.value)}: {_escaped(c.text)}" for c in field.choices)])
 
 
 def _default(field: DocumentedField) -> str:

@@ -49,7 +49,7 @@ class Lane:
     niceness: int = 0
     """The niceness that is added to that of the caller."""
     pool: ProcessPool | None = field(default=None, init=False)
-    underway: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
+    unfinished: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
 
     async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
         """The judgement of one pair, and the processor seconds that it took.
@@ -93,7 +93,7 @@ class Lane:
     def stop(self) -> None:
         """End the processes and their current work."""
         pool, self.pool = self.pool, None
-        for future in tuple(self.underway):
+        for future in tuple(self.unfinished):
             future.cancel()
         if pool is not None:
             pool.stop()
@@ -107,8 +107,8 @@ class Lane:
             future = pool.schedule(worker.judge_timed, args=(self.verifier, answer, gold, limit_s), timeout=wall_s)
         except RuntimeError as error:  # how pebble refuses tasks for a pool that has broken
             raise BrokenProcessPool(str(error)) from error
-        self.underway.add(future)
-        future.add_done_callback(self.underway.discard)
+        self.unfinished.add(future)
+        future.add_done_callback(self.unfinished.discard)
         return future
 
     def _new(self) -> ProcessPool:

@@ -76,8 +76,8 @@ class SpreadLane:
     """The ids of the nodes, as Ray names them; at least one."""
     graders: list[Any] = field(default_factory=list, init=False)
     """The actor of each node, in order; empty until they are started."""
-    under_way: Counter[int] = field(default_factory=Counter, init=False)
-    """The pairs that each of them has."""
+    unfinished: Counter[int] = field(default_factory=Counter, init=False)
+    """The number of pairs that each of them is grading."""
 
     async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
         """The judgement of one pair by the node that has the fewest, and the processor seconds that it took.
@@ -88,14 +88,14 @@ class SpreadLane:
             UserError: the processes cannot be started, or are killed again and again, or their node is lost.
         """
         graders = self.started()
-        least = min(range(len(graders)), key=self.under_way.__getitem__)
-        self.under_way[least] += 1
+        least = min(range(len(graders)), key=self.unfinished.__getitem__)
+        self.unfinished[least] += 1
         try:
             outcome = await graders[least].judge.remote(answer, gold, limit_s)
         except RayActorError as error:
-            raise _lost(self.nodes[least], error) from error
+            raise self._lost(self.nodes[least], error) from error
         finally:
-            self.under_way[least] -= 1
+            self.unfinished[least] -= 1
         return _judgement(outcome)
 
     def started(self) -> list[Any]:
@@ -109,7 +109,7 @@ class SpreadLane:
             try:
                 ray.get([grader.place.remote() for grader in graders], timeout=START_LIMIT_S)
             except (RayError, TimeoutError) as error:
-                raise _not_started(error) from error
+                raise self._not_started(error) from error
             self.graders = graders
         return self.graders
 
@@ -130,6 +130,27 @@ class SpreadLane:
         made = ray.remote(NodeGrader).options(**options)
         return made.remote(self.verifier, self.processes, self.memory_limit_bytes, self.niceness, list(sys.path))
 
+    def _lost(self, node: str, error: Exception) -> UserError:
+        return UserError(
+            f"the graders of a node are lost: {str(error).splitlines()[0]}",
+            value=f"{self.processes} grader processes",
+            where=f"the node with the Ray id {node}",
+            expected=f"at most {REPLACEMENTS} ends of their process while a pair is graded",
+            advice="nothing where the node itself was lost: the task runs again; where memory ran out, raise "
+            "resources.inference.memory_gib, or lower grading.processes",
+            exit_code=ExitCode.RETRYABLE,
+        )
+
+    def _not_started(self, error: Exception) -> UserError:
+        return UserError(
+            f"the graders on the nodes of this task do not start: {getattr(error, 'cause', None) or error}",
+            value=f"{self.processes} grader processes on each node",
+            where=f"the nodes with the Ray ids {', '.join(self.nodes)}",
+            expected=f"all of them within {START_LIMIT_S:.0f} s",
+            advice="raise grading.memory_limit_gib, or lower grading.processes",
+            exit_code=ExitCode.RETRYABLE,
+        )
+
 
 def _judgement(outcome: tuple[Judgement, float] | NotJudged | UserError) -> tuple[Judgement, float]:
     """What the lane of a node returned, or raised.
@@ -144,24 +165,3 @@ def _judgement(outcome: tuple[Judgement, float] | NotJudged | UserError) -> tupl
     if outcome.exit_code is None:
         raise TimeoutError
     raise ProcessExpired("a grader process of another node ended", outcome.exit_code)
-
-
-def _lost(node: str, error: Exception) -> UserError:
-    return UserError(
-        f"the graders of a node are lost: {str(error).splitlines()[0]}",
-        value=node,
-        expected=f"at most {REPLACEMENTS} ends of their process while a pair is graded",
-        advice="nothing where the node itself was lost: the task runs again; where memory ran out, raise "
-        "resources.inference.memory_gib, or lower grading.processes",
-        exit_code=ExitCode.RETRYABLE,
-    )
-
-
-def _not_started(error: Exception) -> UserError:
-    cause = getattr(error, "cause", None)
-    return UserError(
-        f"the graders on the nodes of this task do not start: {cause or error}",
-        expected=f"all of them within {START_LIMIT_S:.0f} s",
-        advice="raise grading.memory_limit_gib, or lower grading.processes",
-        exit_code=ExitCode.RETRYABLE,
-    )

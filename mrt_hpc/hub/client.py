@@ -55,7 +55,7 @@ def hub_errors(asked: str, elsewhere: str) -> Iterator[None]:
         if error.errno is not None:  # an error of the system, such as a full disk
             raise
         raise UserError(
-            f"a file did not arrive whole: {_first_line(error)}",
+            f"a file was not downloaded completely: {_first_line(error)}",
             value=asked,
             advice="the same command again: it fetches only what is missing",
             exit_code=ExitCode.RETRYABLE,

@@ -66,6 +66,8 @@ class AttachedServer:
             reason=f"the vLLM server at {self.control.address.text}",
             deadline_s=self.read_deadline_s,
             check=self.while_starting or (lambda: None),
+            where="serving.attach",
+            advice=AGAIN,
         )
         self._refuse_too_short()
         self._refuse_other_settings()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Completion", "GenerationClient", "Request", "SamplingSettings", "connect"]
 
 ATTEMPTS = 5
+READ_LOG = "read the end of the server's log; the same submit command starts the server again"
+"""The advice in an error where the caller gives none."""
 SLIGHTLY_ABOVE_ONE = 1e-3
 """The tolerance for the logarithm of a probability, which rounding may raise slightly above 0."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -79,8 +81,12 @@ class GenerationClient:
     revive: Callable[[], Awaitable[object]] | None = None
     """A function awaited before a broken request is sent again, to restart a server that died."""
     attempts: int = ATTEMPTS
+    where: object = None
+    """The place that an error names: the log of the server, or its address."""
+    advice: str = READ_LOG
+    """The advice in an error of the server."""
     generated_tokens: int = field(default=0, init=False)
-    under_way: int = field(default=0, init=False)
+    unfinished: int = field(default=0, init=False)
     """The number of batches that the server has received and has not finished."""
 
     async def complete(self, prompt_ids: list[int], seeds: list[int], settings: SamplingSettings) -> list[Completion]:
@@ -102,7 +108,7 @@ class GenerationClient:
             stop=stop_after_attempt(self.attempts),
             wait=wait_exponential(multiplier=0.1, max=5),
             before_sleep=self._before_retry,
-            retry_error_callback=_give_up,
+            retry_error_callback=self._give_up,
         )
         async for attempt in retrying:
             with attempt:
@@ -146,31 +152,61 @@ class GenerationClient:
             i, j = _place(sample, [places[i] for i, _ in kept], [i for i, _ in kept])
             if (i, j) not in waiting:
                 raise ServerGone(f"sample {j} of request {i} arrived twice")
+            if (reason := _reason_of_refusal(sample)) is not None:
+                raise self._refusal(reason, f"a prompt of {len(requests[i].prompt_ids)} tokens")
             yield _completion(sample, requests[i], i, j, started)
         if waiting:
             raise ServerGone("the response ended early")
 
     async def _samples(self, batch: RequestBatch) -> AsyncIterator[Sample]:
-        self.under_way += 1
+        self.unfinished += 1
         try:
             async with self.http.post(GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
                 if response.status >= 500:
                     raise ServerGone(f"status {response.status}: {await response.text()}")
                 if response.status != 200:
-                    raise UserError(f"the vLLM server refused: {(await response.text()).strip()}")
+                    raise self._refusal((await response.text()).strip(), f"{len(batch.requests)} requests")
                 async for line in _lines(response.content):
                     yield read_sample_line(line)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerGone(repr(error)) from error
         finally:
-            self.under_way -= 1
+            self.unfinished -= 1
+
+    def _refusal(self, reason: str, value: str) -> UserError:
+        what = f"the vLLM server refused a request: {reason}"
+        return UserError(what, value=value, where=self.where, advice=self.advice)
+
+    def _give_up(self, state: RetryCallState) -> None:
+        cause = state.outcome.exception() if state.outcome else None
+        raise UserError(
+            f"the vLLM server ended the connection {state.attempt_number} times: {cause}",
+            where=self.where,
+            advice=self.advice,
+            exit_code=ExitCode.RETRYABLE,
+        ) from cause
 
 
 @asynccontextmanager
 async def connect(
-    address: Address, key: str, *, revive: Callable[[], Awaitable[object]] | None = None, attempts: int = ATTEMPTS
+    address: Address,
+    key: str,
+    *,
+    revive: Callable[[], Awaitable[object]] | None = None,
+    attempts: int = ATTEMPTS,
+    where: object = None,
+    advice: str = READ_LOG,
 ) -> AsyncIterator[GenerationClient]:
-    """Yield a client of the server that listens at ``address``; it is closed at the end of the block."""
+    """Yield a client of the server that listens at ``address``; it is closed at the end of the block.
+
+    Args:
+        address: of the server.
+        key: that of the run.
+        revive: awaited before a broken request is sent again, to restart a server that died.
+        attempts: the number of times that a request is sent before the client gives up.
+        where: the place that errors name, such as the server's log; by default its address.
+        advice: the next command to type, told in errors.
+    """
     socket = address.socket
     async with aiohttp.ClientSession(
         address.url,
@@ -178,7 +214,7 @@ async def connect(
         headers={"Authorization": f"Bearer {key}"},
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
     ) as http:
-        yield GenerationClient(http, revive, attempts)
+        yield GenerationClient(http, revive, attempts, address.text if where is None else where, advice)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -211,8 +247,6 @@ def _place(sample: Sample, places: Sequence[Sequence[int]], requests: Sequence[i
 
 
 def _completion(sample: Sample, request: Request, i: int, j: int, started: float) -> Completion:
-    if sample.error is not None or sample.finish_reason not in _FINISH_REASONS:
-        raise _refusal(sample, request)
     if fault := _fault(sample, request):
         raise ServerGone(f"the server sent an invalid sample: {fault}")
     return Completion(
@@ -260,20 +294,14 @@ def _are_in_order(spans: Sequence[tuple[int, int]], tokens: int) -> bool:
     return ascend and starts[:1] == [0]
 
 
-def _refusal(sample: Sample, request: Request) -> Exception:
-    """Return the error for an answer without a sample: a server error is retried, a refused request is reported."""
-    reason = sample.error or f"finished by {sample.finish_reason!r}"
+def _reason_of_refusal(sample: Sample) -> str | None:
+    """Return why the server refused a request; None for a sample.
+
+    Raises:
+        ServerGone: the server has failed, so that the request can be sent again.
+    """
+    if sample.error is None and sample.finish_reason in _FINISH_REASONS:
+        return None
     if sample.error is None or sample.error.startswith(("EngineDeadError", "EngineGenerateError")):
-        return ServerGone(reason)
-    return UserError(
-        f"the vLLM server refused a request: {reason}", value=f"a prompt of {len(request.prompt_ids)} tokens"
-    )
-
-
-def _give_up(state: RetryCallState) -> None:
-    cause = state.outcome.exception() if state.outcome else None
-    raise UserError(
-        f"the vLLM server ended the connection {state.attempt_number} times: {cause}",
-        advice="look at the end of the server's log in the run's logs directory",
-        exit_code=ExitCode.RETRYABLE,
-    ) from cause
+        raise ServerGone(sample.error or f"finished by {sample.finish_reason!r}")
+    return sample.error or "it gave no reason"

@@ -124,17 +124,23 @@ class RayNode:
                 exit_code=ExitCode.RETRYABLE,
             )
 
-    def wait_for_head(self, deadline_s: float) -> None:
+    def wait_for_head(self, deadline_s: float, advice: str) -> None:
         """Wait until the first node of the cluster, this one, takes connections.
+
+        Args:
+            deadline_s: seconds after which the wait ends with an error.
+            advice: the next command to type, told in that error.
 
         Raises:
             UserError: it ended, or did not in time.
         """
         wait_until(
             lambda: answers(self.place.head),
-            reason=f"the first Ray node (log: {self.log})",
+            reason="the first Ray node",
             deadline_s=deadline_s,
             check=self.raise_if_ended,
+            where=self.log,
+            advice=advice,
         )
 
     def _arguments(self) -> list[str]:
@@ -189,6 +195,8 @@ def address_towards(other: str) -> str:
             value=other,
             where=socket.gethostname(),
             expected="nodes that know each other's host names",
+            advice="ask the administrators whether compute nodes resolve each other's names, or use one node: "
+            "--set resources.inference.nodes=1",
             exit_code=ExitCode.RETRYABLE,
         ) from error
 

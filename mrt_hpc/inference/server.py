@@ -128,9 +128,12 @@ class VllmServer:
         self.starts += 1
         wait_until(
             self.healthy,
-            reason=f"the vLLM server (log: {self.log})",
+            reason="the vLLM server",
             deadline_s=self.settings.start_deadline_s,
             check=look,
+            where=self.log,
+            advice="read the end of that log; where the server only needs more time: "
+            "--set serving.start_limit_s=SECONDS",
             longest_pause_s=_LOOK_EVERY_S,
         )
         if self.settings.listen is None:
@@ -236,7 +239,12 @@ class VllmServer:
 
     def _raise_if_closed(self) -> None:
         if self._closed.is_set():
-            raise UserError("the vLLM server was closed", where=self.log, exit_code=ExitCode.RETRYABLE)
+            raise UserError(
+                "the vLLM server was closed",
+                where=self.log,
+                advice="nothing where the task was told to end; the same submit command starts the server again",
+                exit_code=ExitCode.RETRYABLE,
+            )
 
     def _raise_if_dead(self) -> None:
         if not self._running():

@@ -193,6 +193,7 @@ def _across_nodes(settings: ServerSettings) -> dict[str, object]:
     if on_cpu():
         raise UserError(
             "vLLM cannot divide a model over the nodes of a task without GPUs",
+            value=f"{settings.stages} nodes",
             where="resources.inference.gpus",
             expected="GPUs; without them the server computes on the first node, and all nodes grade",
             advice="set resources.inference.gpus to the GPUs of a node, or to 0; then the same submit command",

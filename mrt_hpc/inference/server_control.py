@@ -268,7 +268,11 @@ def refuse_no_weights(directory: Path) -> None:
     if not (directory / "config.json").is_file() or not list_directory(directory, "*.safetensors"):
         expected = "config.json and *.safetensors"
         raise UserError(
-            "the directory holds no weights to load", where=directory, expected=expected, exit_code=ExitCode.RETRYABLE
+            "the directory holds no weights to load",
+            where=directory,
+            expected=expected,
+            advice=f"ls {directory} shows what is there; the same submit command runs the task again",
+            exit_code=ExitCode.RETRYABLE,
         )
 
 

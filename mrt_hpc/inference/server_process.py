@@ -96,14 +96,20 @@ def refuse_stranger(path: Path, pid: int) -> None:
             size = struct.calcsize("3i")
             listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     except OSError as error:
-        what = f"no process listens on the server's socket: {error}"
-        raise UserError(what, where=path, exit_code=ExitCode.RETRYABLE) from error
+        raise UserError(
+            f"no process listens on the server's socket: {error}",
+            where=path,
+            advice="read the end of the server's log; the same submit command starts the server again",
+            exit_code=ExitCode.RETRYABLE,
+        ) from error
     if listener != pid:
         raise UserError(
             "another process listens on the server's socket",
             value=f"process {listener}",
             where=path,
             expected=f"process {pid}",
+            advice=f"ps -fp {listener} shows that process; the same submit command starts the server again, at "
+            "another socket",
             exit_code=ExitCode.RETRYABLE,
         )
 

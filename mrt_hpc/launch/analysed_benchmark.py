@@ -63,7 +63,7 @@ def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None,
 
     Raises:
         UserError: the evaluation has no prover that the analysis needs, it has several benchmarks and none is named,
-            there is no such benchmark, or it is evaluated in a way that the analysis makes no sense of.
+            there is no such benchmark, or it is sampled in a mode that the analysis cannot use.
     """
     advice = typed(needs.suite, name if name in BENCHMARKS else BENCHMARKS[0])
     _require_prover(recipe, needs, advice)
@@ -77,10 +77,10 @@ def analysed_benchmark(recipe: EvaluationRecipe, needs: Needs, name: str | None,
 
 
 def _unsuited(recipe: EvaluationRecipe, needs: Needs, benchmarks: Sequence[Benchmark], advice: str) -> UserError:
-    """The error about benchmarks that are evaluated in ways that the analysis makes no sense of."""
+    """The error about benchmarks that are sampled in modes that the analysis cannot use."""
     ways = dict.fromkeys("direct" if benchmark.mode is None else benchmark.mode.type for benchmark in benchmarks)
     return UserError(
-        f"this analysis makes no sense of the way in which {_names(benchmarks)} would be evaluated",
+        f"this analysis cannot use samples of mode {', '.join(ways)}, which {_names(benchmarks)} would give",
         value=", ".join(ways),
         where=_suite(recipe),
         expected="mode: {type: extrapolation}"

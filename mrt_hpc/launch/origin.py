@@ -59,7 +59,7 @@ class Origin:
             ) from error
         if digest != self.record.digest:
             raise UserError(
-                f"weights version {self.record.version} was published again in this moment",
+                f"weights version {self.record.version} was published again meanwhile",
                 where=self.weights,
                 advice="type the same command again",
             )

@@ -1,5 +1,5 @@
 """The software that a run is executed with: versions in its lock, and the container image. A later submission with
-other software is told what that means; nothing is refused, since an upgrade may be what mends a run.
+other software is told what that means; nothing is refused, since an upgrade may be what repairs a run.
 
 An image may have tens of gigabytes, so a run remembers its digest with path, size, time of modification and inode of
 the file. Where these are the same, the content is trusted to be the same, and is not read.

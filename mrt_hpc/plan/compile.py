@@ -271,7 +271,7 @@ def _one_process(resources: RoleResources, nodes: int = 1) -> JobResources:
 
 
 def _colocated_resources(trainer: TrainerResources, inference: RoleResources) -> JobResources:
-    """What a task needs whose processes compute by turns, and stay in its memory together."""
+    """What a task needs whose processes take turns to compute, and stay in its memory together."""
     alone = _trainer_resources(trainer)
     return alone.model_copy(
         update={

@@ -130,11 +130,11 @@ def policy_shape(recipe: Recipe) -> ModelShape:
 
 def _shape(path: str, field: str) -> ModelShape:
     if missing := not_fetched(path):
-        raise UnknownShapeError(f"the memory was not checked, as the model of {field} is not there: {missing}")
+        raise UnknownShapeError(f"The memory was not checked, as the model of {field} is not there: {missing}")
     try:
         return shape_in(Path(path))
     except UnknownShapeError as error:
-        raise UnknownShapeError(f"the memory was not checked for {field}: {error}") from error
+        raise UnknownShapeError(f"The memory was not checked for {field}: {error}.") from error
 
 
 def evaluated_shape(recipe: Experiment) -> ModelShape:
@@ -143,7 +143,7 @@ def evaluated_shape(recipe: Experiment) -> ModelShape:
         return policy_shape(recipe)
     there = [model for model in recipe.models if model.run is None or Path(model.path).is_dir()]
     if not there:
-        raise UnknownShapeError("the memory was not checked, as the runs have yet to publish the models")
+        raise UnknownShapeError("The memory was not checked, as the runs have yet to publish the models.")
     return max((_shape(model.path, f"model {model.name}") for model in there), key=lambda shape: shape.parameters)
 
 
@@ -192,7 +192,7 @@ def _off_the_gpu(recipe: Recipe, setting: TrainerSetting, memory: TrainerMemory)
 
 
 def colocated(recipe: Experiment) -> bool:
-    """Whether inference and trainer use the same GPUs by turns."""
+    """Whether inference and trainer take turns on the same GPUs."""
     if not isinstance(recipe, Recipe) or not recipe.algorithm.samples_rollouts:
         return False
     return recipe.schedule.coupling is Coupling.COLOCATED and recipe.resources.trainer.gpus > 0

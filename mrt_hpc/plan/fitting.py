@@ -60,8 +60,16 @@ def unfit(role: RoleFit, recipe: Experiment, site: SiteSettings) -> UserError:
         value=f"{role.needed:.1f} GiB",
         where=f"resources.{role.role}",
         expected=f"at most {role.limit:.1f} GiB: {role.source}",
-        advice=words or "a smaller model, shorter sequences, or GPUs with more memory",
+        advice=words or f"{_shorter(role, recipe)}, a smaller model, or GPUs with more memory",
     )
+
+
+def _shorter(role: RoleFit, recipe: Experiment) -> str:
+    """The fields to change where no change was found that is sure to help."""
+    if role.role is Role.EVALUATION:
+        return "a lower evaluation.max_tokens"
+    spans = role.role is Role.INFERENCE and recipe.resources.inference.gpus > 0 and not colocated(recipe)
+    return "a lower sampling.max_tokens" + (", more resources.inference.nodes" if spans else "")
 
 
 def _place(role: RoleFit) -> str:

@@ -23,7 +23,7 @@ class Role(StrEnum):
     TRAINER = "trainer"
     """Updates and publishes."""
     COLOCATED = "colocated"
-    """Samples and updates by turns, on the same GPUs."""
+    """Samples and updates alternately, on the same GPUs."""
     EVALUATION = "evaluation"
     """Runs the benchmarks."""
     REPORT = "report"

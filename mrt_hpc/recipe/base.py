@@ -40,9 +40,15 @@ Line = Annotated[str, AfterValidator(_one_line)]
 """Text within a line of a job script; a line break would put the rest on a line of its own."""
 
 
-def misfit(field: str, reason: str) -> PydanticCustomError:
-    """The refusal of a combination: the field to change first, and the reason."""
-    return PydanticCustomError("misfit", "{reason}", {"field": field, "reason": reason})
+def misfit(field: str, reason: str, fits: str | None = None) -> PydanticCustomError:
+    """The refusal of a combination.
+
+    Args:
+        field: the field to change first, with dots.
+        reason: the values that the field may have, and why.
+        fits: a value of the field that removes this refusal, as YAML; None where it is not known.
+    """
+    return PydanticCustomError("misfit", "{reason}", {"field": field, "reason": reason, "fits": fits})
 
 
 class Section(BaseModel):

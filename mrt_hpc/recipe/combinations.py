@@ -94,7 +94,9 @@ def evaluation_fits(recipe: Experiment) -> None:
     if prover is None:
         return
     if prover.model is not None:
-        raise misfit("evaluation.prover.model", "null: regret is measured with the evaluated policy as its own prover")
+        raise misfit(
+            "evaluation.prover.model", "null: regret is measured with the evaluated policy as its own prover", "null"
+        )
     if not prover.values_stopping:
         raise misfit(
             "evaluation.prover.type",
@@ -114,14 +116,18 @@ def grading_fits(recipe: Recipe) -> None:
     """Refuse verdicts under which no answer of the model could be right."""
     if getattr(recipe.model, "answer_forms", 1) > 1 and recipe.grading.strict:
         raise misfit(
-            "grading.strict", "false where model.answer_forms is above 1: its answers, as 8-1, are left to be evaluated"
+            "grading.strict",
+            "false where model.answer_forms is above 1: its answers, as 8-1, are left to be evaluated",
+            "false",
         )
 
 
 def training_fits(recipe: Recipe) -> None:
     """Refuse settings that the trainer cannot apply."""
     if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
-        raise misfit("training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload")
+        raise misfit(
+            "training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload", "false"
+        )
     sharing, ranks = recipe.training.sequence_parallel, recipe.resources.trainer.ranks
     if sharing == 1:
         return
@@ -148,7 +154,7 @@ def weights_fit(recipe: Recipe) -> None:
     }
     for reason, holds in reasons.items():
         if holds:
-            raise misfit("training.full_weights_every", f"1: {reason}")
+            raise misfit("training.full_weights_every", f"1: {reason}", "1")
 
 
 def sampling_fits(recipe: Recipe) -> None:
@@ -161,12 +167,13 @@ def sampling_fits(recipe: Recipe) -> None:
         raise misfit("sampling.problems_per_iteration", f"required by algorithm {algorithm.type}")
     if sampling.rollouts_per_problem < 2:
         raise misfit(
-            "sampling.rollouts_per_problem", "at least 2: the outcome advantage compares the rollouts of a group"
+            "sampling.rollouts_per_problem", "at least 2: the outcome advantage compares the rollouts of a group", "2"
         )
     if sampling.problems_per_iteration < recipe.resources.inference.tasks:
         raise misfit(
             "resources.inference.tasks",
             "no more than sampling.problems_per_iteration: some tasks would have nothing to do",
+            str(sampling.problems_per_iteration),
         )
     starts = [stage.first_iteration for stage in schedule.length_curriculum]
     limits = [stage.max_tokens for stage in schedule.length_curriculum]
@@ -201,19 +208,22 @@ def colocation_fits(recipe: Recipe) -> None:
     if recipe.schedule.coupling != "colocated" or not recipe.algorithm.samples_rollouts:
         return
     if resources.inference.tasks > 1:
-        raise misfit("resources.inference.tasks", "1 with coupling: colocated: a segment is one task")
+        raise misfit("resources.inference.tasks", "1 with coupling: colocated: a segment is one task", "1")
     if trainer.ranks_per_node not in (None, trainer.ranks):
-        raise misfit("resources.trainer.ranks_per_node", "null with coupling: colocated: a segment is on one node")
+        raise misfit(
+            "resources.trainer.ranks_per_node", "null with coupling: colocated: a segment is on one node", "null"
+        )
     if resources.inference.gpus != (gpus := trainer.ranks * trainer.gpus):
         raise misfit(
             "resources.inference.gpus",
             f"{gpus} with coupling: colocated, as many as resources.trainer.ranks x resources.trainer.gpus: both use "
             "the same GPUs",
+            str(gpus),
         )
     if recipe.serving.attach is not None:
-        raise misfit("serving.attach", "null with coupling: colocated: the task starts a server of its own")
+        raise misfit("serving.attach", "null with coupling: colocated: the task starts a server of its own", "null")
     if recipe.resources.inference.nodes > 1:
-        raise misfit("resources.inference.nodes", "1 with coupling: colocated: a segment is on one node")
+        raise misfit("resources.inference.nodes", "1 with coupling: colocated: a segment is on one node", "1")
 
 
 def serving_fits(recipe: Recipe) -> None:
@@ -225,6 +235,8 @@ def serving_fits(recipe: Recipe) -> None:
     if attach is None:
         return
     if tasks > 1:
-        raise misfit("resources.inference.tasks", "1 with serving.attach: a server holds one weights version at a time")
+        raise misfit(
+            "resources.inference.tasks", "1 with serving.attach: a server holds one weights version at a time", "1"
+        )
     if not attach.address.startswith(("unix:", "http://", "https://")):
         raise misfit("serving.attach.address", "http://HOST:PORT or unix:PATH")

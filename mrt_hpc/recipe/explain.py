@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import BaseModel
 
+from mrt_hpc.recipe.choices import Choice, choices_of
 from mrt_hpc.recipe.words import field_in_words, registry_in, tag_of, values_in_words, whole_annotation, yaml_text
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class DocumentedField:
     """As a recipe writes it; None where the field is required."""
     text: str
     """Its meaning."""
+    choices: tuple[Choice, ...] = ()
+    """The values of an enumeration, each with its meaning; none for other fields."""
 
     def is_within(self, asked: str) -> bool:
         """Whether this is the field asked for, or one below it; the types of sections may be left out, or given as in
@@ -79,10 +82,11 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> list[Document
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
         text = " ".join((field.description or "").split())
-        found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text))
-        for choice in models_of(whole_annotation(field)):
-            tag = tag_of(choice)
-            found += documented_fields(choice, f"{dotted}[{tag}]." if tag else f"{dotted}.")
+        choices = choices_of(field.annotation)
+        found.append(DocumentedField(dotted, field_in_words(field), _default_text(field), text, choices))
+        for section in models_of(whole_annotation(field)):
+            tag = tag_of(section)
+            found += documented_fields(section, f"{dotted}[{tag}]." if tag else f"{dotted}.")
     return found
 
 
@@ -116,6 +120,50 @@ def meaning_at(model: type[BaseModel], location: Location) -> str:
         if (at := _below(at, step)) is None:
             break
     return re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(text.split()))[0]
+
+
+def default_at(model: type[BaseModel], data: Any, location: Location) -> Any:
+    """The default of a field that ``data`` leaves out.
+
+    Args:
+        model: the model of ``data``.
+        data: what a file holds, which decides the kinds of its sections.
+        location: of the field, without the tags of unions.
+
+    Returns:
+        None where the field is required, has no default other than null, or is given.
+    """
+    at: Any = model
+    for number, step in enumerate(location):
+        given = {"type": data} if isinstance(data, str) else data  # a section that is written as its type alone
+        holder = _holder(at, given, step)
+        if isinstance(given, dict) and step not in given:
+            return None if holder is None else _default_below(holder, location[number:])
+        at, data = _below(holder or at, step), _item(given, step)
+    return None
+
+
+def _holder(annotation: Any, data: Any, step: int | str) -> type[BaseModel] | None:
+    """The model with a field of this name: the one that the ``type`` in the data names, or else the first."""
+    models = [model for model in models_of(annotation) if step in model.model_fields]
+    named = (model for model in models if isinstance(data, dict) and tag_of(model) == data.get("type"))
+    return next(named, models[0] if models else None)
+
+
+def _default_below(model: type[BaseModel], location: Location) -> Any:
+    """The default of a field, or of one below it; None where it is required, or is a section."""
+    field = model.model_fields[str(location[0])]
+    found = None if field.is_required() else field.get_default(call_default_factory=True)
+    for step in location[1:]:
+        found = getattr(found, str(step), None)
+    return None if isinstance(found, BaseModel) else found
+
+
+def _item(data: Any, step: int | str) -> Any:
+    try:
+        return data[step]
+    except (KeyError, IndexError, TypeError):
+        return None
 
 
 def _below(annotation: Any, step: int | str) -> Any:

@@ -42,6 +42,6 @@ def changed_recipe(lock: Path, recipe: Recipe, overrides: Sequence[str]) -> Reci
                 advice="leave the option out; afterwards: mrt-hpc eval RUN --suite SUITE",
             )
         apply(source, override)
-    mend = " ".join(change(override) for override in overrides[-1:])
+    correction = " ".join(change(override) for override in overrides[-1:])
     data = with_absolute_paths(source.data, Path.cwd())
-    return validate(replace(source, data=data, mend=mend), Recipe, data)
+    return validate(replace(source, data=data, correction=correction), Recipe, data)

@@ -253,7 +253,7 @@ def refusal(text: str, field: str) -> UserError | None:
     model = HubModel.of(text, where=field)
     fault = CachedModel(model, cache_directory()).fault()
     return UserError(
-        fault or f"{model.text} has come into the hub's cache just now",
+        fault or f"{model.text} was fetched in the meantime",
         value=text,
         where=field or None,
         expected="a model that was fetched; HF_HUB_CACHE and HF_HOME name the cache",

@@ -65,13 +65,15 @@ def read_lock(path: Path) -> Experiment:
             expected="the file that `mrt-hpc submit` wrote",
             advice=f"restore {path} from a backup, or submit the recipe with another --run directory",
         )
-    mend = (
+    correction = (
         f"restore {path} from a backup if it was changed, or continue with the version of mrt-hpc that wrote it "
         f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
     )
     given = source.data["recipe"]
     alone = "models" in given
-    found = replace(source, data=given if alone else as_earlier_versions_did(given), below=("recipe",), mend=mend)
+    found = replace(
+        source, data=given if alone else as_earlier_versions_did(given), below=("recipe",), correction=correction
+    )
     return validate(found, EvaluationRecipe, found.data) if alone else validate(found, Recipe, found.data)
 
 

@@ -150,7 +150,7 @@ class ModelFiles:
             value=named,
             where=f"{self.field}, {self.directory / 'config.json'}, architectures",
             expected=f"a name that both register; the nearest is {guess}" if guess else "a name that both register",
-            advice="take another model, or mend config.json where its name is misspelt",
+            advice="take another model, or correct config.json where its name is misspelt",
         )
 
     def _check_logits(self, config: dict[str, Any]) -> None:

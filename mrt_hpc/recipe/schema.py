@@ -122,18 +122,23 @@ class Recipe(Section):
                 "schedule.iterations_per_job",
                 f"{ahead} or less: with coupling: sequential, inference ends before the trainer starts "
                 f"and can run {ahead} iteration(s) ahead (max_staleness + 1)",
+                str(ahead),
             )
         if self.schedule.weight_swap is not WeightSwap.DRAIN and not self.schedule.max_staleness:
             raise misfit(
-                "schedule.weight_swap", "drain with max_staleness: 0: no newer weights appear while traces are sampled"
+                "schedule.weight_swap",
+                "drain with max_staleness: 0: no newer weights appear while traces are sampled",
+                "drain",
             )
         colocation_fits(self)
         trainer = self.resources.trainer
         if trainer.ranks_per_node is not None and trainer.ranks % trainer.ranks_per_node:
             raise misfit("resources.trainer.ranks", f"a multiple of ranks_per_node ({trainer.ranks_per_node})")
-        if self.training.keep_weights < self.schedule.max_staleness + 2:
+        if self.training.keep_weights < (loaded := self.schedule.max_staleness + 2):
             raise misfit(
-                "training.keep_weights", "at least schedule.max_staleness + 2: servers still load these versions"
+                "training.keep_weights",
+                f"at least {loaded} (schedule.max_staleness + 2): servers still load these versions",
+                str(loaded),
             )
         return self
 

@@ -63,7 +63,8 @@ def layout_fits(recipe: Experiment, *roles: str) -> None:
             raise misfit(
                 f"resources.{role}.gpus",
                 f"{needed}, which is {layout.servers} x {layout.tensor_parallel}: serving.servers times "
-                "serving.tensor_parallel, as each server has GPUs of its own",
+                "serving.tensor_parallel, as each server has GPUs of its own; section serving holds for all roles",
+                str(needed),
             )
 
 
@@ -79,12 +80,14 @@ def _spanning_fits(recipe: Experiment, gpus: int, nodes: int) -> None:
             "serving.servers",
             "1 with resources.inference.nodes above 1: one server spans the nodes of a task; more servers on one node "
             "each are more tasks (resources.inference.tasks)",
+            "1",
         )
     prover = getattr(recipe, "prover", None)  # an evaluation on its own has none, and no inference tasks
     if prover is not None and prover.model is not None:
         raise misfit(
             "resources.inference.nodes",
             "1 where prover.model is a model of its own: two servers cannot share GPUs across nodes",
+            "1",
         )
     if gpus * nodes % (width := recipe.serving.tensor_parallel or gpus):
         raise misfit(

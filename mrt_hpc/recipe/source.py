@@ -44,7 +44,7 @@ class Source:
     """The places of fields and list items."""
     overrides: dict[Location, str] = field(default_factory=dict)
     """Fields set on the command line, with the text they came from."""
-    mend: str = ""
+    correction: str = ""
     """How to correct a fault in it; empty means to edit the file."""
     below: Location = ()
     """The location in the file of the part that is checked."""
@@ -70,7 +70,7 @@ class Source:
     def advice(self, location: Location) -> str:
         """How to correct a fault in a field: in the option that has set it, the file, or both."""
         place = self.nearest_place(location)
-        edit = self.mend or f"edit {self.path if place is None else place.path}"
+        edit = self.correction or f"edit {self.path if place is None else place.path}"
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
                 return change(self.overrides[location[:length]])
@@ -88,7 +88,7 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
 
     Args:
         path: the file.
-        advice: what to type once it is mended.
+        advice: what to type once it is corrected.
         depth: how many other files extend it on the way from the one that was named.
 
     Raises:

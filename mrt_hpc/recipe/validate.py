@@ -5,13 +5,15 @@ nearest name.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core.core_schema import ErrorType
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.explain import field_names_at, meaning_at, values_at
+from mrt_hpc.recipe.explain import default_at, field_names_at, meaning_at, values_at
+from mrt_hpc.recipe.words import yaml_text
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.source import Location, Source
@@ -60,7 +62,7 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
     if kind == "missing" and isinstance(at[-1], int):  # a list that is too short is a wrong value
         at, kind = at[:-1], "too_short"
     location = _file_location(at, source.data, prefix)
-    value, expected = first["input"], first["msg"]
+    value, expected, fits = first["input"], first["msg"], None
     match kind:
         case "extra_forbidden":
             value, expected = str(location[-1]), _expected_name(location, at, model)
@@ -69,8 +71,9 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
         case "too_short":
             expected = _expected_value(kind, at, model)
         case "misfit":
-            location = (*location, *first["ctx"]["field"].split("."))
+            location, fits = (*location, *_steps(first["ctx"]["field"])), first["ctx"]["fits"]
             value = _value_at(source.data, location)
+            value = _default(model, source.data, location) if value is None else value
         case "union_tag_invalid" | "union_tag_not_found":
             location = (*location, "type")
             value, expected = _value_at(source.data, location), _expected_tag(first["ctx"], at, model)
@@ -83,8 +86,36 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
         value=value,
         where=source.where(location),
         expected=expected,
-        advice=source.advice(location),
+        advice=_advice(source, location, fits),
     )
+
+
+@dataclass(frozen=True)
+class Default:
+    """A value that the file leaves out."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return f"{yaml_text(self.value)} (the default)"
+
+
+def _default(model: type[BaseModel], data: Any, location: Location) -> Default | None:
+    """The default of a field that the file leaves out; None where it has none, or where its default is null."""
+    found = default_at(model, data, location)
+    return None if found is None else Default(found)
+
+
+def _steps(field: str) -> Location:
+    """The location of a field that is written with dots; the items of lists are numbers."""
+    return tuple(int(step) if step.isdecimal() else step for step in field.split("."))
+
+
+def _advice(source: Source, location: Location, fits: str | None) -> str:
+    """How to correct a fault, with the value that fits where it is known and an option can set it."""
+    if fits is None or source.correction:
+        return source.advice(location)
+    return f"--set {'.'.join(map(str, location))}={fits}, or {source.advice(location)}"
 
 
 def _kind(error_type: str) -> str:

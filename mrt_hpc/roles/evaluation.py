@@ -168,7 +168,7 @@ class UnitEvaluation:
             return version in published
 
         trainers = self.task.peers(Role.TRAINER, range(max(0, version - 1), self.task.plan.iterations))
-        self.task.keep(self.task.vigil(f"weights version {version}", trainers), is_there)
+        self.task.wait_for_peers(self.task.peer_wait(f"weights version {version}", trainers), is_there)
 
     def _refuse_missing_model(self, recipe: EvaluationRecipe) -> None:
         """Refuse to go on without a model that was set aside: only the first job publishes it again.

@@ -22,8 +22,8 @@ from mrt_hpc.recipe.sections.data import SmallWorldProblems
 from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
-from mrt_hpc.roles.training.artifacts import Keeper, newest_good_checkpoint
-from mrt_hpc.roles.training.iteration_data import Intake, IterationData, intakes
+from mrt_hpc.roles.training.artifacts import TrainingArtifacts, newest_good_checkpoint
+from mrt_hpc.roles.training.iteration_data import IterationData, IterationReader, iteration_readers
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.roles.training.turn_taking import TurnTaking
 from mrt_hpc.run.data import read_problems
@@ -114,11 +114,11 @@ class Trainer:
     task: Task
     engine: TrainerEngine
     tracker: Tracker
-    keeper: Keeper
-    intakes: Callable[[int], Intake]
-    """Makes the intake of each iteration."""
-    intake: Intake
-    """The intake of the current iteration."""
+    artifacts: TrainingArtifacts
+    readers: Callable[[int], IterationReader]
+    """Gives the reader of the data of each iteration."""
+    reader: IterationReader
+    """The reader of the data of the current iteration."""
     statements: dict[str, str]
     """The texts of the training problems by id; None where given samples are learnt."""
     turns: TurnTaking = field(init=False)
@@ -130,14 +130,14 @@ class Trainer:
     @property
     def iteration(self) -> int:
         """The number of updates since the start of the run, which is the weights version that the trainer holds."""
-        return self.intake.iteration
+        return self.reader.iteration
 
     @staticmethod
     def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> Trainer:
         """The trainer at the newest good checkpoint, or at weights version 0."""
         layout, recipe = task.layout, task.recipe
         newest = rendezvous.on_rank_zero(lambda: newest_good_checkpoint(task))
-        lessons = intakes(task)  # before anything that takes long: given samples may be missing
+        readers = iteration_readers(task)  # before anything that takes long: given samples may be missing
         reference = layout.weights_version(0) if recipe.training.kl_coefficient > 0 else None
         engine = build(trainer_settings(recipe), layout.weights_version(0), ranks, reference)
         problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
@@ -145,11 +145,11 @@ class Trainer:
         if newest is not None:
             iteration = int(checkpoint.load(engine, newest)["iteration"])
             task.events.emit(EventKind.RESUMED, iteration=iteration, checkpoint=newest.name, rank=task.rank)
-        keeper = Keeper(task, engine, saved=iteration)
-        keeper.mend(iteration)
+        artifacts = TrainingArtifacts(task, engine, saved=iteration)
+        artifacts.reconcile(iteration)
         tracker.resume(iteration)
         statements = {p.id: p.problem for p in problems}
-        return Trainer(task, engine, tracker, keeper, lessons, lessons(iteration), statements)
+        return Trainer(task, engine, tracker, artifacts, readers, readers(iteration), statements)
 
     def go_on(self) -> None:
         """Wait for what can be done next, and do it.
@@ -163,7 +163,7 @@ class Trainer:
         if what is Next.LEAVE:
             self._leave()
         elif what is Next.PUBLISH:
-            self.keeper.publish(self.iteration, in_full=True)
+            self.artifacts.publish(self.iteration, in_full=True)
         else:
             self._iterate(timeline)
 
@@ -174,21 +174,21 @@ class Trainer:
         except UserError:
             self._save()
             if self.task.rank == 0:
-                self.intake.reopen_samplers()
+                self.reader.reopen_samplers()
             raise
 
     def _await_next(self) -> Next:
         """What to do next, the same on every rank."""
-        vigil = self.task.vigil(f"rollouts of iteration {self.iteration}", self.intake.samplers)
+        wait = self.task.peer_wait(f"rollouts of iteration {self.iteration}", self.reader.samplers)
         # No rank waits longer than a round for the first one.
-        while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(vigil))) in (Next.WAIT, Next.PASS_ON):
+        while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(wait))) in (Next.WAIT, Next.PASS_ON):
             if what is Next.PASS_ON:
                 self.turns.pass_on()
         if what is not Next.LEAVE:
             self.turns.resume()
         return what
 
-    def _look_for_a_round(self, vigil: PeerWait) -> Next:
+    def _look_for_a_round(self, wait: PeerWait) -> Next:
         """On rank 0: what to do next, or WAIT after a round without an answer."""
         end = time.monotonic() + ROUND_S
 
@@ -199,20 +199,20 @@ class Trainer:
                 return Next.PASS_ON
             return Next.WAIT if time.monotonic() > end else None
 
-        return self.task.keep(vigil, look)
+        return self.task.wait_for_peers(wait, look)
 
     def _next(self) -> Next | None:
         """On rank 0: what can be done now."""
         self._refuse_to_be_late()
         if self.task.shutdown.given:
             return Next.LEAVE
-        if not self.keeper.is_published(self.iteration):
+        if not self.artifacts.is_published(self.iteration):
             return Next.PUBLISH if self.task.turn.take() else None
-        return Next.TRAIN if self.intake.is_complete() and self.task.turn.take() else None
+        return Next.TRAIN if self.reader.is_complete() and self.task.turn.take() else None
 
     def _refuse_to_be_late(self) -> None:
         """Request the end of this task where the next step and its checkpoint would not end before the time limit."""
-        needed = self._longest_step_s + self.keeper.longest_save_s
+        needed = self._longest_step_s + self.artifacts.longest_save_s
         if needed and self.task.seconds_left < needed + SPARE_S and not self.task.shutdown.given:
             left = f"{self.task.seconds_left:.0f} s are left, and a step with its checkpoint takes {needed:.0f} s"
             self.task.shutdown.tell(RequeueRequested(f"gave the nodes back: {left}"))
@@ -229,31 +229,31 @@ class Trainer:
 
     def _save(self) -> None:
         """Write a checkpoint of a state that none has, before the task ends."""
-        if self.keeper.saved != self.iteration:
+        if self.artifacts.saved != self.iteration:
             self.turns.regain()
-            self.keeper.save(self.iteration)
+            self.artifacts.save(self.iteration)
 
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, publish, checkpoint."""
         self.task.spend(Use.LOADING)
         with timeline.phase("loading"):
-            lesson = self.intake.lesson()
+            data = self.reader.data()
         self.task.spend(Use.TRAINING)
         with timeline.phase("optimisation"):
-            stats = self.engine.update([*lesson.sequences, *lesson.branches])
+            stats = self.engine.update([*data.sequences, *data.branches])
         self._longest_step_s = max(self._longest_step_s, timeline.working)
-        done, self.intake = self.iteration, self.intakes(self.iteration + 1)
-        self.keeper.emit(EventKind.STEP, iteration=done)
+        done, self.reader = self.iteration, self.readers(self.iteration + 1)
+        self.artifacts.emit(EventKind.STEP, iteration=done)
         if checkpoint_due := self._checkpoint_due():
             # The metrics come first: a checkpoint means that its iteration is wholly accounted for.
-            self.keeper.write_metrics(self._metrics(done, lesson, stats, timeline))
+            self.artifacts.write_metrics(self._metrics(done, data, stats, timeline))
         with timeline.phase("publishing"):
-            self.keeper.publish(self.iteration)
+            self.artifacts.publish(self.iteration)
         if checkpoint_due:
             with timeline.phase("checkpoint"):
-                self.keeper.save(self.iteration)
-        metrics = self._metrics(done, lesson, stats, timeline)
-        self.keeper.write_metrics(metrics)
+                self.artifacts.save(self.iteration)
+        metrics = self._metrics(done, data, stats, timeline)
+        self.artifacts.write_metrics(metrics)
         self.tracker.log(metrics)
         reward = "" if metrics.reward_mean is None else f"reward {metrics.reward_mean:.3f}, "
         log.info("iteration %d: %sloss %.4f, %.1f s", done, reward, stats.loss, timeline.total)
@@ -269,10 +269,8 @@ class Trainer:
             or self.iteration == self.task.job.end_iteration
         )
 
-    def _metrics(
-        self, iteration: int, lesson: IterationData, stats: UpdateStats, timeline: Timeline
-    ) -> IterationMetrics:
-        rollouts, source = lesson.batch.rollouts if lesson.batch is not None else [], self.task.recipe.data
+    def _metrics(self, iteration: int, data: IterationData, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
+        rollouts, source = data.batch.rollouts if data.batch is not None else [], self.task.recipe.data
         traces = [(self.statements[r.problem_id], r.text) for r in rollouts if not r.forced]
         quality = trace_quality(source, traces) if traces and isinstance(source, SmallWorldProblems) else {}
-        return iteration_metrics(iteration, lesson, stats, timeline, quality)
+        return iteration_metrics(iteration, data, stats, timeline, quality)

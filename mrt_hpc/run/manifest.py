@@ -56,7 +56,7 @@ def is_of_the_filesystem(error: BaseException) -> bool:
 def unreadable(path: Path, error: Exception) -> UserError:
     """The error for a file that cannot be read at this moment, and may be whole."""
     return UserError(
-        f"it cannot be read just now: {error!r}",
+        f"the file cannot be read at the moment: {error!r}",
         where=path,
         advice=f"nothing, if the filesystem recovers; otherwise: mv {path} {path}.unreadable",
         exit_code=ExitCode.RETRYABLE,

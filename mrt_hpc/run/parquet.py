@@ -131,7 +131,7 @@ def read_records(
 
     Raises:
         DamagedError: the file is none of records.
-        OSError: it cannot be read just now.
+        OSError: it cannot be read at the moment.
         UserError: its columns are not those of ``record_type``.
     """
     wanted = None if problems is None else pc.field("problem_id").isin(list(problems))
@@ -149,7 +149,7 @@ def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expressi
 
     Raises:
         DamagedError: the file is none of records.
-        OSError: it cannot be read just now.
+        OSError: it cannot be read at the moment.
     """
     with _reading(where or source):
         return pq.read_table(source, filters=filters)
@@ -157,11 +157,11 @@ def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expressi
 
 @contextmanager
 def _reading(where: Path | BytesIO) -> Iterator[None]:
-    """Tell a file that is none of records from one that cannot be read just now.
+    """Tell a file that is none of records from one that cannot be read at the moment.
 
     Raises:
         DamagedError: the file is none of records.
-        OSError: it cannot be read just now.
+        OSError: it cannot be read at the moment.
     """
     try:
         yield
@@ -191,7 +191,7 @@ def read_part(path: Path, record_type: type[Record]) -> list[Record]:
 
     Raises:
         DamagedError: the file is none of records.
-        OSError: it cannot be read just now.
+        OSError: it cannot be read at the moment.
         UserError: it has not all of these columns.
     """
     columns = [_Column(f.name, f.metadata.get(LENGTH_OF)) for f in dataclasses.fields(record_type)]  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def _is_removed(run: RunLayout, version: int, evaluation: RunLayout) -> bool:
 def pinned_versions(run: RunLayout) -> set[int]:
     """The weights versions of a run that evaluations still want, also those that are not published yet."""
     found = [(path, _PIN.fullmatch(path.name)) for path in list_directory(run.pins)]
-    return {int(match[1]) for path, match in found if match and not _is_forsaken(path)}
+    return {int(match[1]) for path, match in found if match and not _is_abandoned(path)}
 
 
 def _file(run: RunLayout, version: int, evaluation: RunLayout) -> Path:
@@ -83,7 +83,7 @@ def _file(run: RunLayout, version: int, evaluation: RunLayout) -> Path:
     return run.pins / f"v{version:06d}.{hashlib.sha256(key).hexdigest()[:16]}.json"
 
 
-def _is_forsaken(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Whether the directory of the evaluation was removed. That is certain only where the folder that held it is seen:
     in a container of the trainer another folder may stand at its place. In doubt the pin counts.
     """

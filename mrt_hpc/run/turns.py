@@ -69,7 +69,7 @@ class Turn:
         return self._descriptor
 
 
-def remove_forsaken(paths: Iterable[Path]) -> None:
+def remove_abandoned(paths: Iterable[Path]) -> None:
     """Remove the files of turns that no process has: an attempt that was killed has not removed its own.
 
     Args:

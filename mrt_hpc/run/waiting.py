@@ -23,6 +23,7 @@ def wait_until(
     reason: str,
     deadline_s: float,
     check: Callable[[], None] | None = None,
+    where: object = None,
     advice: str | None = None,
     longest_pause_s: float = LONGEST_PAUSE_S,
 ) -> T:
@@ -33,6 +34,7 @@ def wait_until(
         reason: what is being waited for, as in "weights version 12".
         deadline_s: seconds after which the wait ends with an error; infinite if ``check`` decides that.
         check: called at each look; raises when the wait has become hopeless (the producer has died).
+        where: the file or folder that says more, told in the error.
         advice: the next command to type, told in the error.
         longest_pause_s: the longest time between two looks, seconds.
 
@@ -47,7 +49,10 @@ def wait_until(
         remaining = end - time.monotonic()
         if remaining <= 0:
             raise UserError(
-                f"gave up waiting for {reason} after {deadline_s:.0f} s", advice=advice, exit_code=ExitCode.RETRYABLE
+                f"gave up waiting for {reason} after {deadline_s:.0f} s",
+                where=where,
+                advice=advice,
+                exit_code=ExitCode.RETRYABLE,
             )
         time.sleep(min(pause, remaining))
         pause = min(pause * 1.5, longest_pause_s)

@@ -149,7 +149,7 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
         on_bad: called with each newer one that is damaged, newest first, and what is wrong with it.
 
     Raises:
-        UserError: one cannot be read just now, which is no reason to pass it over.
+        UserError: one cannot be read at the moment, which is no reason to pass it over.
     """
     for path in reversed(_numbered(checkpoints)):
         try:
@@ -291,6 +291,7 @@ def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
             where=directory,
             value={label: found.get(label) for label in differing[:3]},
             expected=str({label: wanted.get(label) for label in differing[:3]}),
+            advice="continue with the model that the run began with, or submit the recipe with another --run directory",
         )
     for file in files:
         with safe_open(directory / file, framework="pt") as tensors:

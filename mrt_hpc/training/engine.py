@@ -280,7 +280,11 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
     """
     if settings.training.kl_coefficient > 0 and reference_dir is None:
         raise UserError(
-            "a KL term needs a reference model", value=settings.training.kl_coefficient, where="training.kl_coefficient"
+            "a KL term needs a reference model",
+            value=settings.training.kl_coefficient,
+            where="training.kl_coefficient",
+            expected="the directory of a model as reference_dir",
+            advice="train without a KL term: --set training.kl_coefficient=0",
         )
     _seed(settings, ranks)
     training = settings.training

@@ -160,7 +160,13 @@ def load_policy(
     config = model_config(directory)
     changes = [n for n in LOGIT_CHANGES if getattr(config, n, None) not in (None, 1, 1.0)]
     if changes:
-        raise UserError("the trainer does not know how this model changes its logits", value=changes, where=directory)
+        raise UserError(
+            "the trainer does not know how this model changes its logits",
+            value=changes,
+            where=directory / "config.json",
+            expected="a model whose logits are a plain projection",
+            advice="take another model: --set model.path=DIRECTORY",
+        )
     if config.get_text_config().num_attention_heads % row_ranks.parts:
         raise uneven_heads(config.get_text_config().num_attention_heads, row_ranks.parts, str(directory))
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
@@ -185,7 +191,12 @@ def model_config(directory: Path) -> PretrainedConfig:
         UserError: there is none.
     """
     if not (directory / "config.json").is_file():
-        raise UserError("the directory holds no model: config.json is missing", where=directory)
+        raise UserError(
+            "the directory holds no model: config.json is missing",
+            where=directory,
+            expected="config.json and *.safetensors",
+            advice=f"ls {directory} shows what is there; name a model with --set model.path=DIRECTORY",
+        )
     return cast("PretrainedConfig", AutoConfig.from_pretrained(directory))
 
 

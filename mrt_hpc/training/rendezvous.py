@@ -128,6 +128,7 @@ def _open_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
             "the address file was written by an earlier attempt",
             where=address_file,
             expected="a path that is new for every attempt",
+            advice="the same submit command starts another attempt, which has another path",
         )
     store = TCPStore("localhost", 0, ranks.world_size, True, timeout, wait_for_workers=False)
     token = secrets.token_hex(16)
@@ -139,7 +140,13 @@ def _open_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
 
 def _find_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
     seconds = timeout.total_seconds()
-    wait_until(address_file.exists, reason=f"rank 0's address in {address_file}", deadline_s=seconds)
+    wait_until(
+        address_file.exists,
+        reason="rank 0's address",
+        deadline_s=seconds,
+        where=address_file,
+        advice="read the log of rank 0, which writes that file; all nodes of the task must see it",
+    )
     written = json.loads(retrying(address_file.read_text, "the address of rank 0"))
     addresses = ["localhost"] if written["host"] == socket.gethostname() else written["addresses"]
     host = _reachable(addresses, written["port"])
@@ -160,6 +167,7 @@ def _require_token(store: Store, token: str, where: str) -> None:
             "the process that answers at rank 0's address is not rank 0 of this attempt",
             where=where,
             expected="the token that rank 0 wrote to the address file",
+            advice="nothing: the task runs again, with another address; otherwise the same submit command",
             exit_code=ExitCode.RETRYABLE,
         )
 
@@ -187,6 +195,8 @@ def _reachable(addresses: list[str], port: int) -> str:
         "rank 0 cannot be reached: " + "; ".join(problems),
         value=addresses,
         expected=f"an open TCP port {port} between the nodes",
+        advice="ask the administrators whether compute nodes reach each other's ports, or train on one node: "
+        "--set resources.trainer.ranks_per_node=null",
         exit_code=ExitCode.RETRYABLE,
     )
 
@@ -198,4 +208,9 @@ def _shared_error(error: Exception) -> Exception:
         return error
     if (number := error_number(error)) in FULL | FLEETING:
         return OSError(number, f"{error} (on rank {rank})")
-    return UserError(f"rank {rank} failed: {type(error).__name__}: {error}", exit_code=ExitCode.RETRYABLE)
+    return UserError(
+        f"rank {rank} failed: {type(error).__name__}: {error}",
+        where=f"rank {rank} on {socket.gethostname()}",
+        advice=f"read the traceback in the log of rank {rank}; the same submit command runs the task again",
+        exit_code=ExitCode.RETRYABLE,
+    )

@@ -1,11 +1,13 @@
 """The share of their time in which inference GPUs are idle, simulated for ways of overlapping generation and training.
 
-Lengths of traces are drawn from a log-normal law with a given median and 95th percentile, or taken from a run:
+Lengths of traces are drawn from a log-normal law with a given median and 95th percentile, for eight A100 that are
+divided in several ways; or lengths, rates and sizes are those of a run:
 
-    python tests/benchmarks/bench_idle_share.py
+    python tests/benchmarks/bench_idle_share.py --output tests/benchmarks/results/idle-share
     python tests/benchmarks/bench_idle_share.py --run runs/mrt-online
 
-A server writes one token of each of its n running sequences in ``fixed + each * n`` seconds. The ways:
+A server writes one token of each of its n running sequences in ``fixed + each * n`` seconds. The mean rate of a run's
+servers is taken for that of full servers, so the idle shares of a run are lower bounds. The ways:
 
 - ``drain``: a task samples its groups of one iteration, waits for the longest trace, and loads the newest weights. With
   ``max_staleness: 0`` it then waits for the trainer, with 1 it samples the next iteration meanwhile.
@@ -20,16 +22,24 @@ import heapq
 import math
 import random
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.groups import read_group
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.server_layout import ServerLayout
+from mrt_hpc.run.archive import read_sampled, sampled_positions
+from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+GPUS, INFERENCE_GPUS = 8, (4, 3, 2)
+TRAINED_PER_S = 5900.0
+"""Tokens a second that a rank of the trainer computes."""
 NORMAL_95 = 1.6448536269514722
 """The 95th percentile of the standard normal law."""
 
@@ -50,7 +60,7 @@ class Scale:
     """Seconds of a step of a server that do not depend on its sequences: reading the weights."""
     each_s: float = 0.00019
     """Seconds that each sequence adds to a step: reading its cache."""
-    trained_per_s: float = 4 * 5900.0
+    trained_per_s: float = 4 * TRAINED_PER_S
     """Tokens a second that all ranks of the trainer compute together."""
     publish_s: float = 9.0
     load_s: float = 5.0
@@ -217,38 +227,92 @@ def log_normal(median: float, high: float, longest: int, seed: int) -> Callable[
 
 
 def recorded(run: Path, seed: int) -> Callable[[], int]:
-    """Lengths drawn from the traces that a run has kept."""
+    """Lengths drawn from the traces that a run has kept.
+
+    Raises:
+        SystemExit: it has none.
+    """
     draws, known = random.Random(seed), list(_recorded_lengths(RunLayout(run)))
+    if not known:
+        raise SystemExit(f"no traces are kept in {run}; name a run that has trained")
     return lambda: draws.choice(known)
 
 
 def _recorded_lengths(layout: RunLayout) -> Iterator[int]:
-    for folder in sorted(layout.root.glob("iterations/*/groups/[0-9]*")):
-        yield from (len(rollout.token_ids) for rollout in read_group(folder).rollouts)
+    for metrics in _measured(layout):
+        for position in sorted(sampled_positions(layout, metrics.iteration)):
+            group = read_sampled(layout, metrics.iteration, position)
+            yield from (len(rollout.token_ids) for rollout in group.rollouts)
+
+
+def recorded_scale(run: Path) -> Scale:
+    """The sizes of a run, and the rates that it has reached."""
+    layout = RunLayout(run)
+    recipe, measured = read_lock(layout.recipe_lock), _measured(layout)
+    assert isinstance(recipe, Recipe), "an evaluation on its own trains nothing"
+    inference, slots = recipe.resources.inference, recipe.serving.max_concurrent_sequences
+    servers = inference.tasks * ServerLayout.of(recipe.serving, inference.gpus, inference.nodes).servers
+    tokens = [one.tokens_per_rollout * (one.rollouts or 0) for one in measured]
+    rate = sum(tokens) / sum(one.sampling_seconds or 0.0 for one in measured) / servers
+    slower = slots / rate / Scale().step_s(slots)
+    return Scale(
+        servers=servers,
+        slots=slots,
+        groups=recipe.sampling.problems_per_iteration,
+        rollouts=recipe.sampling.rollouts_per_problem,
+        fixed_s=Scale.fixed_s * slower,
+        each_s=Scale.each_s * slower,
+        trained_per_s=sum(tokens) / sum(one.seconds[Phase.OPTIMISATION] for one in measured),
+        publish_s=statistics.mean(one.seconds[Phase.PUBLISHING] for one in measured),
+        load_s=statistics.mean(one.seconds[Phase.LOADING] for one in measured),
+    )
+
+
+def _measured(layout: RunLayout) -> list[IterationMetrics]:
+    return [IterationMetrics.read(path) for path in sorted(layout.root.glob("iterations/*/metrics.json"))]
+
+
+def table(scale: Scale, lengths: Callable[[int], Callable[[], int]], seeds: int) -> str:
+    """Simulate each way with several seeds; a line a way."""
+    lines = ["| way | idle | tokens/s of all servers | seconds an iteration |", "|---|--:|--:|--:|"]
+    for way in WAYS:
+        found = [Simulation(scale, way, lengths(seed)).run() for seed in range(seeds)]
+        columns = zip(*(vars(one).values() for one in found), strict=True)
+        idle, rate, seconds = (statistics.mean(values) for values in columns)
+        lines.append(f"| {way.name} | {idle:.1%} | {rate:,.0f} | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def simulated(options: argparse.Namespace) -> str:
+    """The tables of eight GPUs, divided in several ways."""
+    law = options.median, options.high, options.longest
+    told = f"a median of {options.median:,.0f} tokens and a 95th percentile of {options.high:,.0f}"
+    scene = "eight A100, 1.5 billion parameters, 256 traces an iteration"
+    parts = [f"# Simulated: {scene} with {told}, cut at {options.longest:,}"]
+    for servers in INFERENCE_GPUS:
+        scale = Scale(servers=servers, trained_per_s=(GPUS - servers) * TRAINED_PER_S)
+        parts.append(f"## {servers} inference GPUs and {GPUS - servers} trainer GPUs")
+        parts.append(table(scale, lambda seed: log_normal(*law, seed), options.seeds))
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
-    """Print a table, a line a way."""
+    """Print the tables, and write them if a folder is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="take lengths from this run")
+    parser.add_argument("--run", type=Path, help="take lengths, rates and sizes from this run")
     parser.add_argument("--median", type=float, default=6000)
     parser.add_argument("--high", type=float, default=16000, help="the 95th percentile")
     parser.add_argument("--longest", type=int, default=16384)
     parser.add_argument("--seeds", type=int, default=5)
-    for name, value in vars(Scale()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    arguments = parser.parse_args()
-    scale = replace(Scale(), **{name: getattr(arguments, name) for name in vars(Scale())})
-    print("| way | idle | tokens/s of all servers | seconds an iteration |\n|---|--:|--:|--:|")
-    for way in WAYS:
-        found = []
-        for seed in range(arguments.seeds):
-            own = arguments.median, arguments.high, arguments.longest
-            lengths = recorded(arguments.run, seed) if arguments.run else log_normal(*own, seed)
-            found.append(Simulation(scale, way, lengths).run())
-        columns = zip(*(vars(one).values() for one in found), strict=True)
-        idle, rate, seconds = (statistics.mean(values) for values in columns)
-        print(f"| {way.name} | {idle:.1%} | {rate:,.0f} | {seconds:.0f} |")
+    parser.add_argument("--output", type=Path, help="the folder for table.md")
+    options = parser.parse_args()
+    if options.run is None:
+        text = simulated(options)
+    else:
+        text = table(recorded_scale(options.run), lambda seed: recorded(options.run, seed), options.seeds)
+    print(text)
+    if options.output is not None:
+        write_text(options.output / "table.md", text)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def test_each_mechanism_stands_where_the_table_says(mechanism: Mechanism) -> Non
 
 
 SOURCE = """
-class Keeper:
+class Store:
     def save(self, path):
         if path.exists():  # another was faster
             return False
@@ -33,10 +33,10 @@ class Keeper:
 @pytest.mark.parametrize(
     ("where", "code", "instead", "expected"),
     [
-        ("m:Keeper.save", "path.exists()", "False", "        if False:  # another was faster"),
-        ("m:Keeper.save", "write( path )", "pass", "        pass\n        return True"),
-        ("m:Keeper.save", "write(path)", "erase(path)\nwrite(path)", "        erase(path)\n        write(path)\n"),
-        ("m:Keeper.save", "if path.exists():\n  return False", "pass", "        pass\n        write(path)"),
+        ("m:Store.save", "path.exists()", "False", "        if False:  # another was faster"),
+        ("m:Store.save", "write( path )", "pass", "        pass\n        return True"),
+        ("m:Store.save", "write(path)", "erase(path)\nwrite(path)", "        erase(path)\n        write(path)\n"),
+        ("m:Store.save", "if path.exists():\n  return False", "pass", "        pass\n        write(path)"),
     ],
 )
 def test_code_is_found_whatever_its_layout(where: str, code: str, instead: str, expected: str) -> None:
@@ -44,7 +44,7 @@ def test_code_is_found_whatever_its_layout(where: str, code: str, instead: str, 
 
 
 @pytest.mark.parametrize(
-    ("where", "code"), [("m:Keeper.save", "gone()"), ("m:save", "write(path)"), ("m:Keeper.load", "1")]
+    ("where", "code"), [("m:Store.save", "gone()"), ("m:save", "write(path)"), ("m:Store.load", "1")]
 )
 def test_code_that_is_not_there_is_an_error(where: str, code: str) -> None:
     with pytest.raises(ValueError, match=r"stands 0 times|no function"):

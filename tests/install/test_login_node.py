@@ -189,7 +189,7 @@ def test_a_run_from_its_submission_to_its_report(node: LoginNode) -> None:
 def test_recipes_and_profiles_come_with_the_package(node: LoginNode) -> None:
     told = node.gives("plan", "small_world/grpo", "--site", "example", at=node.folder)
     assert f"recipe: {node.folder / 'env' / 'share' / 'mrt-hpc' / 'recipes' / 'small_world' / 'grpo.yaml'}" in told
-    for variant in ("4x8", "preemptible"):
+    for variant in ("4x8", "preemptible", "one_gpu"):
         told = node.gives("plan", f"{variant}/mrt_online", "--site", "example", at=node.folder)
         assert "Expected:" in told
         assert str(node.folder / "env" / "share" / "mrt-hpc" / "recipes" / variant / "mrt_online.yaml") in told

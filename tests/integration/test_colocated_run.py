@@ -179,8 +179,8 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
     """A trainer whose first iteration is sampled, beside a process that has the turn. It has no engine yet."""
     from mrt_hpc.roles.trainer import Trainer
-    from mrt_hpc.roles.training.artifacts import Keeper
-    from mrt_hpc.roles.training.iteration_data import intakes
+    from mrt_hpc.roles.training.artifacts import TrainingArtifacts
+    from mrt_hpc.roles.training.iteration_data import iteration_readers
 
     recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "quickstart.yaml", SMALL)
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
@@ -190,16 +190,16 @@ def trainer_beside(tmp_path: Path, holder: subprocess.Popen[bytes]) -> Trainer:
     companion = Companion(holder, tmp_path / "log")
     task = load_task(layout, JOB, 0, Placement(0, 1, 0, "a"))
     task = replace(task, turn=Turn(tmp_path / "turn"), companion=companion)
-    engine, lessons = None, intakes(task)
-    keeper = Keeper(task, engine, saved=0)  # type: ignore[arg-type]
-    return Trainer(task, engine, None, keeper, lessons, lessons(0), {})  # type: ignore[arg-type]
+    engine, readers = None, iteration_readers(task)
+    artifacts = TrainingArtifacts(task, engine, saved=0)  # type: ignore[arg-type]
+    return Trainer(task, engine, None, artifacts, readers, readers(0), {})  # type: ignore[arg-type]
 
 
 def test_nothing_is_trained_without_the_turn(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
     from mrt_hpc.roles.trainer import Next
 
     trainer = trainer_beside(tmp_path, holder)
-    assert trainer.intake.is_complete()
+    assert trainer.reader.is_complete()
     assert trainer._next() is None
     holder.kill()
     holder.wait()

@@ -197,7 +197,7 @@ def test_the_pool_goes_on_when_its_processes_are_killed_from_outside(pool: Grade
 def test_an_answer_whose_process_is_killed_is_graded_again(pool: GraderPool) -> None:
     async def kill_while_grading() -> list[Verdict]:
         grading = asyncio.ensure_future(pool.grade([(NESTED + "+0", "7"), ("\\frac{5}{10}", "0.5")]))
-        await asyncio.to_thread(wait_until, lambda: pool.slow.underway, reason="a task", deadline_s=60)
+        await asyncio.to_thread(wait_until, lambda: pool.slow.unfinished, reason="a task", deadline_s=60)
         for child in multiprocessing.active_children():
             child.kill()
         return await grading

@@ -203,7 +203,7 @@ def test_records_carry_what_was_sampled() -> None:
     assert (branch.problem_id, branch.boundary, branch.reward) == ("p0", 0, 0.0)
 
 
-def test_no_more_traces_are_under_way_than_there_is_room_for() -> None:
+def test_no_more_traces_are_sampled_at_a_time_than_there_is_room_for() -> None:
     generator = Scripted()
     assert len(sample(generator, concurrency=4)) == 10
     assert generator.most_running == 4

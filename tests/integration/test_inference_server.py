@@ -223,7 +223,7 @@ def test_log_probabilities_are_those_of_the_distribution_sampled_from(
     assert {c.weights_version for c in completions} == {0}
 
 
-def test_a_seed_decides_its_sample_whoever_shares_the_request(tied: Reached) -> None:
+def test_a_seed_decides_its_sample_whichever_others_share_the_request(tied: Reached) -> None:
     together, alone = tied.sample(seeds=(1, 2, 3)), tied.sample(seeds=(2,))
     assert together[1].token_ids == alone[0].token_ids
     assert len({tuple(c.token_ids) for c in together}) == 3
@@ -607,7 +607,7 @@ def test_a_server_that_cannot_start_tells_the_end_of_its_log(tmp_path: Path) -> 
         pass
 
 
-def test_a_server_that_nobody_needs_any_more_is_given_up_while_it_starts(
+def test_a_server_that_is_not_needed_any_more_is_given_up_while_it_starts(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
     class NotNeeded(Exception):

@@ -92,7 +92,7 @@ def test_answers_are_graded_on_both_nodes(two_nodes: Cluster, pool: GraderPool) 
     async def graded() -> list[float]:
         grading = asyncio.create_task(pool.grade(pairs_for_processes(40)))
         while not grading.done():
-            most[:] = (max(most[n], lane.under_way[n]) for n in range(2))
+            most[:] = (max(most[n], lane.unfinished[n]) for n in range(2))
             await asyncio.sleep(0)
         return [verdict.reward for verdict in await grading]
 

@@ -97,7 +97,7 @@ def test_one_that_is_killed_is_restarted_alone_with_the_weights_loaded_last(
                 return [c async for c in generator.stream([request])]
 
             both = asyncio.gather(problem("a"), problem("b"))
-            while second.under_way == 0 or not first.under_way:
+            while second.unfinished == 0 or not first.unfinished:
                 await asyncio.sleep(0)
             os.kill(worker, signal.SIGKILL)
             return await both

@@ -22,8 +22,8 @@ from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, trainer_settings
-from mrt_hpc.roles.training.artifacts import Keeper
-from mrt_hpc.roles.training.iteration_data import RolloutIntake, intakes
+from mrt_hpc.roles.training.artifacts import TrainingArtifacts
+from mrt_hpc.roles.training.iteration_data import RolloutReader, iteration_readers
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import GroupStatistics
@@ -69,9 +69,9 @@ def trainer(engine: TrainerEngine, tmp_path: Path) -> Trainer:
 
 
 def trainer_of(task: Task, engine: TrainerEngine) -> Trainer:
-    keeper = Keeper(task, engine, saved=0)
-    keeper.mend(3)
-    return Trainer(task, engine, Tracker(), keeper, intakes(task), RolloutIntake(task, 3), statements={})
+    artifacts = TrainingArtifacts(task, engine, saved=0)
+    artifacts.reconcile(3)
+    return Trainer(task, engine, Tracker(), artifacts, iteration_readers(task), RolloutReader(task, 3), statements={})
 
 
 def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> BaseException:
@@ -91,15 +91,15 @@ def test_a_segment_is_over_once_its_last_state_is_published_and_saved(trainer: T
     task = replace(trainer.task, job=trainer.task.job.model_copy(update={"end_iteration": 3}))
     assert task.layout.weights_version(3).exists()
     assert not is_trained(task), "the next segment would find no checkpoint to go on from"
-    trainer.keeper.save(3)
+    trainer.artifacts.save(3)
     assert is_trained(task)
 
 
 def test_no_step_is_begun_that_would_not_end_before_the_time_limit(trainer: Trainer) -> None:
     trainer = trainer_of(replace(trainer.task, time_left_s=500.0), trainer.engine)
-    trainer._longest_step_s, trainer.keeper.longest_save_s = 300.0, 100.0
+    trainer._longest_step_s, trainer.artifacts.longest_save_s = 300.0, 100.0
     assert trainer._next() is None, "there is time for one more"
-    trainer.keeper.longest_save_s = 200.0
+    trainer.artifacts.longest_save_s = 200.0
     ending = leaves_after_saving(trainer, RequeueRequested)
     assert isinstance(ending, RequeueRequested)
     assert "a step with its checkpoint takes 500 s" in ending.why
@@ -127,15 +127,15 @@ def test_a_version_that_is_published_again_or_resumed_from_is_a_whole_model(
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
     trainer = trainer_of(load_task(layout, TRAINER, 0, Placement(0, 1, 0, ATTEMPT)), engine)
-    trainer.keeper.publish(4)
+    trainer.artifacts.publish(4)
     assert [is_delta(layout.weights_version(version)) for version in (3, 4)] == [False, True]
     trainer.task.set_aside([layout.weights_version(4)], "damaged")
-    trainer.intake = RolloutIntake(trainer.task, 4)
+    trainer.reader = RolloutReader(trainer.task, 4)
     trainer.go_on()
     assert not is_delta(layout.weights_version(4))
-    trainer.keeper.publish(5)
+    trainer.artifacts.publish(5)
     assert is_delta(layout.weights_version(5))
-    Keeper(trainer.task, engine, saved=5).mend(5)
+    TrainingArtifacts(trainer.task, engine, saved=5).reconcile(5)
     assert not is_delta(layout.weights_version(5))
 
 
@@ -164,16 +164,16 @@ def test_an_attempt_that_was_taken_for_lost_commits_nothing(trainer: Trainer) ->
     layout = trainer.task.layout
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt="a.1"))
     with pytest.raises(UserError, match="another attempt of this task has started"):
-        trainer.keeper.save(3)
+        trainer.artifacts.save(3)
     with pytest.raises(UserError, match="another attempt of this task has started"):
-        trainer.keeper.publish(4)
+        trainer.artifacts.publish(4)
     assert not layout.checkpoint(3).exists()
     assert not layout.weights_version(4).exists()
 
 
 def test_what_another_attempt_has_committed_ends_this_one(trainer: Trainer) -> None:
-    trainer.keeper.save(3)
-    other = Keeper(trainer.task, trainer.engine, saved=0)
+    trainer.artifacts.save(3)
+    other = TrainingArtifacts(trainer.task, trainer.engine, saved=0)
     with pytest.raises(UserError, match="another attempt of this task has written this"):
         other.save(3)
     with pytest.raises(UserError, match="another attempt of this task has written this"):

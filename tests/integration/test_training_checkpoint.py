@@ -288,7 +288,7 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_passed_over(
     assert bad == []
 
 
-def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_anew(
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_looked_for_again(
     three: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verify = checkpoint.verify

@@ -47,7 +47,7 @@ def test_preemption_by_partition(cluster: Cluster) -> None:
     check_return(*pushed_out(cluster, "partition", partitions={"cpu": "preempt"}))
 
 
-def test_one_that_ends_well_after_its_grace_was_over_takes_nobody_with_it(cluster: Cluster) -> None:
+def test_one_that_ends_well_after_its_grace_was_over_ends_no_other_task(cluster: Cluster) -> None:
     """Slurm calls it TIMEOUT, and would cancel what waits for it to end well."""
     the_plan = plan(job("outlasts"), job("after-outlasts", ok=("outlasts",)))
     layout = run_directory(cluster, "outlasts", the_plan)

@@ -246,7 +246,7 @@ def await_saved_state(cluster: Cluster) -> str:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_states_of_jobs_that_nobody_knows() -> None:
+def test_states_of_jobs_that_slurm_does_not_know() -> None:
     states = queue_states(["999999"])
     assert states["999999"].state is QueueState.UNKNOWN
     assert queue_states([]) == {}

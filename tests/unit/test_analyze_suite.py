@@ -186,7 +186,7 @@ def test_a_way_of_evaluating_that_does_not_suit_is_refused(
 ) -> None:
     result = analyze(analysis, run, "--suite", suite, "--benchmark", benchmark)
     assert result.exit_code == 2
-    assert f"this analysis makes no sense of the way in which {benchmark} would be evaluated" in result.stderr
+    assert f"which {benchmark} would give" in result.stderr
     assert f"value:    '{way}" in result.stderr
     other = {"held-out": "longer", "longer": "held-out"}[benchmark]
     assert f"--suite {suite} --benchmark {other}\n" in result.stderr
@@ -200,7 +200,7 @@ def test_a_suite_without_any_suiting_benchmark_is_refused_with_one_that_has_some
         ("extrapolate", "paper_regret", "paper_extrapolation"), ("scaling", "paper_extrapolation", "paper_regret"),
     ):  # fmt: skip
         result = analyze(analysis, run, "--suite", given)
-        assert "the way in which aime24, aime25, amc23, minerva, math500 would be evaluated" in result.stderr
+        assert "which aime24, aime25, amc23, minerva, math500 would give" in result.stderr
         assert f"mrt-hpc analyze {analysis} {run} --suite {advised} --benchmark aime24\n" in result.stderr
     assert not submissions.recipes
 

@@ -104,7 +104,7 @@ def test_a_script_runs_its_task_and_the_next_submission_sends_the_rest(site: Pat
 
 
 def test_a_task_that_fails_for_good_is_not_run_again(site: Path, run: RunLayout) -> None:
-    """The wrong lock is a failure that no further attempt can mend."""
+    """The wrong lock is a failure that no further attempt can repair."""
     run.recipe_lock.write_text("name: [\n")
     subprocess.run(["sh", site.parent / "scripts" / "1_0.sh"], check=True, timeout=120)
     assert (site.parent / "scripts" / "1_0.ended").read_text() == "2\n"

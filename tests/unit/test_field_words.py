@@ -47,6 +47,23 @@ def test_every_field_says_what_it_takes_in_words(model: type[Recipe | SlurmSite]
         assert field.default is None or "Undefined" not in field.default, field.name
 
 
+def test_choices_are_told_apart() -> None:
+    swaps = next(field for field in documented_fields(Recipe) if field.name == "schedule.weight_swap")
+    assert [choice.value for choice in swaps.choices] == ["drain", "keep", "recompute"]
+    assert len({choice.text for choice in swaps.choices}) == 3
+    printed = fields("schedule.weight_swap").output
+    assert "        recompute: As keep, but the new weights compute" in printed
+    assert "`" not in printed
+
+
+@pytest.mark.parametrize("model", [Recipe, SlurmSite])
+def test_of_an_enumeration_all_choices_have_a_meaning_or_none(model: type[Recipe | SlurmSite]) -> None:
+    for field in documented_fields(model):
+        for choice in field.choices:
+            assert choice.value in field.values, field.name
+        assert len(field.choices) in (0, len(field.values.removeprefix("one of ").split(", "))), field.name
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

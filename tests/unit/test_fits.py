@@ -251,9 +251,9 @@ def test_the_memory_of_a_gpu(gpu: str | None, stated: float | None, gib: float, 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 PAPER = [
-    f"{folder}{path.stem}"
-    for folder in ("", "4x8/", "preemptible/")
-    for path in sorted(RECIPES.glob("*.yaml"))
+    str(path.relative_to(RECIPES).with_suffix(""))
+    for folder in ("", "4x8", "preemptible", "one_gpu")
+    for path in sorted((RECIPES / folder).glob("*.yaml"))
     if path.stem != "quickstart"
 ]
 
@@ -288,6 +288,15 @@ def test_what_does_not_fit_is_refused_with_a_change_that_fits(tmp_path: Path) ->
     assert changes
     better = load_recipe(RECIPES / "mrt.yaml", (f"model.path={path}", "serving.gpu_memory_utilization=0.95", *changes))
     refuse_unfit(better, a100())
+
+
+def test_where_no_change_helps_the_fields_to_change_are_named(tmp_path: Path) -> None:
+    path = model(tmp_path / "model", QWEN_32B)
+    asked = load_recipe(RECIPES / "mrt.yaml", (f"model.path={path}",))
+    with pytest.raises(UserError) as refused:
+        refuse_unfit(asked, a100(1.0))
+    assert refused.value.where == "resources.inference"
+    assert str(refused.value.advice).startswith("a lower sampling.max_tokens, more resources.inference.nodes, ")
 
 
 def test_a_server_gets_more_of_its_gpu_or_a_second_one(tmp_path: Path) -> None:

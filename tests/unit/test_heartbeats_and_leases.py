@@ -157,7 +157,7 @@ def test_a_group_that_is_complete_is_not_leased(tmp_path: Path, observer: Observ
     assert leases(layout, observer, 0).claim(8)
 
 
-def test_a_lease_that_cannot_be_read_holds_nobody_up(tmp_path: Path, observer: Observer) -> None:
+def test_a_lease_that_cannot_be_read_holds_no_task_up(tmp_path: Path, observer: Observer) -> None:
     layout = RunLayout(tmp_path)
     layout.leases(4).mkdir(parents=True)
     (layout.leases(4) / "00007.000").write_text("{")

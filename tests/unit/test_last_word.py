@@ -60,7 +60,7 @@ def waiting_for(*tasks: str) -> list[str]:
     return [REQUEUED, f"scontrol update JobId=7 Dependency=after:{'?after:'.join(tasks)}"]
 
 
-def test_a_task_that_waits_for_nobody_is_queued_again() -> None:
+def test_a_task_that_waits_for_no_other_is_queued_again() -> None:
     assert calls() == ([REQUEUED], 75)
 
 
@@ -72,7 +72,7 @@ def test_no_more_tasks_are_named_than_slurm_should_look_at() -> None:
     assert calls("12_0\n12_1\n13\n", queue="7\n12_0\n12_1\n13\n") == (waiting_for("12_0", "12_1"), 75)
 
 
-def test_one_that_waits_for_nobody_in_the_queue_ends() -> None:
+def test_one_that_waits_for_no_task_in_the_queue_ends() -> None:
     assert calls("12_0\n12_1\n", queue="7\n9\n112_0\n") == (["settle abandoned"], 75)
 
 
@@ -86,7 +86,7 @@ def test_what_somebody_else_prints_is_no_task() -> None:
 
 
 @pytest.mark.parametrize(("code", "comes_back"), [(75, True), (143, True), (1, False), (137, False)])
-def test_where_nobody_can_say_what_becomes_of_a_task_its_exit_code_decides(code: int, comes_back: bool) -> None:
+def test_where_no_answer_says_what_becomes_of_a_task_its_exit_code_decides(code: int, comes_back: bool) -> None:
     assert calls("12_0\n", verdict=1, code=code) == (["settle "] * 3 + [REQUEUED] * comes_back, code)
 
 

@@ -5,6 +5,7 @@ The tasks are reports of an empty run: they start fast, and fail because everyth
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,10 @@ def test_a_concurrent_pair_must_fit_and_a_sequential_one_need_not() -> None:
     one_by_one = ("schedule.coupling=sequential", "schedule.iterations_per_job=1")
     sequential = build_plan(load_recipe(QUICKSTART, (*gpus, *one_by_one)), max_array_size=None)
     assert largest_need(sequential)[1] == 1
-    with pytest.raises(UserError, match="2 GPUs at a time, and this machine has 1"):
+    with pytest.raises(UserError, match="2 GPUs at a time, and this machine has 1") as refused:
         machine_slots(pair, LocalSite(gpus=1))
+    advised = tuple(re.findall(r"--set (\S+=\w+)", str(refused.value.advice)))
+    assert len(advised) == 3
+    colocated = build_plan(load_recipe(QUICKSTART, (*gpus, *advised)), max_array_size=None)
+    assert machine_slots(colocated, LocalSite(gpus=1)).gpus == ["0"]
     assert machine_slots(sequential, LocalSite(gpus=1)).gpus == ["0"]

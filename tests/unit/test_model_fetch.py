@@ -68,7 +68,7 @@ FIRST, LAST = WEIGHTS
 
 
 def tiny(**fields: object) -> Repository:
-    """A model of the hub, with files that nobody needs."""
+    """A model of the hub, with files that are not needed."""
     return Repository(**{"name": NAME, "files": {**NEEDED, **NOT_NEEDED}, "kind": "models", **fields})
 
 

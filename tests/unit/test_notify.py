@@ -238,7 +238,7 @@ def test_roles_that_miss_each_other_again_and_again_are_told_once(run: RunLayout
     assert f"task 0 of {INFERENCE} has returned its nodes 3 times in a row because {TRAINER} did not run" in why(run)
 
 
-def test_what_the_segment_finishes_counts_the_waits_anew(run: RunLayout) -> None:
+def test_what_the_segment_finishes_begins_the_count_of_waits_again(run: RunLayout) -> None:
     def finishes_something(task: Task) -> None:
         task.events.emit(EventKind.SHARD_COMMITTED)
         returns_its_nodes(task)

@@ -25,6 +25,7 @@ from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.sections.model import HuggingFaceModel
+from mrt_hpc.recipe.sections.schedule import Coupling
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -33,11 +34,15 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[2] / "recipes"
 PAPER = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")
 VARIANTS = ("4x8", "preemptible")
-ALL = [*PAPER, *(f"{variant}/{name}" for variant in VARIANTS for name in PAPER)]
-GPUS = {"": 8, "4x8": 32, "preemptible": 8}
+ON_ONE_GPU = [name for name in PAPER if not name.startswith(("backtracking", "sft_", "star", "mrt_star"))]
+"""The recipes whose algorithm samples in every iteration: their inference and trainer can take turns on one GPU."""
+VARIED = [*((variant, name) for variant in VARIANTS for name in PAPER), *(("one_gpu", name) for name in ON_ONE_GPU)]
+ALL = [*PAPER, *(f"{variant}/{name}" for variant, name in VARIED)]
+GPUS = {"": 8, "4x8": 32, "preemptible": 8, "one_gpu": 1}
 """The GPUs that a run of each folder may use at a time, its evaluations aside."""
 FREE = {
     "resources": "what each job asks for",
+    "schedule.coupling": "which role uses the GPUs when decides no number of the method",
     "schedule.iterations_per_job": "the length of a segment decides where jobs end, and no result",
     "training.checkpoint_every": "how much a lost trainer computes again, which gives the same weights",
     "evaluation.problem_shards": "the number of tasks that share the problems; every sample has the seed of its place",
@@ -60,8 +65,12 @@ def test_every_recipe_has_every_variant(variant: str) -> None:
     assert sorted(path.stem for path in (FOLDER / variant).glob("*.yaml")) == PAPER
 
 
-@pytest.mark.parametrize("name", PAPER)
-@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_recipe_that_samples_in_each_iteration_has_a_variant_for_one_gpu() -> None:
+    assert sorted(path.stem for path in (FOLDER / "one_gpu").glob("*.yaml")) == ON_ONE_GPU
+    assert [name for name in PAPER if recipe(name).algorithm.samples_rollouts] == ON_ONE_GPU
+
+
+@pytest.mark.parametrize(("variant", "name"), VARIED)
 def test_a_variant_differs_in_nothing_that_decides_a_result(variant: str, name: str) -> None:
     changed = differences(*(recipe(one).model_dump(mode="json") for one in (name, f"{variant}/{name}")))
     fields = {field for field, _, _ in changed}
@@ -102,7 +111,7 @@ def test_a_run_uses_the_gpus_of_its_folder(name: str) -> None:
     inference, trainer = one.resources.inference, one.resources.trainer
     sampling = min(inference.tasks, inference.max_parallel or inference.tasks) * inference.gpus
     training = trainer.ranks * trainer.gpus
-    together = one.algorithm.samples_rollouts
+    together = one.algorithm.samples_rollouts and one.schedule.coupling is Coupling.CONCURRENT
     assert (sampling + training if together else max(sampling, training)) <= GPUS[folder_of(name)]
     assert (trainer.ranks_per_node or trainer.ranks) <= 8, "a node has eight GPUs"
 
@@ -174,11 +183,11 @@ def test_readme_tells_the_hours_that_plan_expects(name: str) -> None:
 
 def told_hours(folder: str) -> dict[str, str]:
     """The hours of a folder by the names of the recipes; the recipes of a line share a number, or have one each."""
-    line = re.compile(r"^\| (`[^|]+) \|.*\| ([\d, ]+) \| ([\d, ]+) \| ([\d, ]+) \|$", re.MULTILINE)
+    line = re.compile(r"^\| (`[^|]+) \|.*\| ([\d, ]+) \| ([\d, ]+) \| ([\d, ]+) \| ([\d, ]*)\|$", re.MULTILINE)
     told: dict[str, str] = {}
     for names, *cells in line.findall((FOLDER / "README.md").read_text()):
         found = re.findall(r"`(\w+)\.yaml`", names)
-        hours = cells[list(GPUS).index(folder)].split(", ")
+        hours = cells[list(GPUS).index(folder)].strip().split(", ")
         told |= dict(zip(found, hours if len(hours) == len(found) else hours * len(found), strict=True))
     return told
 

@@ -10,6 +10,7 @@ import pytest
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import RetryPolicy, error_number, list_directory, retrying
+from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,3 +101,10 @@ def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monk
     assert [p.name for p in list_directory(tmp_path, "*.json")] == ["a.json", "b.json"]
     assert len(listed) == 2
     assert list_directory(tmp_path / "absent") == []
+
+
+def test_a_wait_that_ends_tells_its_place_and_what_to_type() -> None:
+    with pytest.raises(UserError, match="gave up waiting for rank 1 after 0 s") as told:
+        wait_until(lambda: None, reason="rank 1", deadline_s=0.0, where="its log", advice="read it")
+    assert (told.value.where, told.value.advice) == ("its log", "read it")
+    assert told.value.exit_code is ExitCode.RETRYABLE

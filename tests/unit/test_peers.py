@@ -56,16 +56,16 @@ def test_lives(peers: Peers) -> None:
     assert list(peers.lives().values()) == [PeerStatus.DONE, PeerStatus.QUEUED]
 
 
-def give_up(vigil: PeerWait) -> UserError:
-    """Look until the vigil gives up."""
+def give_up(wait: PeerWait) -> UserError:
+    """Look until the wait gives up."""
     end = time.monotonic() + 20
     with pytest.raises(UserError) as caught:
         while time.monotonic() < end:
-            vigil.check()
+            wait.check()
     return caught.value
 
 
-def test_nobody_at_work_for_the_limit_gives_the_nodes_back(peers: Peers) -> None:
+def test_no_peer_at_work_for_the_limit_gives_the_nodes_back(peers: Peers) -> None:
     limits = Resilience(wait_limit_minutes=0.1 * SECOND_MINUTES)
     error = give_up(PeerWait(peers, limits, "rollouts"))
     assert error.exit_code is ExitCode.GIVE_BACK
@@ -74,11 +74,11 @@ def test_nobody_at_work_for_the_limit_gives_the_nodes_back(peers: Peers) -> None
 
 def test_a_peer_at_work_is_waited_for(peers: Peers) -> None:
     say(peers, TaskState.RUNNING, TaskState.WAITING, beating=True)
-    vigil = PeerWait(peers, Resilience(wait_limit_minutes=1e-9), "rollouts")
+    wait = PeerWait(peers, Resilience(wait_limit_minutes=1e-9), "rollouts")
     for _ in range(100):
-        vigil.check()
+        wait.check()
     say(peers, TaskState.WAITING, TaskState.WAITING)
-    assert give_up(vigil).exit_code is ExitCode.GIVE_BACK, "as soon as it does not work any more"
+    assert give_up(wait).exit_code is ExitCode.GIVE_BACK, "as soon as it does not work any more"
 
 
 def test_a_peer_that_works_and_brings_nothing_gives_the_nodes_back(peers: Peers) -> None:
@@ -97,10 +97,10 @@ def test_all_failed_ends_the_wait_at_once(peers: Peers) -> None:
 
 def test_one_that_may_come_back_is_waited_for(peers: Peers) -> None:
     say(peers, TaskState.FAILED, TaskState.RETRYING)
-    vigil = PeerWait(peers, Resilience(), "rollouts")
-    vigil.check()
+    wait = PeerWait(peers, Resilience(), "rollouts")
+    wait.check()
     say(peers, TaskState.FAILED, TaskState.FAILED)
-    assert "has failed" in give_up(vigil).what
+    assert "has failed" in give_up(wait).what
 
 
 def test_all_ended_without_a_result_is_an_error_after_a_while(peers: Peers) -> None:

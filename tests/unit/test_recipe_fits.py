@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.provers.majority import Majority
+from mrt_hpc.recipe.explain import default_at
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.recipe.sections.resilience import Resilience
 
 SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"
 
@@ -147,3 +151,34 @@ def test_a_length_curriculum_holds_from_its_stage_on(iteration: int, limit: int)
 def test_without_a_curriculum_the_limit_holds_throughout() -> None:
     recipe = load_recipe(SMALL_WORLD / "grpo.yaml")
     assert recipe.schedule.max_tokens(3, recipe.sampling.max_tokens) == recipe.sampling.max_tokens
+
+
+def refusal(recipe: str, *changes: str) -> UserError:
+    with pytest.raises(UserError) as refused:
+        load_recipe(SMALL_WORLD / f"{recipe}.yaml", changes)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "value", "fits"),
+    [
+        (["schedule.max_staleness=2"], "3 (the default)", "training.keep_weights=4"),
+        (["schedule.weight_swap=keep"], "'keep'", "schedule.weight_swap=drain"),
+        (["training.offload_optimizer=true", "training.zero_stage=0"], "True", "training.offload_optimizer=false"),
+    ],
+)
+def test_a_misfit_shows_the_value_and_an_option_that_removes_it(changes: list[str], value: str, fits: str) -> None:
+    refused = refusal("grpo", *changes)
+    assert repr(refused.value) == value
+    assert refused.advice is not None
+    assert refused.advice.startswith(f"--set {fits}, or ")
+    load_recipe(SMALL_WORLD / "grpo.yaml", (*changes, fits))
+
+
+def test_a_default_is_that_of_the_kind_of_section_that_is_given() -> None:
+    branches = Majority.model_fields["branches"].default
+    assert default_at(Recipe, {"prover": {"type": "majority"}}, ("prover", "branches")) == branches
+    assert default_at(Recipe, {"prover": "majority"}, ("prover", "branches")) == branches
+    assert default_at(Recipe, {}, ("resilience", "retries")) == Resilience().retries
+    assert default_at(Recipe, {"resilience": {"retries": 9}}, ("resilience", "retries")) is None, "it is given"
+    assert default_at(Recipe, {}, ("name",)) is None, "it is required"

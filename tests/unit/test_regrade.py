@@ -146,7 +146,7 @@ def test_the_command_prints_a_table(evaluated: tuple[RunLayout, Recipe]) -> None
 
 
 def test_answers_are_found_again_where_the_rule_for_their_place_says(tmp_path: Path) -> None:
-    """A box in the thought is no answer; a record that took it for one is mended."""
+    """A box in the thought is no answer; a record that took it for one is corrected."""
     thought_only = rollout("p", 0, "so \\boxed{7}", reward=1.0)
     regrader = Regrader(SmallWorldProblems(), Grading(), Prompt(), None, tmp_path)
     (again,) = asyncio.run(regrader.all([sampled(thought_only)], {"p": "7"}))

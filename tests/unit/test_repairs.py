@@ -23,8 +23,8 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.verified_weights import collecting_weights, verified_weights
-from mrt_hpc.roles.training.artifacts import Keeper
-from mrt_hpc.roles.training.iteration_data import RolloutIntake, SampleIntake
+from mrt_hpc.roles.training.artifacts import TrainingArtifacts
+from mrt_hpc.roles.training.iteration_data import RolloutReader, SampleReader
 from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.groups import Sampled, commit_group
@@ -159,7 +159,9 @@ def test_a_version_that_is_another_now_has_its_evaluations_made_again(layout: Ru
     commit_group(second.shard, NOTHING, weights=digest)
     summary = layout.evaluation_summary(version, first.unit.benchmark)
     write_text(summary, "{}")
-    Keeper(task_of(layout, Role.TRAINER), cast("Any", None), saved=version).set_aside_evaluations_of_another(version)
+    TrainingArtifacts(task_of(layout, Role.TRAINER), cast("Any", None), saved=version).set_aside_evaluations_of_another(
+        version
+    )
     assert [path.exists() for path in (first.shard, second.shard, summary)] == [False, True, False]
     assert read_task(layout, first.task.job.name, 0).state is TaskState.FAILED
 
@@ -184,7 +186,7 @@ def test_groups_of_an_earlier_segment_are_asked_of_those_who_sampled_them(layout
     segments = [job for job in task_of(layout, Role.TRAINER).plan.jobs if job.role is Role.INFERENCE]
     for job in segments:
         write_task(layout, job.name, 0, TaskRecord(TaskState.DONE))
-    RolloutIntake(task_of(layout, Role.TRAINER), segments[0].first_iteration).reopen_samplers()
+    RolloutReader(task_of(layout, Role.TRAINER), segments[0].first_iteration).reopen_samplers()
     assert [read_task(layout, job.name, 0).state for job in segments] == [TaskState.FAILED, TaskState.DONE]
 
 
@@ -247,9 +249,9 @@ def test_a_supervised_iteration_learns_what_the_newest_collection_gave(tmp_path:
         asked.append(version)
         return Samples([cast("Any", (version, number)) for number in range(8)], f"v{version}")
 
-    lessons = [SampleIntake(task, iteration, samples_of) for iteration in range(4)]
-    assert asked == [], "the intake of the next segment is made before its collection is sampled"
-    learnt = [lesson.lesson().sequences for lesson in lessons]
+    readers = [SampleReader(task, iteration, samples_of) for iteration in range(4)]
+    assert asked == [], "the reader of the next segment is made before its collection is sampled"
+    learnt = [reader.data().sequences for reader in readers]
     assert asked == [0, 0, 2, 2]
     for version in (0, 2):
         both = cast("Any", [*learnt[version], *learnt[version + 1]])
@@ -264,7 +266,7 @@ def test_a_task_that_is_not_done_is_not_reopened(layout: RunLayout) -> None:
     assert read_task(layout, task.job.name, 0).state is TaskState.RUNNING
 
 
-def test_whoever_listens_on_a_servers_socket_must_be_its_process(tmp_path: Path) -> None:
+def test_the_process_that_listens_on_a_servers_socket_must_be_its_own(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

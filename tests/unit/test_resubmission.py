@@ -52,7 +52,7 @@ def test_what_waits_for_living_or_finished_jobs_stays(plan: Plan) -> None:
     assert hopeless(plan, tuple(names[3:]), at_work=(INFERENCE, TRAINER), done=("prepare",)) == set()
 
 
-def test_what_waits_for_a_job_that_has_failed_is_sent_anew_all_the_way_down(plan: Plan) -> None:
+def test_what_waits_for_a_job_that_has_failed_is_sent_again_all_the_way_down(plan: Plan) -> None:
     """Slurm cancels them one after the other, and lets the report go that waits for any end."""
     left = (EVALUATION, *SECOND, "report")
     assert hopeless(plan, left, at_work=(INFERENCE,), done=("prepare",)) == set(left)

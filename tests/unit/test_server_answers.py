@@ -19,7 +19,7 @@ from mrt_hpc.inference.protocol import GENERATE_PATH, RequestBatch, Sample, read
 from mrt_hpc.inference.server_control import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 REQUESTS = [
     Request([1, 2, 3], [10, 11], SamplingSettings(max_tokens=4)),
@@ -52,6 +52,11 @@ async def asked(damage: Callable[[bytes], bytes], times: int) -> list[Completion
         left[0] -= 1
         return web.Response(body=damage(body) if left[0] >= 0 else body)
 
+    return await answered_by(generate)
+
+
+async def answered_by(generate: Callable[[web.Request], Awaitable[web.Response]]) -> list[Completion]:
+    """All samples through a server that answers in this way."""
     application = web.Application()
     application.router.add_post(GENERATE_PATH, generate)
     runner = web.AppRunner(application)
@@ -60,7 +65,9 @@ async def asked(damage: Callable[[bytes], bytes], times: int) -> list[Completion
         socket = Path(folder) / "s"
         await web.UnixSite(runner, str(socket)).start()
         try:
-            async with connect(Address.of_socket(socket), "key", attempts=2) as client:
+            async with connect(
+                Address.of_socket(socket), "key", attempts=2, where="the log", advice="read it"
+            ) as client:
                 return [c async for c in client.stream(REQUESTS)]
         finally:
             await runner.cleanup()
@@ -135,3 +142,23 @@ def test_an_answer_that_cannot_be_right_is_not_taken(wrong: dict[str, object]) -
     check(asyncio.run(asked(damage, 1)))
     with pytest.raises(UserError, match="ended the connection"):
         asyncio.run(asked(damage, 10))
+
+
+def test_a_request_that_the_server_refuses_is_told_with_its_place() -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=400, text="too long")
+
+    with pytest.raises(UserError, match="refused a request: too long") as refused:
+        asyncio.run(answered_by(refuse))
+    assert (refused.value.value, refused.value.where, refused.value.advice) == ("2 requests", "the log", "read it")
+
+
+def test_a_sample_that_the_server_refuses_is_told_with_its_prompt() -> None:
+    def refuse(body: bytes) -> bytes:
+        first, rest = body.split(b"\n", 1)
+        return sample_line(msgspec.structs.replace(read_sample_line(first), error="ValueError: too long")) + rest
+
+    with pytest.raises(UserError, match="refused a request: ValueError: too long") as refused:
+        asyncio.run(asked(refuse, 1))
+    assert refused.value.value == "a prompt of 3 tokens"
+    assert refused.value.where == "the log"

@@ -49,7 +49,7 @@ class ScriptedServer:
         self.closed.set()
 
     def answers_until_closed(self) -> None:
-        """Take as long to start as nobody closes it."""
+        """Go on starting until it is closed."""
         assert self.closed.wait(DEADLINE_S)
         raise UserError("the vLLM server was closed")
 

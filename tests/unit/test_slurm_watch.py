@@ -125,11 +125,11 @@ def test_inference_ends_when_its_trainer_has_left_the_queue(cluster: Cluster, mo
         local_rank=0, attempt="7.0", events=EventLog(cluster.folder / "events.jsonl"), observer=Observer(60.0),
         gone=cluster.watch(),
     )  # fmt: skip
-    vigil = task.vigil("weights", task.peers(Role.TRAINER))
-    vigil.check()
+    wait = task.peer_wait("weights", task.peers(Role.TRAINER))
+    wait.check()
     cluster.now += ASK_EVERY_S
     with pytest.raises(UserError, match=f"{TRAINER} has left the queue and will not start again") as caught:
-        vigil.check()
+        wait.check()
     assert caught.value.exit_code is ExitCode.FATAL
     after = record_after(task, caught.value, TaskRecord(TaskState.RUNNING, attempt="7.0"))
     assert (after.state, after.awaited) == (TaskState.FAILED, (TRAINER,))

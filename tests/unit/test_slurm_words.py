@@ -74,7 +74,7 @@ def command(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_whoever_waits_for_slurm_is_told_what_it_says(
+def test_a_user_who_waits_for_slurm_is_told_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slurm_commands, "QUIET_S", 1.0)

@@ -24,7 +24,7 @@ class Counted:
 
     counts: list[int | None]
     pid: int | None = 7
-    under_way: int = 1
+    unfinished: int = 1
     generated_tokens: int = 0
     asked: int = field(default=0, init=False)
 
@@ -82,11 +82,11 @@ def test_it_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_server_without_work_is_left_alone(tmp_path: Path) -> None:
-    idle = Counted([], under_way=0)
+    idle = Counted([], unfinished=0)
     assert told(task(tmp_path), idle, idle) == []
     assert idle.asked == 0
 
 
 def test_a_round_that_ends_between_two_looks_is_told(tmp_path: Path) -> None:
-    over = Counted([], under_way=0, generated_tokens=3)
+    over = Counted([], unfinished=0, generated_tokens=3)
     assert len(told(task(tmp_path), over, over)) == 1

@@ -210,7 +210,7 @@ def test_a_request_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
     ShutdownRequest().leave_if_given()
 
 
-def test_what_unwinds_is_not_unwound_anew() -> None:
+def test_what_unwinds_is_not_unwound_again() -> None:
     request = ShutdownRequest()
     with pytest.raises(RequeueRequested):
         request.tell(RequeueRequested("why"))

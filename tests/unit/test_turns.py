@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.run.turns import Turn, remove_forsaken
+from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(
     assert held.take()
     other_kind = tmp_path / "link"
     other_kind.symlink_to(left)
-    remove_forsaken([left, tmp_path / "held", other_kind, tmp_path / "gone"])
+    remove_abandoned([left, tmp_path / "held", other_kind, tmp_path / "gone"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["held", "link"]
     held.pass_on()
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    remove_forsaken([tmp_path / "held"])
+    remove_abandoned([tmp_path / "held"])
     assert (tmp_path / "held").exists(), "it belongs to another user"
     monkeypatch.undo()
-    remove_forsaken([tmp_path / "held"])
+    remove_abandoned([tmp_path / "held"])
     assert not (tmp_path / "held").exists()
 
 

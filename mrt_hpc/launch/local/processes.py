@@ -56,9 +56,9 @@ class LocalRun:
 
     def states(self, job: Job) -> list[TaskState]:
         """The state of each task of a job in this pass."""
-        under_way = {(r.job.name, r.index) for r in self.running}
+        running = {(r.job.name, r.index) for r in self.running}
         keys = [(job.name, index) for index in range(job.tasks)]
-        return [TaskState.RUNNING if k in under_way else self.ended.get(k, TaskState.WAITING) for k in keys]
+        return [TaskState.RUNNING if k in running else self.ended.get(k, TaskState.WAITING) for k in keys]
 
     def turns(self, job: Job, index: int) -> int:
         """Return how often a task was started in this pass."""
@@ -129,8 +129,8 @@ def done_tasks(plan: Plan, layout: RunLayout) -> Iterator[tuple[str, int]]:
 def start_ready(run: LocalRun) -> None:
     """Start every task whose dependencies are fulfilled and whose slots are free, the most urgent first."""
     for job, index in sorted(waiting_tasks(run), key=lambda task: (URGENCY[task[0].role], run.turns(*task))):
-        under_way = sum(r.job.name == job.name for r in run.running)
-        if under_way < (job.max_parallel or job.tasks) and run.slots.fit(job.resources):
+        unfinished = sum(r.job.name == job.name for r in run.running)
+        if unfinished < (job.max_parallel or job.tasks) and run.slots.fit(job.resources):
             run.running.append(start_task(run, job, index))
 
 

@@ -61,10 +61,23 @@ def machine_slots(plan: Plan, site: LocalSite) -> Slots:
         if need > have:
             raise UserError(
                 f"a segment needs {need} {what} at a time, and this machine has {have}",
+                value=f"{need} {what}",
                 where="resources",
-                advice="lower resources.*.gpus and .cpus, or schedule.coupling: colocated, or --site SITE",
+                expected=f"at most {have}",
+                advice=f"{_less(plan, have) if what == 'GPUs' else 'lower resources.*.cpus'}, or add --site SITE",
             )
     return Slots(cpus, gpus)
+
+
+def _less(plan: Plan, have: int) -> str:
+    """The options with which a segment needs no more GPUs than there are, or the fields to lower where none is known:
+    one job on the GPUs of the trainer, where each task by itself would find enough.
+    """
+    trainer = next((job for job in plan.jobs if job.role is Role.TRAINER), None)
+    if trainer is None or max(job.resources.gpus for job in plan.jobs) > have:
+        return "lower resources.*.gpus"
+    gpus = f"resources.inference.gpus={trainer.resources.gpus}"
+    return f"--set schedule.coupling=colocated --set resources.inference.tasks=1 --set {gpus}"
 
 
 def largest_need(plan: Plan) -> tuple[int, int]:

@@ -14,7 +14,7 @@ ITSELF = "nothing: it starts by itself"
 START = f"{ITSELF}; `squeue --start -j {{id}}` shows when Slurm expects it"
 SOON = "nothing; look again in a minute"
 AGAIN = "mrt-hpc cancel {run}, and then the same submit command"
-MEND_SITE = f"correct the site profile, then {AGAIN}"
+CORRECT_SITE = f"correct the site profile, then {AGAIN}"
 ACCOUNTS = "`sacctmgr show assoc user=$USER format=cluster,account,partition,qos` shows what you may use"
 NODES = "`sinfo -R` shows why nodes are away, `scontrol show reservation` reservations such as a maintenance"
 ADMINISTRATORS = "ask the administrators of the cluster, and name the job {id}; only they can release it"
@@ -87,28 +87,28 @@ _REASONS = {
     ),
     "PartitionNodeLimit": WaitReason(
         "it asks for more nodes than its partition allows, so it can never start",
-        f"`sinfo -o '%P %s'` shows the limits; {MEND_SITE}, or fewer nodes in the recipe",
+        f"`sinfo -o '%P %s'` shows the limits; {CORRECT_SITE}, or fewer nodes in the recipe",
         Hold.NEVER,
     ),
     "PartitionConfig": WaitReason(
         "it asks for what its partition does not have, so it can never start",
-        f"`scontrol show partition` shows what it has; {MEND_SITE}",
+        f"`scontrol show partition` shows what it has; {CORRECT_SITE}",
         Hold.NEVER,
     ),
     "BadConstraints": WaitReason(
         "no node has all that it asks for (features, GPU type, memory), so it can never start",
-        f"`sinfo -o '%P %G %m %f'` shows what nodes have; {MEND_SITE}",
+        f"`sinfo -o '%P %G %m %f'` shows what nodes have; {CORRECT_SITE}",
         Hold.NEVER,
     ),
     "AccountNotAllowed": WaitReason(
-        "its account may not use its partition, so it can never start", f"{ACCOUNTS}; {MEND_SITE}", Hold.NEVER
+        "its account may not use its partition, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
     ),
     "InvalidAccount": WaitReason(
-        "its account is not valid, so it can never start", f"{ACCOUNTS}; {MEND_SITE}", Hold.NEVER
+        "its account is not valid, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
     ),
-    "InvalidQOS": WaitReason("its QOS is not valid, so it can never start", f"{ACCOUNTS}; {MEND_SITE}", Hold.NEVER),
+    "InvalidQOS": WaitReason("its QOS is not valid, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER),
     "QOSNotAllowed": WaitReason(
-        "its QOS may not be used in its partition, so it can never start", f"{ACCOUNTS}; {MEND_SITE}", Hold.NEVER
+        "its QOS may not be used in its partition, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
     ),
     "QOSUsageThreshold": WaitReason("the usage of its QOS is above the limit", f"{ITSELF}; {LIMITS['QOS']}"),
     "AssociationJobLimit": WaitReason(
@@ -156,8 +156,8 @@ def _limit(name: str) -> WaitReason | None:
         less = "fewer" if match["kind"] == "Min" else "more"
         than = "requires" if match["kind"] == "Min" else "allows"
         means = f"it asks for {less} {what} than its {of} {than}, so it can never start"
-        mend = f"{LIMITS[of]}; change resources in the recipe, or the site profile, then {AGAIN}"
-        return WaitReason(means, mend, Hold.NEVER)
+        advice = f"{LIMITS[of]}; change resources in the recipe, or the site profile, then {AGAIN}"
+        return WaitReason(means, advice, Hold.NEVER)
     ends = "when the period ends or the limit is raised" if "Minutes" in match["rest"] else "when some of them end"
     return WaitReason(f"{_whose(match, of)} have reached the {of}'s limit on {what}", f"{ITSELF}, {ends}; {LIMITS[of]}")
 

@@ -34,7 +34,12 @@ def site_name(given: str | None, survey: Survey) -> str:
         told = (survey.settings.name if survey.settings else "") or socket.gethostname().partition(".")[0]
         return re.sub(r"[^A-Za-z0-9._-]+", "-", told).strip("-._")[:64] or "cluster"
     if not re.fullmatch(NAME, given):
-        raise UserError("no name for a site profile", value=given, expected=PATTERNS[NAME], advice="mrt-hpc init NAME")
+        raise UserError(
+            "this cannot be the name of a site profile",
+            value=given,
+            expected=PATTERNS[NAME],
+            advice="mrt-hpc init NAME",
+        )
     return given
 
 
@@ -51,7 +56,7 @@ def refuse_existing(path: Path) -> None:
     """
     if path.exists():
         raise UserError(
-            "there is such a site profile already",
+            "a site profile of this name exists",
             where=path,
             advice=f"mrt-hpc doctor --site {shlex.quote(str(path))} checks it; --force replaces it, --output FILE "
             "writes another",

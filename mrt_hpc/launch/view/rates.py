@@ -81,7 +81,7 @@ class Costs:
     _known: dict[Path, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def of(self, directory: Path) -> dict[str, Any]:
-        """What a group or a shard has cost; empty where its manifest cannot be read just now."""
+        """What a group or a shard has cost; empty where its manifest cannot be read at the moment."""
         if directory not in self._known:
             try:
                 self._known[directory] = dict(read_manifest(directory).about.get("statistics", {}))

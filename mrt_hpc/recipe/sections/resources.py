@@ -22,7 +22,9 @@ class InferenceResources(RoleResources):
     """The inference array of a segment."""
 
     tasks: Positive = 1
-    """The number of array tasks, each with a server of its own. They share the problems of an iteration."""
+    """The number of array tasks, each with servers of its own (see serving.servers). They share the problems of an
+    iteration.
+    """
     nodes: Positive = 1
     """The number of nodes of a task, each with these gpus, cpus and memory_gib. Above 1 the task starts a Ray cluster
     on them: it grades on all nodes, and with GPUs its one server spans all of them.

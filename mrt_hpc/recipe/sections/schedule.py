@@ -11,12 +11,12 @@ class Coupling(StrEnum):
     """How inference and trainer of a segment are queued."""
 
     CONCURRENT = "concurrent"
-    """Both start together and work hand in hand."""
+    """Both jobs start together; the trainer updates while inference samples."""
     SEQUENTIAL = "sequential"
     """The trainer starts when inference has ended: small jobs for queues where only short jobs start."""
     COLOCATED = "colocated"
-    """Both are one job on the same GPUs, which they use by turns: for those who have one to four GPUs. Trainer and
-    server leave the memory of the GPUs to each other: each waits in the memory of the node while the other computes.
+    """Both are one job, and take turns on the same GPUs: for those who have one to four GPUs. Trainer and server leave
+    the memory of the GPUs to each other: each waits in the memory of the node while the other computes.
     """
 
 
@@ -50,7 +50,9 @@ class Schedule(Section):
     iterations_per_job: Count
     """The number of iterations of a segment, that is of one pair of jobs, or of one colocated job."""
     coupling: Coupling = Coupling.CONCURRENT
-    """Whether a segment's two jobs run together or one after the other, or are one job that uses its GPUs by turns."""
+    """Whether a segment's two jobs run together or one after the other, or are one job whose trainer and server take
+    turns on its GPUs.
+    """
     max_staleness: NotNegative = 0
     """The number of weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy.
     """

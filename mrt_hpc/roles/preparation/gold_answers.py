@@ -38,7 +38,7 @@ def name_unreadable(task: Task) -> None:
             names = ", ".join(p.id for p in unreadable[:NAMED]) + (" ..." if len(unreadable) > NAMED else "")
             log.warning(
                 "%s: the grader cannot read %d of %d gold answers of %s, so an answer in another spelling scores 0; "
-                "mend them in the data, or leave these problems out: %s",
+                "correct them in the data, or leave these problems out: %s",
                 source.field, len(unreadable), len(problems), source.path, names,
             )  # fmt: skip
 

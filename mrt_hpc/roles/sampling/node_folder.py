@@ -34,7 +34,7 @@ class NodeFolder:
     def make() -> NodeFolder:
         """Make one, and remove those of tasks that were killed."""
         parent = Path(tempfile.gettempdir())
-        remove_forsaken(parent)
+        remove_abandoned(parent)
         new = Path(tempfile.mkdtemp(prefix=UNMARKED, dir=parent))
         lock = os.open(new / MARK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,10 +47,10 @@ class NodeFolder:
         os.close(self._lock)
 
 
-def remove_forsaken(parent: Path) -> None:
+def remove_abandoned(parent: Path) -> None:
     """Remove this user's folders whose tasks do not live any more."""
     for path in list_directory(parent, f"{PREFIX}*"):
-        if _is_mine(path) and _is_forsaken(path / MARK):
+        if _is_mine(path) and _is_abandoned(path / MARK):
             log.info("%s was left by a task that was killed, and is removed", path)
             shutil.rmtree(path, ignore_errors=True)
 
@@ -62,12 +62,12 @@ def _is_mine(path: Path) -> bool:
         return False
 
 
-def _is_forsaken(mark: Path) -> bool:
+def _is_abandoned(mark: Path) -> bool:
     """Whether no process holds the lock of a folder's mark."""
     try:
         descriptor = os.open(mark, os.O_RDWR)
     except OSError:
-        return False  # it is being removed by another task in this moment
+        return False  # another task is removing it
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

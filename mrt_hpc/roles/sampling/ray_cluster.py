@@ -145,10 +145,10 @@ def joined(task: Task) -> Iterator[Cluster | None]:
     own = address_towards(hosts[0]) if hosts else LOOPBACK
     place = _place(task, f"{own}:{free_port(own)}", is_head=True)
     with RayNode(place, task.log("ray-0"), task.job.resources.cpus_per_rank) as node:
-        node.wait_for_head(limit_s)
+        node.wait_for_head(limit_s, _advice(task))
         meeting.say(meeting.head, {"address": place.head})
         with _driver(place):
-            yield Cluster(node, _all_nodes(node, task.world_size, limit_s))
+            yield Cluster(node, _all_nodes(node, task, limit_s))
 
 
 def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
@@ -156,7 +156,13 @@ def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
     task, found = meeting.task, []
     for rank in range(1, task.world_size):
         path = meeting.here(rank)
-        wait_until(path.exists, reason=f"rank {rank} of this task, on a node of its own", deadline_s=deadline_s)
+        wait_until(
+            path.exists,
+            reason=f"rank {rank} of this task, on a node of its own",
+            deadline_s=deadline_s,
+            where=path,
+            advice=_advice(task),
+        )
         found.append(meeting.read(path)["host"])
     return [host for host in found if host != socket.gethostname()]
 
@@ -215,18 +221,34 @@ def _join(head: str) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _all_nodes(node: RayNode, count: int, deadline_s: float) -> tuple[str, ...]:
+def _all_nodes(node: RayNode, task: Task, deadline_s: float) -> tuple[str, ...]:
     """The ids of all nodes, when all have joined."""
     import ray
+
+    count = task.world_size
 
     def present() -> list[str]:
         alive = [str(one["NodeID"]) for one in ray.nodes() if one["Alive"]]
         return alive if len(alive) == count else []
 
     found = wait_until(
-        present, reason=f"the Ray nodes of {count} ranks", deadline_s=deadline_s, check=node.raise_if_ended
+        present,
+        reason=f"the Ray nodes of {count} ranks",
+        deadline_s=deadline_s,
+        check=node.raise_if_ended,
+        where=node.log,
+        advice=_advice(task),
     )
     return tuple(found)
+
+
+def _advice(task: Task) -> str:
+    """What to do where a rank or its node does not come in time."""
+    return (
+        f"mrt-hpc logs {task.layout.root} {task.job.role} shows what the ranks did; where they only need more time: "
+        "--set serving.start_limit_s=SECONDS; else ask the administrators whether compute nodes reach each other's "
+        "ports"
+    )
 
 
 def _require_ray() -> None:

@@ -68,9 +68,9 @@ class Rounds:
             UserError: the trainer has failed, or does not run.
         """
         producers = self.task.peers(Role.INFERENCE if self._collects else Role.TRAINER)
-        vigil = self.task.vigil("weights or groups to work on", producers)
-        vigil.check()  # groups that will not be trained on need not be sampled
-        found = self.task.keep(vigil, self._look)
+        wait = self.task.peer_wait("weights or groups to work on", producers)
+        wait.check()  # groups that will not be trained on need not be sampled
+        found = self.task.wait_for_peers(wait, self._look)
         return found[0]
 
     @property

@@ -65,7 +65,9 @@ async def _connected(task: Task, server: Server, watches: list[asyncio.Task[None
         await asyncio.to_thread(server.restart)
         started_again()
 
-    async with connect(server.control.address, server.control.key, revive=revive) as client:
+    control = server.control
+    connected = connect(control.address, control.key, revive=revive, where=control.where, advice=control.advice)
+    async with connected as client:
         watches.append(asyncio.create_task(restart_when_hung(server, client, limit_s, restart)))
         watches.append(asyncio.create_task(tell_first_token(task, server, client)))
         yield client
@@ -91,7 +93,7 @@ async def restart_when_hung(
     while True:
         await asyncio.sleep(limit_s / LOOKS_A_STALL)
         now = await asyncio.to_thread(server.tokens_done)
-        if not client.under_way or server.is_loading or (now is not None and now != last):
+        if not client.unfinished or server.is_loading or (now is not None and now != last):
             last, since = now, time.monotonic()
         elif time.monotonic() - since > limit_s:
             try:

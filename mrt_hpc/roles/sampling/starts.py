@@ -43,7 +43,7 @@ async def tell_first_token(task: Task, server: Server, client: GenerationClient)
     try:
         while not task.events.has_told(EventKind.FIRST_TOKEN):
             await asyncio.sleep(LOOK_EVERY_S)
-            if client.under_way and await _tokens_of(server) > before:
+            if client.unfinished and await _tokens_of(server) > before:
                 _tell(task)
     finally:
         if client.generated_tokens:  # all work ended between two looks

@@ -1,6 +1,6 @@
 """The two processes of a colocated task: the first rank of the trainer, and its companion, which samples.
 
-They use the GPUs of the task by turns. The companion is a child of the first rank and ends with it.
+They take turns on the GPUs of the task. The companion is a child of the first rank and ends with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.turns import Turn, remove_forsaken
+from mrt_hpc.run.turns import Turn, remove_abandoned
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
@@ -38,7 +38,7 @@ def remove_earlier_turns(task: Task) -> None:
     """Remove what earlier attempts of a task that were killed have left of their turns on this node."""
     mine = turn_of(task).path
     found = list_directory(_turns_folder(), f"{_turns_of(task)}.*{TURN}")
-    remove_forsaken(path for path in found if path != mine)
+    remove_abandoned(path for path in found if path != mine)
 
 
 def _turns_folder() -> Path:

@@ -126,7 +126,7 @@ class Task:
         jobs = tuple(job for job in self.plan.jobs if job.does(role) and _overlap(job.iterations, wanted))
         return Peers(self.layout, jobs, self.observer)
 
-    def vigil(self, reason: str, producers: Peers) -> PeerWait:
+    def peer_wait(self, reason: str, producers: Peers) -> PeerWait:
         """What watches the tasks that produce what this task is about to wait for."""
         return PeerWait(producers, self.experiment.resilience, reason, self.gone)
 
@@ -137,7 +137,7 @@ class Task:
         if self.rank in (0, self.world_size):
             self.events.spend(use)
 
-    def keep(self, vigil: PeerWait, condition: Callable[[], T | None]) -> T:
+    def wait_for_peers(self, wait: PeerWait, condition: Callable[[], T | None]) -> T:
         """Wait for what the tasks of another role of the segment produce. The caller says what its time is used for
         afterwards (:meth:`spend`).
 
@@ -148,7 +148,7 @@ class Task:
 
         def check() -> None:
             self._check_companion()
-            vigil.check()
+            wait.check()
 
         def look() -> T | None:
             if not (found := condition()):
@@ -156,7 +156,7 @@ class Task:
             return found
 
         with self.shutdown.while_waiting():
-            return wait_until(look, reason=vigil.reason, deadline_s=inf, check=check, longest_pause_s=LONGEST_LOOK_S)
+            return wait_until(look, reason=wait.reason, deadline_s=inf, check=check, longest_pause_s=LONGEST_LOOK_S)
 
     def _check_companion(self) -> None:
         """End with the process that samples for this one.

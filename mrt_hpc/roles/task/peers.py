@@ -125,7 +125,7 @@ class PeerWait:
     gone: Gone = never_gone
     _began: float = field(default_factory=time.monotonic, init=False)
     _next_look: float = field(default=0.0, init=False)
-    _nobody_since: float | None = field(default=None, init=False)
+    _none_running_since: float | None = field(default=None, init=False)
 
     def check(self) -> None:
         """Look at the peers.
@@ -140,7 +140,7 @@ class PeerWait:
         self._next_look = now + LOOK_EVERY_S
         lives = set(self.peers.lives().values())
         if PeerStatus.RUNNING in lives:
-            self._nobody_since = None
+            self._none_running_since = None
             if now - self._began > self.limits.stall_limit_minutes * 60:
                 minutes = (now - self._began) / 60
                 raise UserError(
@@ -149,8 +149,8 @@ class PeerWait:
                     exit_code=ExitCode.GIVE_BACK,
                 )
             return
-        self._nobody_since = self._nobody_since if self._nobody_since is not None else now
-        self._give_up(lives, now - self._nobody_since)
+        self._none_running_since = self._none_running_since if self._none_running_since is not None else now
+        self._give_up(lives, now - self._none_running_since)
 
     def _give_up(self, lives: set[PeerStatus], waited_s: float) -> None:
         status = f"mrt-hpc status {self.peers.layout.root}"

@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Keeper:
-    """Keeps what the engine holds after a number of updates. All ranks call every method together, unless it says
-    otherwise.
+class TrainingArtifacts:
+    """Writes what the engine holds after a number of updates to files. All ranks call every method together, unless it
+    says otherwise.
     """
 
     task: Task
@@ -58,7 +58,7 @@ class Keeper:
     def __post_init__(self) -> None:
         self.publisher = Publisher(self.task, self._refuse_if_superseded)
 
-    def mend(self, iteration: int) -> None:
+    def reconcile(self, iteration: int) -> None:
         """Make the files agree with the state after ``iteration`` updates: set aside younger ones, and publish the
         weights version that is missing. The one that training resumes from is a whole model: what follows does not
         depend on what lies before.
@@ -98,7 +98,7 @@ class Keeper:
             lambda: checkpoint.save(self.engine, path, {"iteration": iteration}),
             f"the checkpoint after {iteration} iterations",
         )
-        _refuse_anothers(path, mine)
+        self._refuse_anothers(path, mine)
         self._keep_house(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))
         self._keep_house(self._archive)
         self.saved = iteration
@@ -116,7 +116,7 @@ class Keeper:
         recipe, layout = self.task.recipe, self.task.layout
         weights = export.gathered(self.engine, recipe.training.weights_dtype)
         mine = rendezvous.on_rank_zero(lambda: self.publisher.publish(version, weights, in_full=in_full))
-        _refuse_anothers(layout.weights_version(version), mine)
+        self._refuse_anothers(layout.weights_version(version), mine)
         self.emit(EventKind.PUBLISHED, version=version)
         rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(version))
         self._keep_house(lambda: prune_weights(layout, recipe, version))
@@ -160,6 +160,20 @@ class Keeper:
                 exit_code=ExitCode.RETRYABLE,
             )
 
+    def _refuse_anothers(self, path: Path, mine: bool) -> None:
+        """Refuse to continue where another attempt has committed the same step: it may hold something else.
+
+        Raises:
+            UserError: it was there already.
+        """
+        if not mine:
+            raise UserError(
+                "another attempt of this task has written this, because this attempt seemed to be lost",
+                where=path,
+                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.root} shows it",
+                exit_code=ExitCode.RETRYABLE,
+            )
+
     def _remove_leftovers(self) -> None:
         """Remove what earlier attempts were writing when they were lost: it may be whole models, on a disk that is
         short.
@@ -192,21 +206,6 @@ class Keeper:
                 retrying(remove, "removing old files", RetryPolicy(full_limit_s=0.0))
             except (OSError, UserError) as error:
                 log.warning("old files could not be removed: %s", error)
-
-
-def _refuse_anothers(path: Path, mine: bool) -> None:
-    """Refuse to continue where another attempt has committed the same step: it may hold something else.
-
-    Raises:
-        UserError: it was there already.
-    """
-    if not mine:
-        raise UserError(
-            "another attempt of this task has written this, because this attempt seemed to be lost",
-            where=path,
-            advice="nothing: the other attempt continues; mrt-hpc status RUN shows it",
-            exit_code=ExitCode.RETRYABLE,
-        )
 
 
 def newest_good_checkpoint(task: Task) -> Path | None:

@@ -48,7 +48,7 @@ class IterationData:
     """The number of branches that should be learnt as well, and cannot."""
 
 
-class Intake(Protocol):
+class IterationReader(Protocol):
     """Makes the data of one iteration, when they are there."""
 
     @property
@@ -62,7 +62,7 @@ class Intake(Protocol):
     def is_complete(self) -> bool:
         """Look for new groups. Returns whether all are there."""
 
-    def lesson(self) -> IterationData:
+    def data(self) -> IterationData:
         """The data of the iteration, the same on every rank.
 
         Raises:
@@ -74,7 +74,7 @@ class Intake(Protocol):
 
 
 @dataclass
-class RolloutIntake:
+class RolloutReader:
     """The groups of an iteration, as far as this rank has read them."""
 
     task: Task
@@ -105,7 +105,7 @@ class RolloutIntake:
                 raise unreadable(path, error) from error
         return len(self._groups) == self._wanted
 
-    def lesson(self) -> IterationData:
+    def data(self) -> IterationData:
         """All groups with their advantages.
 
         Raises:
@@ -143,7 +143,7 @@ class RolloutIntake:
 
 
 @dataclass(frozen=True)
-class SampleIntake:
+class SampleReader:
     """A part of given samples for one iteration: there is nothing to wait for."""
 
     task: Task
@@ -162,7 +162,7 @@ class SampleIntake:
         """Always true."""
         return True
 
-    def lesson(self) -> IterationData:
+    def data(self) -> IterationData:
         """A window over shuffled passes through all samples; the passes begin with the first iteration that learns
         these samples.
         """
@@ -176,13 +176,13 @@ class SampleIntake:
         """Nothing is missing."""
 
 
-def intakes(task: Task) -> Callable[[int], Intake]:
+def iteration_readers(task: Task) -> Callable[[int], IterationReader]:
     """Makes the data source of each iteration, by the recipe's algorithm."""
     if task.recipe.algorithm.samples_rollouts:
-        return partial(RolloutIntake, task, question_ids=lru_cache(partial(_question_ids, task)))
+        return partial(RolloutReader, task, question_ids=lru_cache(partial(_question_ids, task)))
     samples_of = lru_cache(maxsize=1)(partial(Samples.of, task))
     samples_of(task.recipe.algorithm.traces_version(task.job.first_iteration))  # now, as some samples may be missing
-    return lambda iteration: SampleIntake(task, iteration, samples_of)
+    return lambda iteration: SampleReader(task, iteration, samples_of)
 
 
 def _question_ids(task: Task) -> Sequence[int]:

@@ -64,24 +64,24 @@ OF_ROLLOUTS = frozenset({"mismatch_mean", "mismatch_max", "mismatch_kl", "import
 
 
 def iteration_metrics(
-    iteration: int, lesson: IterationData, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
+    iteration: int, data: IterationData, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
     """All measurements of one iteration. What the trainer measured stands once, in a field of its own or under
     ``trainer``.
     """
-    measured = rollout_measures(iteration, lesson.batch, quality) if lesson.batch is not None else {}
+    measured = rollout_measures(iteration, data.batch, quality) if data.batch is not None else {}
     update: dict[str, Any] = stats.as_dict()
-    if lesson.batch is None:
+    if data.batch is None:
         update = {name: value for name, value in update.items() if name not in OF_ROLLOUTS}
     named = update.keys() & IterationMetrics.model_fields.keys()
     return IterationMetrics(
         iteration=iteration,
-        tokens_per_rollout=float(np.mean([len(s.token_ids) for s in lesson.sequences])),
-        seconds=seconds_by_phase(timeline, lesson.batch.costs if lesson.batch is not None else []),
+        tokens_per_rollout=float(np.mean([len(s.token_ids) for s in data.sequences])),
+        seconds=seconds_by_phase(timeline, data.batch.costs if data.batch is not None else []),
         wall_seconds=timeline.total,
-        batch=lesson.digest,
-        trained_branches=sum(branch.has_signal for branch in lesson.branches),
-        dropped_branches=lesson.dropped_branches,
+        batch=data.digest,
+        trained_branches=sum(branch.has_signal for branch in data.branches),
+        dropped_branches=data.dropped_branches,
         trainer={name: value for name, value in update.items() if name not in named},
         **{name: update[name] for name in named},
         **measured,

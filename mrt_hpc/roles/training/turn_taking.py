@@ -57,5 +57,11 @@ class TurnTaking:
     def _take(self) -> None:
         if self.task.companion is not None:
             self.task.companion.tell()
-        what = "the turn on the GPUs, to save what was trained"
-        wait_until(self.task.turn.take, reason=what, deadline_s=REGAIN_DEADLINE_S)
+        wait_until(
+            self.task.turn.take,
+            reason="the process that samples to leave the GPUs, so that what was trained can be saved",
+            deadline_s=REGAIN_DEADLINE_S,
+            where=self.task.turn.path if self.task.companion is None else self.task.companion.log,
+            advice="nothing: the task runs again from its last checkpoint; "
+            f"mrt-hpc status {self.task.layout.root} shows it",
+        )
