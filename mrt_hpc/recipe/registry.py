@@ -16,9 +16,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, TypeAdapter
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import core_schema
 
-from mrt_hpc.recipe.base import Section
+from mrt_hpc.recipe.base import Section, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,17 +92,12 @@ class Registry(Generic[S]):
         try:
             found = imported(name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise PydanticCustomError(
-                "misfit",
-                "module:{what} of an importable module, which may lie beside this file: {reason}",
-                {"field": "type", "what": self._user_may_name, "reason": repr(error)},
-            ) from error
+            what = f"module:{self._user_may_name} of an importable module, which may lie beside this file: {error!r}"
+            raise misfit("type", what) from error
         if isinstance(found, FunctionType) and self.of_functions is not None:
             found = imported(self.of_functions)
         if not (isinstance(found, type) and issubclass(found, Section)):
-            raise PydanticCustomError(
-                "misfit", "a class of kind {kind}: {name} is none", {"field": "type", "kind": self.kind, "name": name}
-            )
+            raise misfit("type", f"a class of kind {self.kind}: {name} is none")
         return found
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
