@@ -1,5 +1,5 @@
-"""Verifiers that hold a run at a point until a test lets it go on: ``slurm_verifier:same_text_held``; the same with a
-note of where it works, ``slurm_verifier:same_text_noted``; and ``slurm_verifier:HeldVerifier``, for any model.
+"""Verifiers that hold a run at a point until a test lets it go on: ``slurm_verifier:HeldVerifier``, for any model, and
+``slurm_verifier:same_text_noted``, which notes where it works, for models that give answers.
 """
 
 from __future__ import annotations
@@ -23,27 +23,24 @@ HELD_S = 600.0
 """How long an answer waits at most."""
 
 
-def same_text_held(answer: str, gold: str) -> bool:
-    """Whether both are the same text; the run that asks cannot end before the test has made `HELD_UNTIL`."""
-    if Path(os.environ[HELD_FROM]).exists():
-        wait_until(Path(os.environ[HELD_UNTIL]).exists, reason="the test's permission to judge", deadline_s=HELD_S)
-    return answer.strip() == gold.strip()
-
-
 def same_text_noted(answer: str, gold: str) -> bool:
-    """The same; while an answer waits, its node notes at each look that it works."""
+    """Whether both are the same text; while an answer waits, its node notes at each look that it works."""
 
     def may_judge() -> bool:
         (Path(os.environ[FOLDER]) / os.environ["SLURMD_NODENAME"]).touch()
-        return not Path(os.environ[HELD_FROM]).exists() or Path(os.environ[HELD_UNTIL]).exists()
+        return _may_judge()
 
     wait_until(may_judge, reason="the test's permission to judge", deadline_s=HELD_S)
     return answer.strip() == gold.strip()
 
 
+def _may_judge() -> bool:
+    return not Path(os.environ[HELD_FROM]).exists() or Path(os.environ[HELD_UNTIL]).exists()
+
+
 class HeldVerifier(Verifier):
-    """The same as `same_text_held`. Every text has an answer, so that it also holds a run whose model has learnt
-    nothing and gives none.
+    """Compares texts. Every text has an answer, so that it also holds a run whose model has learnt nothing and gives
+    none: the run cannot end before the test has made `HELD_UNTIL`.
     """
 
     type: Literal["slurm_verifier:HeldVerifier"]
@@ -60,4 +57,5 @@ class HeldVerifier(Verifier):
 
     def judge(self, answer: str, gold: str) -> Judgement:
         """Whether both are the same text, when the test allows it."""
-        return Judgement(correct=same_text_held(answer, gold), readable=True)
+        wait_until(_may_judge, reason="the test's permission to judge", deadline_s=HELD_S)
+        return Judgement(correct=answer.strip() == gold.strip(), readable=True)

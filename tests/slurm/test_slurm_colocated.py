@@ -27,9 +27,8 @@ JOB = "segment-000.colocated"
 CHANGES = {
     **SHRUNK,
     "schedule.coupling": "colocated",
-    "data.verifier": "slurm_verifier:same_text_held",
+    "data.verifier": "slurm_verifier:HeldVerifier",
     "evaluation.benchmarks": "[]",
-    "model.warm_start_steps": 40,  # a model that answers; only answers are judged
     "grading.time_limit_s": HELD_S,
     "resources.inference.tasks": 1,
     "resources.trainer.ranks": RANKS,
