@@ -17,6 +17,7 @@ from submitted import current_ids
 
 from mrt_hpc.launch.placement import RANK
 from mrt_hpc.launch.slurm.queue import queue_states
+from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.run.weights import is_delta, published_versions
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from slurm_cluster import Cluster
+
+    from mrt_hpc.run.layout import RunLayout
 
     Blow = Callable[[Target, random.Random], "str | None"]
     """What it hit; None where there is nothing to hit just now."""
@@ -168,14 +171,25 @@ def _damage_checkpoint(tear: bool) -> Blow:
 
 def _damage_newest(target: Target, rng: random.Random) -> str | None:
     newest = max(published_versions(target.layout), default=0)
-    return _damage_weights(target, newest, rng) if newest else None
+    return _damage_weights(target, newest, rng) if _is_still_read(target.layout, newest) else None
 
 
 def _damage_base(target: Target, rng: random.Random) -> str | None:
     newest = max(published_versions(target.layout), default=0)
-    if not is_delta(path := target.layout.weights_version(newest)):
+    path = target.layout.weights_version(newest)
+    if not _is_still_read(target.layout, newest) or not is_delta(path):
         return None
     return _damage_weights(target, StoredDelta.read(path).base.version, rng)
+
+
+def _is_still_read(layout: RunLayout, version: int) -> bool:
+    """Whether inference has yet to sample with a version. Damage to a version that no task reads any more is found by
+    the first that does, perhaps after the run; and the last version is made again only when the command is typed again.
+    """
+    recipe = read_recipe_lock(layout.recipe_lock)
+    if not 0 < version < recipe.schedule.iterations:
+        return False
+    return len(sampled_positions(layout, version)) < recipe.sampling.problems_per_iteration
 
 
 def _damage_weights(target: Target, version: int, rng: random.Random) -> str | None:
