@@ -18,6 +18,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.protocol import GENERATE_PATH, Request, RequestBatch, Sample, SamplingSettings, read_sample_line
+from mrt_hpc.inference.server_control import READ_LOG
 from mrt_hpc.run.records import FinishReason
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Completion", "GenerationClient", "Request", "SamplingSettings", "connect"]
 
 ATTEMPTS = 5
-READ_LOG = "read the end of the server's log; the same submit command starts the server again"
-"""The advice in an error where the caller gives none."""
 SLIGHTLY_ABOVE_ONE = 1e-3
 """The tolerance for the logarithm of a probability, which rounding may raise slightly above 0."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}

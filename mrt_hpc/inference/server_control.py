@@ -24,6 +24,8 @@ CONTROL_TIMEOUT_S = 60.0
 """The time-out for control routes that answer without waiting."""
 LOOK_TIMEOUT_S = 10.0
 """The time-out for routes that a healthy server answers at once."""
+READ_LOG = "read the end of the server's log; the same submit command starts the server again"
+"""The advice in an error of a server that does not name its log."""
 UNIX = "unix:"
 """The prefix of an address that is the path of a Unix socket."""
 

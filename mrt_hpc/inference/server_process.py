@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S
+from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.run.waiting import wait_until
 
@@ -99,7 +99,7 @@ def refuse_stranger(path: Path, pid: int) -> None:
         raise UserError(
             f"no process listens on the server's socket: {error}",
             where=path,
-            advice="read the end of the server's log; the same submit command starts the server again",
+            advice=READ_LOG,
             exit_code=ExitCode.RETRYABLE,
         ) from error
     if listener != pid:

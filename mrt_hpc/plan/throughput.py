@@ -58,14 +58,19 @@ class Throughput:
 
     sampled_per_s: float
     """Tokens a second that one inference task samples, on all its GPUs."""
-    evaluated_per_s: float
-    """Tokens a second that one evaluation task samples, on all its GPUs."""
     trained_per_s: float
     """Tokens a second that one rank of the trainer computes, forward and backward; 0 where nothing is trained."""
     publish_s: float
     checkpoint_s: float
     source: str
     """Where the rates come from, in words."""
+    evaluation_share: float = 1.0
+    """The GPUs of an evaluation task for each GPU of an inference task."""
+
+    @property
+    def evaluated_per_s(self) -> float:
+        """Tokens a second that one evaluation task samples: it is expected to sample in proportion to its GPUs."""
+        return self.sampled_per_s * self.evaluation_share
 
 
 def throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
@@ -80,7 +85,7 @@ def throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
         return None
     source = _source(given, site, "" if stated is None else stated.source, trains=trains)
     publish_s, checkpoint_s = (stated.publish_s, stated.checkpoint_s) if stated else (0.0, 0.0)
-    return Throughput(sampled, sampled * _evaluation_share(recipe), trained or 0.0, publish_s, checkpoint_s, source)
+    return Throughput(sampled, trained or 0.0, publish_s, checkpoint_s, source, _evaluation_share(recipe))
 
 
 def _source(given: MeasuredThroughput, site: SiteSettings, stated: str, *, trains: bool) -> str:
@@ -92,8 +97,8 @@ def _source(given: MeasuredThroughput, site: SiteSettings, stated: str, *, train
 
 
 def _evaluation_share(recipe: Experiment) -> float:
-    """The GPUs of an evaluation task for each GPU of an inference task: it is expected to sample in proportion. 1 for
-    an evaluation on its own, and where one of the two has no GPU.
+    """The GPUs of an evaluation task for each GPU of an inference task; 1 for an evaluation on its own, and where one
+    of the two has no GPU.
     """
     sampling, evaluation = _sampling_gpus(recipe), recipe.resources.evaluation.gpus
     return evaluation / sampling if sampling and evaluation else 1.0
@@ -108,10 +113,8 @@ def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:
         return None
     gpu = _gpu(site)
     rates = STATED[gpu]
-    sampled = power_law(rates.sampled, billions) * sampling
     return Throughput(
-        sampled_per_s=sampled,
-        evaluated_per_s=sampled * _evaluation_share(recipe),
+        sampled_per_s=power_law(rates.sampled, billions) * sampling,
         trained_per_s=power_law(rates.trained, billions) * (training or 0),
         publish_s=PUBLISH_S * billions / site.throughput.checkpoint_gb_per_second,
         checkpoint_s=CHECKPOINT_S * billions / site.throughput.checkpoint_gb_per_second,

@@ -139,7 +139,7 @@ def default_at(model: type[BaseModel], data: Any, location: Location) -> Any:
         holder = _holder(at, given, step)
         if isinstance(given, dict) and step not in given:
             return None if holder is None else _default_below(holder, location[number:])
-        at, data = _below(holder or at, step), _item(given, step)
+        at, data = _below(holder or at, step), child(given, step)
     return None
 
 
@@ -159,11 +159,12 @@ def _default_below(model: type[BaseModel], location: Location) -> Any:
     return None if isinstance(found, BaseModel) else found
 
 
-def _item(data: Any, step: int | str) -> Any:
+def child(data: Any, step: int | str) -> Any:
+    """What a file holds at a step below ``data``; None where it holds nothing there."""
     try:
         return data[step]
     except (KeyError, IndexError, TypeError):
-        return None
+        return data if step == "type" and isinstance(data, str) else None  # a section that is written as its type alone
 
 
 def _below(annotation: Any, step: int | str) -> Any:

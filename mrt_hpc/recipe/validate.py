@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core.core_schema import ErrorType
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.explain import default_at, field_names_at, meaning_at, values_at
+from mrt_hpc.recipe.explain import child, default_at, field_names_at, meaning_at, values_at
 from mrt_hpc.recipe.words import yaml_text
 
 if TYPE_CHECKING:
@@ -160,21 +160,14 @@ def _file_location(location: Location, data: Any, prefix: Location) -> Location:
         if isinstance(data, dict) and step not in data and data.get("type") == step:
             continue
         steps.append(step)
-        data = _child(data, step)
+        data = child(data, step)
     return tuple(steps)
 
 
 def _value_at(data: Any, location: Location) -> Any:
     for step in location:
-        data = _child(data, step)
+        data = child(data, step)
     return data
-
-
-def _child(data: Any, step: int | str) -> Any:
-    try:
-        return data[step]
-    except (KeyError, IndexError, TypeError):
-        return data if step == "type" and isinstance(data, str) else None  # a section that is written as its type alone
 
 
 def _order(source: Source, location: Location) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
 GPUS, INFERENCE_GPUS = 8, (4, 3, 2)
 TRAINED_PER_S = 5900.0
@@ -226,29 +226,25 @@ def log_normal(median: float, high: float, longest: int, seed: int) -> Callable[
     return lambda: min(longest, max(1, round(median * math.exp(sigma * draws.gauss(0, 1)))))
 
 
-def recorded(run: Path, seed: int) -> Callable[[], int]:
-    """Lengths drawn from the traces that a run has kept.
-
-    Raises:
-        SystemExit: it has none.
-    """
-    draws, known = random.Random(seed), list(_recorded_lengths(RunLayout(run)))
-    if not known:
-        raise SystemExit(f"no traces are kept in {run}; name a run that has trained")
+def drawn(known: Sequence[int], seed: int) -> Callable[[], int]:
+    """Lengths drawn from known ones."""
+    draws = random.Random(seed)
     return lambda: draws.choice(known)
 
 
-def _recorded_lengths(layout: RunLayout) -> Iterator[int]:
-    for metrics in _measured(layout):
-        for position in sorted(sampled_positions(layout, metrics.iteration)):
-            group = read_sampled(layout, metrics.iteration, position)
-            yield from (len(rollout.token_ids) for rollout in group.rollouts)
+def recorded(layout: RunLayout, measured: Sequence[IterationMetrics]) -> list[int]:
+    """The lengths of the traces that a run has kept."""
+    groups = (
+        read_sampled(layout, metrics.iteration, position)
+        for metrics in measured
+        for position in sorted(sampled_positions(layout, metrics.iteration))
+    )
+    return [len(rollout.token_ids) for group in groups for rollout in group.rollouts]
 
 
-def recorded_scale(run: Path) -> Scale:
+def recorded_scale(layout: RunLayout, measured: Sequence[IterationMetrics]) -> Scale:
     """The sizes of a run, and the rates that it has reached."""
-    layout = RunLayout(run)
-    recipe, measured = read_lock(layout.recipe_lock), _measured(layout)
+    recipe = read_lock(layout.recipe_lock)
     assert isinstance(recipe, Recipe), "an evaluation on its own trains nothing"
     inference, slots = recipe.resources.inference, recipe.serving.max_concurrent_sequences
     servers = inference.tasks * ServerLayout.of(recipe.serving, inference.gpus, inference.nodes).servers
@@ -266,10 +262,6 @@ def recorded_scale(run: Path) -> Scale:
         publish_s=statistics.mean(one.seconds[Phase.PUBLISHING] for one in measured),
         load_s=statistics.mean(one.seconds[Phase.LOADING] for one in measured),
     )
-
-
-def _measured(layout: RunLayout) -> list[IterationMetrics]:
-    return [IterationMetrics.read(path) for path in sorted(layout.root.glob("iterations/*/metrics.json"))]
 
 
 def table(scale: Scale, lengths: Callable[[int], Callable[[], int]], seeds: int) -> str:
@@ -296,6 +288,19 @@ def simulated(options: argparse.Namespace) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def of_run(layout: RunLayout, seeds: int) -> str:
+    """The table of a run.
+
+    Raises:
+        SystemExit: it has no traces.
+    """
+    measured = [IterationMetrics.read(path) for path in sorted(layout.root.glob("iterations/*/metrics.json"))]
+    known = recorded(layout, measured)
+    if not known:
+        raise SystemExit(f"no traces are kept in {layout.root}; name a run that has trained")
+    return table(recorded_scale(layout, measured), lambda seed: drawn(known, seed), seeds)
+
+
 def main() -> None:
     """Print the tables, and write them if a folder is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -306,10 +311,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="the folder for table.md")
     options = parser.parse_args()
-    if options.run is None:
-        text = simulated(options)
-    else:
-        text = table(recorded_scale(options.run), lambda seed: recorded(options.run, seed), options.seeds)
+    text = simulated(options) if options.run is None else of_run(RunLayout(options.run), options.seeds)
     print(text)
     if options.output is not None:
         write_text(options.output / "table.md", text)

@@ -119,7 +119,7 @@ def test_it_has_the_memory_of_both_and_the_gpus_of_one() -> None:
 
 
 def test_its_hours_are_those_of_both_without_waiting() -> None:
-    speeds = Throughput(100.0, evaluated_per_s=100.0, trained_per_s=100.0, publish_s=1, checkpoint_s=2, source="a test")
+    speeds = Throughput(sampled_per_s=100.0, trained_per_s=100.0, publish_s=1.0, checkpoint_s=2.0, source="a test")
     wanted, beside = recipe(), recipe("schedule.coupling=concurrent")
     plans = [build_plan(one, max_array_size=None) for one in (wanted, beside)]
     mine = expected_hours(plans[0], wanted, speeds)[JOB]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 H100 = SlurmSite(name="cluster", gpu_type="nvidia_h100_80gb")
-RATES = Throughput(1000.0, evaluated_per_s=1000.0, trained_per_s=2000.0, publish_s=5, checkpoint_s=40, source="a test")
+RATES = Throughput(sampled_per_s=1000.0, trained_per_s=2000.0, publish_s=5.0, checkpoint_s=40.0, source="a test")
 
 
 def recipe(name: str, *overrides: str) -> Recipe:
