@@ -77,7 +77,7 @@ def run(task: Task) -> None:
         Interrupted: the task was told to leave, and has saved its state.
     """
     choose_kernels(task.recipe.training.deterministic)
-    ranks = Ranks(task.rank, task.world_size, task.local_rank)
+    ranks = Ranks(task.rank, task.world_size, task.local_rank, task.job.resources.nodes)
     limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
     rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)
     try:
@@ -136,7 +136,8 @@ class Trainer:
     def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> Trainer:
         """The trainer at the newest good checkpoint, or at weights version 0."""
         layout, recipe = task.layout, task.recipe
-        newest = rendezvous.on_rank_zero(lambda: newest_good_checkpoint(task))
+        found = rendezvous.on_rank_zero(lambda: newest.name if (newest := newest_good_checkpoint(task)) else None)
+        newest = None if found is None else layout.checkpoints / found
         readers = iteration_readers(task)  # before anything that takes long: given samples may be missing
         reference = layout.weights_version(0) if recipe.training.kl_coefficient > 0 else None
         engine = build(trainer_settings(recipe), layout.weights_version(0), ranks, reference)
@@ -180,8 +181,12 @@ class Trainer:
     def _await_next(self) -> Next:
         """What to do next, the same on every rank."""
         wait = self.task.peer_wait(f"rollouts of iteration {self.iteration}", self.reader.samplers)
+
         # No rank waits longer than a round for the first one.
-        while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(wait))) in (Next.WAIT, Next.PASS_ON):
+        def look() -> Next:
+            return Next(rendezvous.on_rank_zero(lambda: self._look_for_a_round(wait).value))
+
+        while (what := look()) in (Next.WAIT, Next.PASS_ON):
             if what is Next.PASS_ON:
                 self.turns.pass_on()
         if what is not Next.LEAVE:

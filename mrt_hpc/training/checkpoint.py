@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
-from torch import distributed
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import commit_directory, remove_leftovers, temporary_sibling, write_json
@@ -38,7 +37,7 @@ from mrt_hpc.run.manifest import (
 from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
-from mrt_hpc.training.rendezvous import agree, on_rank_zero
+from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
@@ -93,10 +92,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
     try:
         own = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
         agree(own.failure)
-        generator_states: list[Any] = [None] * trainer.ranks.world_size
-        written: list[Any] = [None] * trainer.ranks.world_size
-        distributed.all_gather_object(generator_states, Generators.capture().state)
-        distributed.all_gather_object(written, own.files)
+        shares = exchange({"generators": Generators.capture().state, "files": own.files})
         state = {
             "step": trainer.step,
             "optimizer_steps": trained.optimizer_steps,
@@ -104,12 +100,12 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
             "zero_stage": trainer.settings.training.zero_stage,
             "precision": trainer.settings.training.precision.value,
             "cursor": cursor,
-            "generators": generator_states,
+            "generators": [share["generators"] for share in shares],
         }
 
         def commit() -> bool:
             write_json(temporary / STATE, state)
-            files = {name: (size, digest) for share in written for name, (size, digest) in share.items()}
+            files = {name: (size, digest) for share in shares for name, (size, digest) in share["files"].items()}
             write_manifest(temporary, files, step=trainer.step)
             return commit_directory(temporary, path)
 
@@ -127,7 +123,7 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
     Raises:
         UserError: the checkpoint is not of this format, or is of another model.
     """
-    state, files = on_rank_zero(lambda: _contents(path))
+    state, files = on_rank_zero(lambda: list[Any](_contents(path)))
     trained = TrainedState(trainer)
     agree(_failure(lambda: _take_up(trained, path, files)))
     trained.optimizer_steps = state["optimizer_steps"]

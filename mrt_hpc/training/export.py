@@ -13,7 +13,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind
 from mrt_hpc.training.accelerator import deepspeed
-from mrt_hpc.training.rendezvous import on_rank_zero
+from mrt_hpc.training.rendezvous import Json, on_rank_zero
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.training.engine import TrainerEngine
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Json)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES = {
