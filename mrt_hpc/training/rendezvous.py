@@ -86,7 +86,11 @@ def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800
         backend(), store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )
     if ranks.world_size > 1 and backend() == "gloo":
-        _prove(ranks, _key(ranks, store))
+        try:
+            _prove(ranks, _key(ranks, store))
+        except BaseException:
+            leave()
+            raise
     deepspeed.init_distributed(
         backend(), auto_mpi_discovery=False, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )
@@ -240,20 +244,18 @@ def _key(ranks: Ranks, store: Store) -> bytes:
 def _prove(ranks: Ranks, key: bytes) -> None:
     """Show the key to each other rank, over the connection that there is to it, and check theirs."""
     others = range(ranks.world_size)
-    sent, wanted = (torch.empty(ranks.world_size, PROOF_BYTES, dtype=torch.uint8) for _ in range(2))
-    for other in others:
-        sent[other] = _proof(key, ranks.rank, other)
-        wanted[other] = _proof(key, other, ranks.rank)
-    got = torch.zeros_like(sent)
+    sent = torch.stack([_proof(key, ranks.rank, other) for other in others])
+    wanted = torch.stack([_proof(key, other, ranks.rank) for other in others])
+    got, options = torch.zeros_like(sent), distributed.AllToAllOptions()
+    options.timeout = timedelta(seconds=PROOF_TIMEOUT_S)
+    group: Any = distributed.group.WORLD
     try:
-        work = distributed.all_to_all_single(got, sent, async_op=True)
-        work.wait(timedelta(seconds=PROOF_TIMEOUT_S))
+        group.alltoall_base(got, sent, [], [], options).wait()
     except RuntimeError as error:
         raise _stranger(str(error)) from error
     if not torch.equal(got, wanted):
-        raise _stranger(
-            f"wrong proofs of ranks {[other for other in others if not torch.equal(got[other], wanted[other])]}"
-        )
+        wrong = [other for other in others if not torch.equal(got[other], wanted[other])]
+        raise _stranger(f"wrong proofs of ranks {wrong}")
 
 
 def _proof(key: bytes, sender: int, receiver: int) -> torch.Tensor:
