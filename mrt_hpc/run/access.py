@@ -19,6 +19,20 @@ READ_BY_GROUP = stat.S_ISGID | stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP
 CLOSED_TO_OTHERS = 0o027
 """Umask of the processes that write in such a directory: the group reads, and others do neither."""
 
+CACHES_FOLDER = "mrt-hpc-caches"
+"""The folder of a node for what is compiled there: its name, before the number of the user."""
+CACHES = {
+    "XDG_CACHE_HOME": "other",
+    "VLLM_CACHE_ROOT": "vllm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""What is compiled on a node is kept there, not in the home directory, where quotas are small and nodes wait for each
+other: the variables that say where, unless they are set already, and the folders below that of the caches."""
+
 
 def open_to_group(root: Path) -> None:
     """Let the group read a run directory that has just been made."""
@@ -59,11 +73,11 @@ def private_folder(parent: Path, name: str) -> Path:
         name: of the folder.
     """
     path = parent / name
-    if _made(path) or _is_private(path):
-        return path
     others = (Path(entry) for entry in os.scandir(parent) if entry.name.startswith(f"{name}-"))
-    found = next(filter(_is_private, sorted(others)), None) or Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
-    log.warning("%s belongs to another user, is a link, or is open to others; %s is used instead", path, found)
+    if (found := next(filter(_is_private, (path, *sorted(others))), None)) is None:
+        found = path if _made(path) or _is_private(path) else Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    if found != path:
+        log.warning("%s belongs to another user, is a link, or is open to others; %s is used instead", path, found)
     return found
 
 
@@ -83,3 +97,9 @@ def _is_private(path: Path) -> bool:
         return False
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     return mine and stat.S_IMODE(found.st_mode) & 0o777 == stat.S_IRWXU
+
+
+def cache_variables() -> dict[str, str]:
+    """The environment variables of a process of this node, by which what it compiles is kept in a private folder."""
+    folder = private_folder(Path(tempfile.gettempdir()), f"{CACHES_FOLDER}-{os.geteuid()}")
+    return {name: str(folder / below) for name, below in CACHES.items()}
