@@ -75,12 +75,12 @@ def _found(run: Path) -> Found:
     from mrt_hpc.cli.status import open_run
     from mrt_hpc.launch.accounts import accounts
     from mrt_hpc.plan.compile import evaluated_versions
-    from mrt_hpc.recipe.lock import read_lock
+    from mrt_hpc.recipe.lock import look_at_lock
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.evaluation_settings import evaluation_settings
 
     layout, plan = open_run(run)
-    recipe = read_lock(layout.recipe_lock)
+    recipe = look_at_lock(layout.recipe_lock)
     known, untold = accounts(layout)
     spent = spending(layout, plan, recipe, known)
     if not isinstance(recipe, Recipe):

@@ -136,19 +136,20 @@ def cancel_run(run: Path) -> None:
     click.echo("finished work is kept; the same submit command continues the run")
 
 
-def print_report(run: Path, page: Path | None) -> None:
-    """Write the report and its page from the existing results, and print their paths."""
+def print_report(run: Path, page: Path | None, *, trust: bool) -> None:
+    """Write the report and its page, or the page alone where it has a place, and print their paths."""
     from mrt_hpc.roles.report import write_report  # plots take a second to import
 
     layout, _ = open_run(run)
     where = None if page is None else page.absolute()
-    for part in write_report(layout, where):
+    for part in write_report(layout, where, trust=trust):
         click.echo(f"missing: {part}")
-    click.echo(f"report: {layout.report}")
+    if where is None:
+        click.echo(f"report: {layout.report}")
     click.echo(f"page: {where or layout.page}")
 
 
-def print_comparison(runs: Sequence[Path], page: Path | None) -> None:
+def print_comparison(runs: Sequence[Path], page: Path | None, *, trust: bool) -> None:
     """Write one page with several runs side by side, and print its path.
 
     Raises:
@@ -162,5 +163,5 @@ def print_comparison(runs: Sequence[Path], page: Path | None) -> None:
             expected="--page FILE.html",
             advice=f"mrt-hpc report {' '.join(map(str, runs))} --page compared.html",
         )
-    write_comparison([open_run(run)[0] for run in runs], page.absolute())
+    write_comparison([open_run(run)[0] for run in runs], page.absolute(), trust=trust)
     click.echo(f"page: {page.absolute()}")

@@ -84,9 +84,10 @@ def _loaded(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
 
 
 def _verifier(text: str, grading: Grading) -> Verifier:
-    import_from(Path.cwd())
     try:
-        settings = _VERIFIER.validate_json(json.dumps(YAML(typ="safe", pure=True).load(text)), strict=True)
+        content = YAML(typ="safe", pure=True).load(text)
+        import_from(Path.cwd(), {"verifier": content})
+        settings = _VERIFIER.validate_json(json.dumps(content), strict=True)
     except (*UNREADABLE, ValidationError) as error:
         reason = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise UserError(

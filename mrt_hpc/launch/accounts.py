@@ -30,7 +30,14 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
     sent = submissions(layout)
     found: list[Allocation] = []
     untold: list[str] = []
-    for backend, mine in _by_backend(layout, sent):
+    times = {one.job_id: one.time for one in sent}
+    try:
+        queues = [*_by_backend(layout, sent)]
+    except UserError as error:
+        return Accounts([], times), [
+            f"accounting was not asked ({error.what}): the hours are those of the run's events"
+        ]
+    for backend, mine in queues:
         by_id = {one.job_id: one for one in mine}
         try:
             told = backend.allocations(list(by_id))
@@ -41,7 +48,7 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
             if told is None:
                 untold.append("this cluster keeps no accounting: the hours are those of the run's own events")
         found += [_allocation(one, by_id) for one in told or () if _is_of_run(one, by_id)]
-    return Accounts(found, {one.job_id: one.time for one in sent}), untold
+    return Accounts(found, times), untold
 
 
 def _by_backend(layout: RunLayout, sent: list[Submission]) -> Iterator[tuple[Backend, list[Submission]]]:

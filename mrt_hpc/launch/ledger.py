@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.site_file import SiteFile
-from mrt_hpc.recipe.user_code import import_from, origin
+from mrt_hpc.recipe.user_code import import_from, named_modules, origin
 from mrt_hpc.run.atomic import creating, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
 from mrt_hpc.run.retries import list_directory
@@ -97,13 +98,15 @@ def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
     """The profile of this name, as jobs of the run were last submitted with it.
 
     Raises:
-        UserError: its kind is a class of the user's own that is not there any more.
+        UserError: its kind is a class of the user's own that is not there any more, or that another user can change.
     """
     path = _site_file(layout, name)
     earlier: dict[str, Any] = {"site": {"type": EARLIER, "name": name}}
     entry = json.loads(path.read_text()) if path.is_file() else earlier
-    if entry.get("folder") is not None:
-        import_from(Path(entry["folder"]))
+    if named_modules(entry):
+        refuse_changeable(path, f"the class of the site profile {name} is not imported")
+        if entry.get("folder") is not None:
+            import_from(Path(entry["folder"]), entry)
     try:
         return SiteFile.model_validate_json(json.dumps({"site": entry["site"]}), strict=True).site
     except ValidationError as error:

@@ -91,7 +91,9 @@ class Fork:
     origin: Origin
 
 
-def fork_of(layout: RunLayout, at: str, overrides: Sequence[str], root: Callable[[str], Path]) -> Fork:
+def fork_of(
+    layout: RunLayout, at: str, overrides: Sequence[str], root: Callable[[str], Path], *, trust: bool = False
+) -> Fork:
     """The run that begins with a weights version of another run.
 
     Args:
@@ -99,12 +101,13 @@ def fork_of(layout: RunLayout, at: str, overrides: Sequence[str], root: Callable
         at: the number of the weights version, or ``first`` or ``last``.
         overrides: changed fields of its recipe, as texts of the form ``schedule.iterations=100``.
         root: gives the directory of the new run by the name of its recipe.
+        trust: whether the new run takes code of the other one also where another user can change it.
 
     Raises:
         UserError: there is no such version, it is damaged, or the changed recipe or its data are wrong.
     """
     refuse_another_model(overrides)
-    base = _recipe(layout)
+    base = _recipe(layout, trust=trust)
     version = version_at(layout, at)
     weights = layout.weights_version(version)
     digest = verify(weights).digest
@@ -136,13 +139,13 @@ def refuse_another_model(overrides: Sequence[str]) -> None:
             )
 
 
-def _recipe(layout: RunLayout) -> Recipe:
+def _recipe(layout: RunLayout, *, trust: bool) -> Recipe:
     """The recipe of a run, with the run's own copies of the files of its prompts.
 
     Raises:
         UserError: it is an evaluation on its own.
     """
-    recipe = read_experiment(layout)
+    recipe = read_experiment(layout, trust=trust)
     if isinstance(recipe, EvaluationRecipe):
         raise UserError(
             "this is the directory of an evaluation on its own, which trains nothing",

@@ -15,7 +15,8 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import QueueState, Site
 from mrt_hpc.launch.ledger import current_submissions, local_process, process_elsewhere, recorded_site
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.lock import look_at_lock
+from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.run.pins import release
 
 if TYPE_CHECKING:
@@ -216,8 +217,10 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         What was done, a sentence each.
 
     Raises:
-        UserError: there is nothing to cancel, or a queue cannot be asked.
+        UserError: there is nothing to cancel, a queue cannot be asked, or another user can change which process and
+            which jobs the run says are its own.
     """
+    refuse_changeable(layout.jobs, "nothing is cancelled that this folder names")
     process, queues = local_process(layout), job_queues(layout, current_submissions(layout))
     if process is not None:
         os.kill(process.pid, signal.SIGINT)
@@ -232,7 +235,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
 
 def _released(layout: RunLayout) -> list[str]:
     """Remove the pins of an evaluation on its own, and return the names of the models that were pinned."""
-    recipe = read_lock(layout.recipe_lock)
+    recipe = look_at_lock(layout.recipe_lock)
     return release(recipe, layout) if isinstance(recipe, EvaluationRecipe) else []
 
 

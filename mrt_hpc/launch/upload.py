@@ -46,7 +46,7 @@ def upload_run(layout: RunLayout, tell: Callable[[str], None]) -> Uploaded:
         UserError: the run does not track, its tasks are queued or running, or W&B is not installed, cannot be reached
             or refuses.
     """
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     if not (layout.wandb / "run_id").is_file():
         raise _no_tracking(layout, recipe)
     command = wandb_command()

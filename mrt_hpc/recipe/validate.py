@@ -31,11 +31,13 @@ OF_THE_LIBRARY = set(get_args(ErrorType)) - {"value_error", "assertion_error"}
 """Kinds of faults whose message is pydantic's, not the package's own."""
 
 
-def validate(source: Source, model: type[Model], data: dict[str, Any], prefix: Location = ()) -> Model:
+def validate(
+    source: Source, model: type[Model], data: dict[str, Any], prefix: Location = (), context: str | None = None
+) -> Model:
     """Check ``data`` strictly against ``model``; JSON is the way in, so that lists may fill tuples and texts enums."""
     _refuse_other_names(source, data, ())
     try:
-        return model.model_validate_json(json.dumps(data, default=str), strict=True)
+        return model.model_validate_json(json.dumps(data, default=str), strict=True, context=context)
     except ValidationError as error:
         raise _explain(error, source, model, prefix) from None
 

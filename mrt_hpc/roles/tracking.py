@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import tempfile
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mrt_hpc.roles.event_files import IterationEvents, Points, warn, write_events, write_iterations
+from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.atomic import creating, remove_leftovers, sync_directory, sync_tree, temporary_sibling, write_json
 from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
@@ -36,6 +40,10 @@ EVALUATION = "evaluation"
 """The first part of the names of what evaluations measured."""
 VERSION = f"{EVALUATION}/version"
 """W&B draws evaluations over this, the weights version, instead of the step."""
+LONGEST_FOLDER = 34
+"""Characters of the folder for temporary files. W&B's sockets lie up to 73 characters below it, and the path of a
+socket has at most 107.
+"""
 
 
 class Tracker:
@@ -112,16 +120,32 @@ def _offline_run(recipe: Recipe, identity: str, directory: Path, **settings: Any
     """Begin an offline W&B directory below ``directory``, which exists, with these settings of W&B."""
     import wandb  # takes a second to import, and most recipes do not ask for it
 
-    return wandb.init(
-        project=recipe.tracking.project,
-        name=recipe.name,
-        id=identity,
-        resume="allow",
-        mode="offline",
-        dir=str(directory),
-        config=recipe.model_dump(mode="json"),
-        settings=settings,
-    )
+    with _private_sockets():
+        return wandb.init(
+            project=recipe.tracking.project,
+            name=recipe.name,
+            id=identity,
+            resume="allow",
+            mode="offline",
+            dir=str(directory),
+            config=recipe.model_dump(mode="json"),
+            settings=settings,
+        )
+
+
+@contextmanager
+def _private_sockets() -> Iterator[None]:
+    """W&B's processes that are started in the block put their sockets into a folder that no other user may enter. They
+    would put them into the folder for temporary files, with the rights that the umask leaves.
+    """
+    before, parent = os.environ.get("TMPDIR"), tempfile.gettempdir()
+    place = private_folder(Path(parent if len(parent) <= LONGEST_FOLDER else "/tmp"), f"mrt-hpc-wandb-{os.geteuid()}")
+    os.environ["TMPDIR"] = str(place)
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        os.environ |= {} if before is None else {"TMPDIR": before}
 
 
 # -- evaluations ------------------------------------------------------------------------------------------------------

@@ -130,8 +130,10 @@ def _extraction(problems: ProblemSource) -> dict[str, Any]:
 
 
 def _named(section: Section) -> dict[str, Any]:
-    """The fields without their defaults, so that a field that a later version adds changes no digest."""
-    return section.model_dump(mode="json", exclude_defaults=True)
+    """The fields without their defaults, so that a field that a later version adds changes no digest. Of a class of the
+    user's own, all fields: a run is also looked at without the class, which knows the defaults.
+    """
+    return section.model_dump(mode="json", exclude_defaults=":" not in getattr(section, "type", ""))
 
 
 def _digest(value: Any) -> str:
