@@ -53,6 +53,8 @@ class GroupArchive:
     @cached_property
     def _zip(self) -> zipfile.ZipFile:
         """Opened once: opening reads the names of all members."""
+        if not self.path.is_file():
+            raise zipfile.BadZipFile("it is no file")
         return zipfile.ZipFile(self.path)
 
     def manifest(self, position: int) -> Manifest:
@@ -61,7 +63,7 @@ class GroupArchive:
         Raises:
             DamagedError: it is missing, or not as it was written.
         """
-        return parse_manifest(self.file(position, MANIFEST).decode(errors="replace"), self.path)
+        return parse_manifest(self.file(position, MANIFEST), self.path)
 
     def read(self, position: int) -> Group:
         """One group, verified.

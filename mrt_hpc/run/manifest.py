@@ -18,6 +18,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.access import share_as_directory
 from mrt_hpc.run.atomic import checksum, checksums, commit_directory, temporary_sibling, tree, write_json
 from mrt_hpc.run.retries import error_number
+from mrt_hpc.run.typed_file import file_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -140,13 +141,13 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        text = path.read_text()
+        content = file_bytes(path)
     except (*NOT_THERE, ValueError) as error:
         raise DamagedError(f"no readable manifest: {error!r}", where=path) from error
-    return parse_manifest(text, path)
+    return parse_manifest(content, path)
 
 
-def parse_manifest(text: str, where: Path) -> Manifest:
+def parse_manifest(text: bytes, where: Path) -> Manifest:
     """The manifest that a file holds.
 
     Raises:

@@ -369,7 +369,7 @@ def test_forgetting_failures_leaves_what_is_done(tmp_path: Path) -> None:
     assert read_task(layout, "j", 0).state is TaskState.DONE
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"state": "odd"}', '{"state": "done", "more": 1}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"state": "odd"}', '{"state": "done", "waits": "1"}'])
 def test_a_damaged_state_of_a_task_is_an_error_with_advice(tmp_path: Path, content: str) -> None:
     layout = RunLayout(tmp_path)
     task_file(layout, "j", 0).parent.mkdir(parents=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TASK = {"job": TRAINER, "task": 0, "rank": 0, "attempt": "12.0", "world_size": 1}
 SHAPE = {
-    "format", "run", "name", "kind", "time", "state", "unreached", "iterations", "measured", "evaluations", "jobs",
+    "format", "run", "name", "kind", "time", "state", "unreached", "unreadable", "iterations", "measured", "evaluations", "jobs",
     "tasks", "throughput", "fault_counts", "faults", "upcoming", "expected_end", "report",
 }  # fmt: skip
 PARTS = {
