@@ -50,7 +50,7 @@ class Origin:
         layout.first_model.mkdir()
         try:
             take_over(self.weights, layout.first_model)
-            digest = verify(layout.first_model).digest
+            digest = verify(layout.first_model, anywhere=True).digest
         except (FileNotFoundError, DamagedError) as error:
             raise UserError(
                 f"weights version {self.record.version} was removed, or is damaged: {error}",

@@ -30,7 +30,7 @@ SamplingTemperature = Annotated[float, Field(ge=0, le=10), Because("above it is 
 LearningRate = Annotated[float, Field(ge=1e-12, le=1), Because("below it no weight changes, above it none stays")]
 Norm = Annotated[float, Field(ge=1e-6, le=1e6), Because("below it nothing is learnt, above it nothing is clipped")]
 Beta = Annotated[float, Field(ge=0, lt=1), Because("with 1 AdamW divides by zero")]
-Seconds = Annotated[float, Field(ge=0.1, le=604_800), Because("less is over at once, more than a week is no limit")]
+Seconds = Annotated[float, Field(ge=0.05, le=604_800), Because("less is over at once, more than a week is no limit")]
 Minutes = Annotated[float, Field(ge=0.001, le=525_600), Because("less is over at once, more than a year is no limit")]
 WholeMinutes = Annotated[int, Field(ge=1, le=5_256_000), Because("ten years are no limit")]
 Gib = Annotated[float, Field(ge=0.001, le=1_000_000), Because("no node has more memory")]

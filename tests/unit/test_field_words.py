@@ -109,7 +109,7 @@ def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
         ),
         (
             "serving.start_limit_s=0",
-            "a number from 0.1 to 604,800: The maximum number of seconds until a server must answer after its start.",
+            "a number from 0.05 to 604,800: The maximum number of seconds until a server must answer after its start.",
         ),
         ("resources.trainer.memory_gib=0", "a number from 0.001 to 1,000,000: The memory of a process, GiB."),
         ("prover.max_tokens=0", "a whole number from 1 to 10,000,000: The maximum number of tokens of a branch."),

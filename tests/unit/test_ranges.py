@@ -83,7 +83,7 @@ def test_every_number_has_a_lowest_and_a_highest_value(annotation: Any) -> None:
         ),
         ("training.betas=[0.9,1]", "with 1 AdamW divides by zero"),
         ("serving.stall_limit_s=1e-300", "less is over at once"),
-        ("resilience.heartbeat_limit_s=0.0001", "from 0.1 to 604,800"),
+        ("resilience.heartbeat_limit_s=0.0001", "from 0.05 to 604,800"),
         ("evaluation.temperature=1e6", "from 0 to 10"),
         ("sampling.temperature=1e-9", "below it vLLM"),
         ("serving.max_concurrent_sequences=18446744073709551616", "from 1 to 1,000,000"),

@@ -272,7 +272,7 @@ def test_weights_versions_are_complete_or_absent(tmp_path: Path) -> None:
     assert published_versions(layout) == []
     assert publish(layout, 1, lambda d: (d / "w").write_text("1") and None)
     assert not publish(layout, 1, lambda d: (d / "w").write_text("2") and None)
-    assert verify(layout.weights_version(1)).about == {"version": 1}
+    assert verify(layout.weights_version(1)).about == {"place": [], "version": 1}
     assert list(layout.weights.iterdir()) == [layout.weights_version(1)]
 
 
