@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,17 +37,10 @@ class Record(BaseModel):
 
         Raises:
             FileNotFoundError: there is none.
-            UserError: the file holds something else.
+            UnreadableError: it is no file, or holds something else.
         """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise UserError(
-                f"this is not the record of {cls.__name__}",
-                where=path,
-                value=str(error.errors(include_url=False)[0]["msg"]),
-                advice=f"remove {path.name} and run the task that writes it again",
-            ) from error
+        advice = f"rm -r {path}, and run the task that writes it again"
+        return read_typed(path, cls, f"the record of {cls.__name__}", advice=advice)
 
 
 class Phase(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter, deque
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_te
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch import queued_jobs
 from mrt_hpc.launch.backend import QueueState
-from mrt_hpc.launch.ledger import local_process
+from mrt_hpc.launch.ledger import shown_process
 from mrt_hpc.launch.run_progress import progress, read_records, reason, remarks
 from mrt_hpc.plan.jobs import Plan, Role, read_plan
 from mrt_hpc.run.layout import existing_run
@@ -60,6 +61,9 @@ def print_status(run: Path) -> None:
         table.add_row(job.name, ", ".join(ids), _tasks(records[job.name]), _in_queue(job, look))
     console = console_of(sys.stdout)
     console.print(table)
+    process, faults = shown_process(layout)
+    for line in (*look.unreadable, *faults, *now.unreadable):
+        click.echo(line, err=True)
     for name, why in look.unreached.items():
         click.echo(why, err=True)
         told = f"[yellow]the queue was not reached ({name}):[/] all else is from the run's files"
@@ -68,7 +72,7 @@ def print_status(run: Path) -> None:
     console.print(f"{collection_text(now)}{told}", highlight=False)
     if warning := few_answers(now.answered, f"iteration {now.iterations_done - 1}"):
         console.print(f"[yellow]few answers:[/] {warning}", highlight=False)
-    if (process := local_process(layout)) is not None:
+    if process is not None and process.is_here and process.pid != os.getpid():
         console.print(f"runs on this machine in process {process.pid}", highlight=False)
     for job, index, record in remarks(plan, layout, records):
         colour = "red" if record.state is TaskState.FAILED else "yellow"

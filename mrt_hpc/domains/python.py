@@ -15,7 +15,7 @@ from typing import Literal
 
 from mrt_hpc.domains.base import Judgement, Verifier, after_thought
 from mrt_hpc.domains.boxed import THOUGHT_END
-from mrt_hpc.recipe.base import PositiveFloat
+from mrt_hpc.recipe.base import Gib, Seconds
 from mrt_hpc.run.parent_death import die_with_parent
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -37,9 +37,9 @@ class PythonVerifier(Verifier):
 
     reads_boxes = False
     type: Literal["python"] = "python"
-    time_limit_s: PositiveFloat = 2.0
+    time_limit_s: Seconds = 2.0
     """Processor seconds for a program with its assertions."""
-    memory_limit_gib: PositiveFloat = 1.0
+    memory_limit_gib: Gib = 1.0
     """Memory of a program, GiB."""
 
     def extract(

@@ -303,4 +303,5 @@ def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> N
     key.write_text(secrets.token_urlsafe(32))
     for directory in (layout.logs, layout.events, layout.jobs, layout.told):
         directory.mkdir()
+    write_text(layout.identity, f"{secrets.token_hex(16)}\n")
     write_text(layout.recipe_lock, lock_text(recipe))

@@ -11,7 +11,7 @@ from mrt_hpc.recipe.begun import differences
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.from_lock import changed_recipe
 from mrt_hpc.recipe.sections.model import HuggingFaceModel
-from mrt_hpc.run.fork_record import ForkRecord, read_fork
+from mrt_hpc.run.fork_record import Changed, ForkRecord, read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.prompt_files import read_experiment
@@ -50,7 +50,7 @@ class Origin:
         layout.first_model.mkdir()
         try:
             take_over(self.weights, layout.first_model)
-            digest = verify(layout.first_model).digest
+            digest = verify(layout.first_model, anywhere=True).digest
         except (FileNotFoundError, DamagedError) as error:
             raise UserError(
                 f"weights version {self.record.version} was removed, or is damaged: {error}",
@@ -116,7 +116,7 @@ def fork_of(
     place = root(wanted.name).absolute()
     model = HuggingFaceModel(type="hugging_face", path=str(RunLayout(place).first_model))
     changes = differences(base.model_dump(mode="json"), wanted.model_dump(mode="json"))
-    told = [{"field": f, "old": old, "new": new} for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
+    told = [Changed(field=f, old=old, new=new) for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
     there = read_fork(RunLayout(place))  # a fork that has begun has read its data
     data = forked_data(layout, base, wanted) if there is None else there.data
     record = ForkRecord(str(layout.root), base.name, version, digest, tuple(told), data)

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import QueueState, Site
-from mrt_hpc.launch.ledger import current_submissions, local_process, process_elsewhere, recorded_site
+from mrt_hpc.launch.ledger import (
+    current_submissions,
+    latest_of,
+    local_process,
+    process_elsewhere,
+    recorded_site,
+    shown_submissions,
+)
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.recipe.ownership import refuse_changeable
@@ -136,6 +143,8 @@ class QueueLook:
     """By the name of a queue, why it was not reached."""
     backends: Mapping[str, Backend] = field(default_factory=dict)
     """By the job's name, the back end that it was submitted with last."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each submission whose record cannot be read."""
 
     def meaning(self, job: str, reason: str) -> WaitReason | None:
         """The meaning of a reason why a task of a job waits; None where it is not known."""
@@ -176,16 +185,19 @@ class _RunQueues:
     queues: list[JobQueue]
     unloaded: dict[str, str]
     """By the names of sites whose back end cannot be loaded, why."""
+    faults: list[str]
+    """A line for each submission whose record cannot be read."""
 
     @classmethod
     def of(cls, layout: RunLayout) -> _RunQueues:
-        sent = current_submissions(layout)
+        readable, faults = shown_submissions(layout)
+        sent = latest_of(readable)
         ids = {job: [one.job_id for one in parts] for job, parts in sent.items()}
         try:
-            return cls(ids, job_queues(layout, sent), {})
+            return cls(ids, job_queues(layout, sent), {}, faults)
         except UserError as error:
             sites = ", ".join(sorted({one.site for parts in sent.values() for one in parts}))
-            return cls(ids, [], {sites: _short(error)})
+            return cls(ids, [], {sites: _short(error)}, faults)
 
     def look(self, answers: Mapping[str, dict[str, QueuedTask] | UserError]) -> QueueLook:
         """What the answers of the queues say about this run."""
@@ -202,7 +214,7 @@ class _RunQueues:
                 by_id.setdefault(task.job_id, []).append(task)
             for job, mine in queue.jobs.items():
                 tasks.setdefault(job, []).extend(task for one in mine for task in by_id.get(one, ()))
-        return QueueLook(self.ids, tasks, unreached, backends)
+        return QueueLook(self.ids, tasks, unreached, backends, tuple(self.faults))
 
 
 def _short(error: UserError) -> str:

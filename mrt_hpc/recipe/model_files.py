@@ -26,6 +26,8 @@ LENGTH_FIELDS = (
     "max_seq_length", "seq_len",
 )  # fmt: skip
 """Fields of config.json that name the context length; vLLM takes the least of them."""
+LARGEST_NUMBER = 10**12
+"""No length, head count or factor of a model is larger."""
 STRETCHING_ROPE = ("linear", "dynamic", "ntk")
 """Kinds of RoPE scaling whose factor vLLM multiplies the context length by."""
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -142,6 +144,8 @@ class ModelFiles:
 
     def _check_architecture(self, config: dict[str, Any]) -> None:
         named = config.get("architectures") or []
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+            raise self._unreadable("config.json", "architectures is no list of names")
         if any(name in ARCHITECTURES for name in named):
             return
         guess = nearest(named[0], ARCHITECTURES) if named else None
@@ -251,20 +255,40 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 def context_length(config: dict[str, Any]) -> int | None:
     """The tokens of a model's context by its config.json, as vLLM counts them; None if the file does not say."""
     text = text_config(config)
-    named = [text[name] for name in LENGTH_FIELDS if isinstance(text.get(name), int)]
+    named = [found for name in LENGTH_FIELDS if (found := config_number(text, name)) is not None]
     if not named:
         return None
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    factor = float(rope.get("factor", 1.0)) if kind in STRETCHING_ROPE else 1.0
-    return int(min(named) * factor)
+    factor = config_number(rope, "factor") if kind in STRETCHING_ROPE else None
+    return int(min(named) * (1 if factor is None else factor))
 
 
 def attention_heads(config: dict[str, Any]) -> tuple[int, int]:
     """The attention heads of a model by its config.json, and those of keys and values; 0 where it does not say."""
     text = text_config(config)
-    heads = text.get("num_attention_heads") or text.get("n_head") or 0
-    return int(heads), int(text.get("num_key_value_heads") or heads)
+    heads = int(config_number(text, "num_attention_heads") or config_number(text, "n_head") or 0)
+    return heads, int(config_number(text, "num_key_value_heads") or heads)
+
+
+def config_number(text: dict[str, Any], name: str) -> float | None:
+    """A number of config.json; None where it does not stand there.
+
+    Raises:
+        UserError: it is no number, or none that a model can have.
+    """
+    value = text.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
+        raise UserError(
+            f"config.json of the model: {name} is no number that a model can have",
+            value=value if isinstance(value, str | float) else str(value)[:40],
+            where=f"config.json, {name}",
+            expected=f"a number above 0, and at most {LARGEST_NUMBER:,}",
+            advice="fetch the model again, or correct config.json",
+        )
+    return value
 
 
 def divides(tensor_parallel: int, heads: int, shared: int) -> bool:

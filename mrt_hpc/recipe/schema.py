@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import ValidationInfo, model_validator
 
 from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
-from mrt_hpc.recipe.base import Name, NotNegative, Section, misfit
+from mrt_hpc.recipe.base import Name, Section, Seed, misfit
 from mrt_hpc.recipe.combinations import (
     colocation_fits,
     data_fit,
@@ -50,7 +50,7 @@ class Recipe(Section):
 
     name: Name
     """The name of the experiment, and of its run directory unless another one is given."""
-    seed: NotNegative = 0
+    seed: Seed = 0
     """The seed from which all other seeds follow."""
     model: Model
     """The starting policy."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mrt_hpc.recipe.base import PATTERNS
+from mrt_hpc.recipe.base import PATTERNS, Because
 from mrt_hpc.recipe.registry import Registry
 
 if TYPE_CHECKING:
@@ -116,6 +116,13 @@ def _scalar(kind: Any, constraints: list[Any]) -> str:
     patterns = [PATTERNS[p] for c in constraints if (p := getattr(c, "pattern", None)) is not None]
     bounds = {name: bound for c in constraints for name in BOUNDS if (bound := getattr(c, name, None)) is not None}
     return " ".join([word, *([_range(bounds)] if bounds else []), *(f"of {words}" for words in patterns)])
+
+
+def reason_of_range(annotation: Any) -> str | None:
+    """Why the range of a field ends where it does; None where its annotation does not say."""
+    arguments = get_args(annotation)
+    own = [one.reason for one in _flat(arguments[1:]) if isinstance(one, Because)]
+    return next(iter([*own, *filter(None, map(reason_of_range, arguments))]), None)
 
 
 def _range(bounds: dict[str, float]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.page.content import Happening
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.task_state import TaskState, read_task
+from mrt_hpc.run.task_state import TaskState, shown_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,7 +54,7 @@ def lost(began: float, task: str) -> Happening:
 
 def _is_running(layout: RunLayout, event: Mapping[str, Any]) -> bool:
     """Whether an attempt that began with this event is the one that its task is in now."""
-    record = read_task(layout, event["job"], event["task"])
+    record = shown_task(layout, event["job"], event["task"])
     return record.state is TaskState.RUNNING and record.attempt == event["attempt"]
 
 

@@ -99,7 +99,7 @@ def publish_copy(task: Task, version: int, source: Path, field: str, *, trained:
     refuse_delta(source)
     check_architecture(source, field, trained=trained)
     if (source / MANIFEST).exists():  # a weights version of another run
-        task.retrying(lambda: verify(source), f"reading {source}")
+        task.retrying(lambda: verify(source, anywhere=True), f"reading {source}")
     check_tokenizer(task.experiment, source, field)
     check_prompts(task, source)
     task.retrying(

@@ -244,7 +244,8 @@ def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
     benchmarks = [b.name for b in recipe.evaluation.benchmarks]
     settings = evaluation_settings(layout, recipe)
     iterations = 0 if isinstance(recipe, EvaluationRecipe) else recipe.schedule.iterations
-    return read_measurements(layout, iterations, evaluated_versions(recipe), benchmarks, settings)
+    found = read_measurements(layout, iterations, evaluated_versions(recipe), benchmarks, settings)
+    return replace(found, missing=(*found.missing, *found.unreadable))
 
 
 def evaluation_summary(layout: RunLayout, recipe: EvaluationRecipe, found: Measurements) -> ModelEvaluations:

@@ -7,7 +7,6 @@ fails here stops a run: all that W&B and TensorBoard get stands in the files of 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import tempfile
@@ -24,6 +23,7 @@ from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.atomic import creating, remove_leftovers, sync_directory, sync_tree, temporary_sibling, write_json
 from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -196,6 +196,16 @@ def evaluation_row(summary: EvaluationSummary) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
+class LoggedRows:
+    """What was logged of the evaluations of a run."""
+
+    logged: tuple[dict[str, float], ...] = ()
+    """All rows that are logged."""
+    staged: str | None = None
+    """The last finished directory, relative to the file of this record."""
+
+
+@dataclass(frozen=True)
 class _Evaluations:
     """The evaluations of a run in W&B: offline directories, and the record of what they hold."""
 
@@ -203,24 +213,24 @@ class _Evaluations:
 
     @property
     def record(self) -> Path:
-        """``logged``: all rows that are logged; ``staged``: the last finished directory, relative to this file's."""
+        """Holds :class:`LoggedRows`."""
         return self.task.layout.wandb / "evaluations.json"
 
     def log(self, evaluations: Sequence[EvaluationSummary]) -> None:
         """Log the new rows. A directory counts when the record names it."""
         self.task.layout.offline_runs.mkdir(parents=True, exist_ok=True)
         self._settle()
-        logged: list[dict[str, float]] = self._read()["logged"]
+        logged = self._read().logged
         if new := [row for row in map(evaluation_row, evaluations) if row not in logged]:
             staged = self._staged(new, first_step=self.task.plan.iterations + len(logged))
             write_json(self.record, {"logged": [*logged, *new], "staged": str(staged.relative_to(self.record.parent))})
             self._settle()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> LoggedRows:
         if self.record not in list_directory(self.record.parent):
-            return {"logged": [], "staged": None}
-        content: dict[str, Any] = json.loads(self.record.read_text())
-        return content
+            return LoggedRows()
+        advice = f"rm -r {self.record}, and mrt-hpc report {self.task.layout.root}: all evaluations are logged again"
+        return read_typed(self.record, LoggedRows, "the record of logged evaluations", advice=advice)
 
     def _staged(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:
         """A finished offline directory with these rows, whose name is free among those that `wandb sync` looks for: W&B
@@ -251,7 +261,7 @@ class _Evaluations:
 
     def _settle(self) -> None:
         """Put what the record names in its place, and remove all else that an attempt has left."""
-        layout, staged = self.task.layout, self._read()["staged"]
+        layout, staged = self.task.layout, self._read().staged
         if staged is not None and (directory := self.record.parent / staged).is_dir():
             directory.rename(self._in_place(directory))
             sync_directory(layout.offline_runs)

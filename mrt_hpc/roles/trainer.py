@@ -19,6 +19,7 @@ from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.sections.data import SmallWorldProblems
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
@@ -140,6 +141,8 @@ class Trainer:
         newest = None if found is None else layout.checkpoints / found
         readers = iteration_readers(task)  # before anything that takes long: given samples may be missing
         reference = layout.weights_version(0) if recipe.training.kl_coefficient > 0 else None
+        if newest is None or reference is not None:
+            rendezvous.on_rank_zero(lambda: verified_weights(task, 0).version)
         engine = build(trainer_settings(recipe), layout.weights_version(0), ranks, reference)
         problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
         iteration = 0

@@ -15,6 +15,7 @@ from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.prompt_files import prompt_contents
+from mrt_hpc.run.typed_file import Whole, read_typed
 from mrt_hpc.run.weights import full_versions, published_versions
 
 if TYPE_CHECKING:
@@ -141,9 +142,12 @@ def _digest(value: Any) -> str:
 
 
 def _unnamed(layout: RunLayout) -> dict[str, RecordedSettings]:
-    path = layout.first_evaluation_settings
-    told = json.loads(path.read_text()) if path.exists() else {}
-    return {name: RecordedSettings(**settings) for name, settings in told.items()}
+    advice = f"restore it from a backup, or remove it and evaluate again: rm -r {layout.first_evaluation_settings}"
+    try:
+        known = dict[str, RecordedSettings]
+        return read_typed(layout.first_evaluation_settings, known, "the settings of evaluations", advice=advice)
+    except FileNotFoundError:
+        return {}
 
 
 def keep_first_settings(layout: RunLayout, locked: Experiment) -> None:
@@ -173,11 +177,21 @@ def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
     return sorted(v for v in set(wanted).difference(full_versions(layout)) if v < max(published, default=0))
 
 
+@dataclass(frozen=True)
+class PassedOver:
+    """The weights versions that had been removed when an evaluation of them was asked for."""
+
+    versions: tuple[Whole, ...]
+
+
 def passed_over(layout: RunLayout) -> list[int]:
     """Versions that had been pruned when an evaluation of them was asked for, and that are not there."""
-    path = layout.versions_passed_over
-    told = json.loads(path.read_text())["versions"] if path.exists() else []
-    return sorted(set(told).difference(full_versions(layout)))
+    advice = f"rm -r {layout.versions_passed_over}, and the same submit command again, which writes it"
+    try:
+        passed = read_typed(layout.versions_passed_over, PassedOver, "the list of removed versions", advice=advice)
+    except FileNotFoundError:
+        return []
+    return sorted(set(passed.versions).difference(full_versions(layout)))
 
 
 def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:

@@ -111,6 +111,22 @@ def group_of(
     return Group(**parts, statistics=_statistics(manifest.about, where), digest=manifest.digest)
 
 
+def refuse_another_problem(group: Group, problem: str, where: Path) -> Group:
+    """Refuse a group of another problem than the one that is drawn for its position.
+
+    Args:
+        group: as it was read.
+        problem: the id of the drawn one.
+        where: the group is, for messages.
+
+    Raises:
+        DamagedError: it is of another one.
+    """
+    if others := {rollout.problem_id for rollout in group.rollouts} - {problem}:
+        raise DamagedError(f"the group is of problem {min(others)}", where=where, expected=f"problem {problem}")
+    return group
+
+
 def part_file(directory: Path, part: str) -> Path:
     """The parquet file of one of ``PARTS`` in the directory of a group."""
     return directory / _file_name(part)

@@ -27,8 +27,10 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import (
     MANIFEST,
     NOT_THERE,
+    PLACE,
     FileSum,
     is_of_the_filesystem,
+    place_of,
     read_manifest,
     unreadable,
     verify,
@@ -106,7 +108,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
         def commit() -> bool:
             write_json(temporary / STATE, state)
             files = {name: (size, digest) for share in shares for name, (size, digest) in share["files"].items()}
-            write_manifest(temporary, files, step=trainer.step)
+            write_manifest(temporary, files, step=trainer.step, **{PLACE: place_of(path)})
             return commit_directory(temporary, path)
 
         return on_rank_zero(commit)

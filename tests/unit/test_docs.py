@@ -205,7 +205,7 @@ def test_the_reference_has_every_field() -> None:
         for field in fields:
             if field.text and field.values != "a section":
                 assert field.name.split("[")[0].split(".")[-1] in pages[name]
-    assert "| `training.learning_rate` | a number above 0 | required |" in pages["recipe.md"]
+    assert "| `training.learning_rate` | a number from 1e-12 to 1 | required |" in pages["recipe.md"]
     assert "&lt;think>" not in "".join(re.findall(r"`[^`]*`", pages["recipe.md"])), "code spans stay as they are"
 
 

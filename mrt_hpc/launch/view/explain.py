@@ -87,7 +87,7 @@ def explain_run(look: RunLook, history: RunHistory) -> Finding:
     for name, why in look.queues.unreached.items():
         others.append(f"The queue was not reached ({name}: {why}); all else is from the run's files.")
     sentence = f"The run {IN_WORDS[look.state]}: {_told(look, first)}"
-    return Finding(sentence, first[0].next, (*details, *others))
+    return Finding(sentence, first[0].next, (*details, *others, *look.unreadable, *history.faults))
 
 
 def explain_job(look: RunLook, history: RunHistory, text: str) -> list[Finding]:

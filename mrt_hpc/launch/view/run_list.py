@@ -54,7 +54,7 @@ class ListedRun(BaseModel):
     bytes: int | None
     """The size on disk; null where it was not asked for."""
     trouble: str
-    """Why the directory, or its queue, could not be read; empty where both were."""
+    """Why the directory, a file of it, or its queue could not be read; empty where all were."""
 
 
 def list_runs(places: Iterable[Path], within_s: float, *, size: bool) -> list[ListedRun]:
@@ -137,7 +137,13 @@ def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:
         newest_event=None if event is None else event.time,
         newest_event_kind=None if event is None else event.kind,
         bytes=room,
-        trouble="; ".join(f"the queue was not reached ({name}): {why}" for name, why in queues.unreached.items()),
+        trouble="; ".join(
+            [
+                *(f"the queue was not reached ({name}): {why}" for name, why in queues.unreached.items()),
+                *look.faults,
+                *now.unreadable,
+            ]
+        ),
     )
 
 
@@ -147,11 +153,11 @@ def newest_event(layout: RunLayout) -> ProcessEvent | None:
     """
     try:
         with os.scandir(layout.events) as entries:
-            logs = [entry for entry in entries if entry.name.endswith(".jsonl")]
+            logs = [entry for entry in entries if entry.name.endswith(".jsonl") and entry.is_file()]
         newest = max(logs, key=lambda entry: entry.stat().st_mtime_ns, default=None)
+        return None if newest is None else last_event(Path(newest.path))
     except OSError:
         return None
-    return None if newest is None else last_event(Path(newest.path))
 
 
 def bytes_of(root: Path) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import Section
+from mrt_hpc.recipe.base import PathText, Section
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION
 
 
@@ -27,11 +27,11 @@ class Prompt(Section):
     """Texts of further tokens that end a completion, besides those that the model's own files name. Each must be one
     token of the model's tokenizer, as ``<|im_end|>`` or ``</s>`` is.
     """
-    chat_template: str | None = None
+    chat_template: PathText | None = None
     """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
     folder.
     """
-    examples: str | None = None
+    examples: PathText | None = None
     """The path of a file of JSON lines with solved problems for few-shot prompts, each with "id", "problem" and
     "solution". A solution is shown as it stands there. A relative path starts at the recipe's folder.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mrt_hpc.recipe.base import NotNegative, PositiveFloat, Section
+from mrt_hpc.recipe.base import Minutes, NotNegative, Seconds, Section
 
 
 class Resilience(Section):
@@ -12,14 +12,14 @@ class Resilience(Section):
     """The number of consecutive failures without progress after which a task is not retried and the run stops.
     Preemptions do not count.
     """
-    heartbeat_limit_s: PositiveFloat = 60.0
+    heartbeat_limit_s: Seconds = 60.0
     """The number of seconds without a heartbeat after which a task counts as lost and other tasks take over its work.
     """
-    wait_limit_minutes: PositiveFloat = 10.0
+    wait_limit_minutes: Minutes = 10.0
     """The number of minutes that a role waits for another role that does not run, before it returns its nodes."""
-    stall_limit_minutes: PositiveFloat = 720.0
+    stall_limit_minutes: Minutes = 720.0
     """The number of minutes that a role waits for another role that runs and finishes nothing, before it returns its
     nodes.
     """
-    full_disk_minutes: PositiveFloat = 60.0
+    full_disk_minutes: Minutes = 60.0
     """The number of minutes that a role waits for room on a full disk, before it returns its nodes."""

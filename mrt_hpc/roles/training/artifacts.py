@@ -19,7 +19,7 @@ from mrt_hpc.run.atomic import is_temporary, remove_leftovers
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import collection_of
-from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 from mrt_hpc.run.task_state import read_task
@@ -72,6 +72,11 @@ class TrainingArtifacts:
                 self.task.set_aside(
                     [path], "a delta of the version from which training resumed, which is a whole model"
                 )
+            try:
+                if self.is_published(iteration):
+                    self.task.retrying(lambda: read_manifest(path), f"reading {path}")
+            except DamagedError as damage:
+                self.task.set_aside([path], f"the version from which training resumed: {damage.what}")
 
         rendezvous.on_rank_zero(set_aside)
         self._keep_house(self._remove_leftovers)

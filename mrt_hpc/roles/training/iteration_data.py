@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 from mrt_hpc.algorithms.base import rollout_algorithm, supervised_algorithm
@@ -16,7 +16,8 @@ from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
 from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.archive import read_sampled
-from mrt_hpc.run.data import draw_indices
+from mrt_hpc.run.data import draw_indices, read_problems
+from mrt_hpc.run.groups import refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class RolloutReader:
     iteration: int
     question_ids: Callable[[], Sequence[int]] = list
     """The text that the prover writes after a prefix, in the policy's tokens."""
+    problem_ids: Callable[[], Sequence[str]] | None = None
+    """Gives the ids of all training problems, in the order of their file; None reads the file."""
     _groups: dict[int, Group] = field(default_factory=dict, init=False)
     """The groups read so far, by position."""
 
@@ -97,13 +100,30 @@ class RolloutReader:
         for position in sorted(positions_there(task, iteration) - self._groups.keys()):
             path = task.layout.group(iteration, position)
             try:
-                read = partial(read_sampled, task.layout, iteration, position)
-                self._groups[position] = task.retrying(read, f"reading {path}")
+                self._groups[position] = task.retrying(partial(self._read, position), f"reading {path}")
             except DamagedError as damage:
                 set_group_aside(task, iteration, position, damage)
             except OSError as error:
                 raise unreadable(path, error) from error
         return len(self._groups) == self._wanted
+
+    def _read(self, position: int) -> Group:
+        """The group of a position.
+
+        Raises:
+            DamagedError: it is not what was written, or not of the problem that is drawn for this position.
+        """
+        path = self.task.layout.group(self.iteration, position)
+        if position >= len(self._drawn):
+            raise DamagedError("a group of a position that the iteration does not have", where=path)
+        group = read_sampled(self.task.layout, self.iteration, position)
+        return refuse_another_problem(group, self._drawn[position], path)
+
+    @cached_property
+    def _drawn(self) -> list[str]:
+        """The id of the problem of each position."""
+        ids = (self.problem_ids or partial(_problem_ids, self.task))()
+        return [ids[index] for index in draw_indices(len(ids), self.task.recipe.seed, self.iteration, self._wanted)]
 
     def data(self) -> IterationData:
         """All groups with their advantages.
@@ -179,10 +199,16 @@ class SampleReader:
 def iteration_readers(task: Task) -> Callable[[int], IterationReader]:
     """Makes the data source of each iteration, by the recipe's algorithm."""
     if task.recipe.algorithm.samples_rollouts:
-        return partial(RolloutReader, task, question_ids=lru_cache(partial(_question_ids, task)))
+        asked, ids = lru_cache(partial(_question_ids, task)), lru_cache(partial(_problem_ids, task))
+        return partial(RolloutReader, task, question_ids=asked, problem_ids=ids)
     samples_of = lru_cache(maxsize=1)(partial(Samples.of, task))
     samples_of(task.recipe.algorithm.traces_version(task.job.first_iteration))  # now, as some samples may be missing
     return lambda iteration: SampleReader(task, iteration, samples_of)
+
+
+def _problem_ids(task: Task) -> list[str]:
+    """The ids of all training problems, in the order of their file."""
+    return [problem.id for problem in read_problems(task.layout.train_data)]
 
 
 def _question_ids(task: Task) -> Sequence[int]:

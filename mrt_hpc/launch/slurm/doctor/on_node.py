@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.filesystems import existing_ancestor, trial_folder
@@ -25,6 +24,7 @@ from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import UnreadableError, read_typed
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -173,11 +173,10 @@ class NodeJob:
         return self.folder / f"{self.name}.{name}"
 
     def _read_answer(self) -> None:
-        data: dict[str, Any] = json.loads(self._file(ANSWER).read_bytes())
         try:
-            self.facts = NodeFacts(**data)
-        except TypeError:
-            self.problem = f"the node has mrt-hpc {data.get('version', 'of another version')}, whose answer differs"
+            self.facts = read_typed(self._file(ANSWER), NodeFacts, "the answer of the node", advice="doctor again")
+        except UnreadableError as error:
+            self.problem = f"the node may have another version of mrt-hpc: {error.line}"
 
     def _send_signals(self) -> None:
         """Signals as Slurm sends them before a time limit and at a preemption: to the steps of the job."""
