@@ -76,7 +76,7 @@ def test_published_weights_are_the_trainers(stage: int, model: Path, one_rank: R
     assert json.loads((published / "config.json").read_text())["dtype"] == "float32"
     served = AutoModelForCausalLM.from_pretrained(published)
     probe = next(s for s in batch if s.has_signal)
-    ours = trainer._old_logprobs(trainer.prepare([probe]))[0]
+    ours = trainer.logprobs(trainer.prepare([probe]))[0]
     theirs = plain_logprobs(served, probe, settings().temperature)[torch.from_numpy(probe.mask)]
     assert torch.allclose(ours, theirs.detach(), atol=1e-5)
 
