@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING
 
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.retries import list_directory
@@ -33,8 +35,8 @@ class Progress:
     wait for them."""
     reward: float | None
     """The mean reward of the last trained iteration."""
-    answered: float | None
-    """The share of its traces in which an answer was found."""
+    warnings: tuple[str, ...]
+    """What looks wrong with that iteration, or with the optimiser steps of the run."""
     evaluations_done: int
     evaluations: int
     report: bool
@@ -73,7 +75,7 @@ def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> P
         iterations=plan.iterations,
         groups_collected=_collected(layout, collection) if _collects(plan, collection) else None,
         reward=_measured(layout, done - 1, "reward_mean"),
-        answered=_measured(layout, done - 1, "answered_share"),
+        warnings=tuple(warnings(layout, done - 1)),
         evaluations_done=_evaluated(plan, layout, records),
         evaluations=len(units),
         report=layout.report.exists(),
@@ -128,6 +130,17 @@ def _measured(layout: RunLayout, iteration: int, name: str) -> float | None:
         return None
     value = json.loads(path.read_text()).get(name)
     return None if value is None else float(value)
+
+
+def warnings(layout: RunLayout, iteration: int) -> Iterator[str]:
+    """What looks wrong with an iteration, and with the optimiser steps of the run, a sentence each."""
+    with suppress(FileNotFoundError, UserError):  # not written yet; or damaged, which the report says
+        yield from IterationMetrics.read(layout.metrics(max(0, iteration))).warnings
+    if skipped := list_directory(layout.skipped_steps, "*.json"):
+        yield (
+            f"{len(skipped)} optimiser step(s) were skipped, as loss or gradient was not finite; the sequences of the "
+            f"last one are in {skipped[-1]}"
+        )
 
 
 def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:

@@ -13,9 +13,9 @@ import logging
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.sections.data import SmallWorldProblems
@@ -143,7 +143,8 @@ class Trainer:
         problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
         iteration = 0
         if newest is not None:
-            iteration = int(checkpoint.load(engine, newest)["iteration"])
+            cursor = checkpoint.load(engine, newest)
+            iteration, engine.skipped_in_a_row = int(cursor["iteration"]), int(cursor.get("skipped_in_a_row", 0))
             task.events.emit(EventKind.RESUMED, iteration=iteration, checkpoint=newest.name, rank=task.rank)
         artifacts = TrainingArtifacts(task, engine, saved=iteration)
         artifacts.reconcile(iteration)
@@ -240,7 +241,8 @@ class Trainer:
             data = self.reader.data()
         self.task.spend(Use.TRAINING)
         with timeline.phase("optimisation"):
-            stats = self.engine.update([*data.sequences, *data.branches])
+            keep = partial(self.artifacts.keep_skipped, self.iteration)
+            stats = self.engine.update([*data.sequences, *data.branches], keep)
         self._longest_step_s = max(self._longest_step_s, timeline.working)
         done, self.reader = self.iteration, self.readers(self.iteration + 1)
         self.artifacts.emit(EventKind.STEP, iteration=done)
@@ -257,7 +259,7 @@ class Trainer:
         self.tracker.log(metrics)
         reward = "" if metrics.reward_mean is None else f"reward {metrics.reward_mean:.3f}, "
         log.info("iteration %d: %sloss %.4f, %.1f s", done, reward, stats.loss, timeline.total)
-        if warning := few_answers(metrics.answered_share, f"iteration {done}"):
+        for warning in metrics.warnings:
             log.warning("%s", warning)
 
     def _checkpoint_due(self) -> bool:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -34,6 +35,11 @@ class SkippedStep:
     def problems(self) -> list[str]:
         """The groups of the sequences, each once."""
         return list(dict.fromkeys(s.group for s in self.sequences))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the step with its sequences, as JSON holds them: numbers that are not finite as NaN and Infinity."""
+        sequences = [{name: np.asarray(value).tolist() for name, value in vars(s).items()} for s in self.sequences]
+        return {"mini_batch": self.mini_batch, "not_finite": self.found_in, "sequences": sequences}
 
     def __str__(self) -> str:
         return (

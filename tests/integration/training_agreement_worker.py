@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from mrt_hpc.training import policy, projection
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.sequence import TrainingSequence
 from mrt_hpc.training.trained_state import TrainedState
 from mrt_hpc.training.update_statistics import SkippedStep, Tally
+
+if TYPE_CHECKING:
+    from mrt_hpc.training.sequence import TrainingSequence
 
 
 def named(trainer: TrainerEngine) -> list[tuple[str, torch.nn.Parameter]]:

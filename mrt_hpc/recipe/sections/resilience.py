@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mrt_hpc.recipe.base import NotNegative, PositiveFloat, Section
+from mrt_hpc.recipe.base import NotNegative, Positive, PositiveFloat, Section
 
 
 class Resilience(Section):
@@ -20,6 +20,10 @@ class Resilience(Section):
     stall_limit_minutes: PositiveFloat = 720.0
     """The number of minutes that a role waits for another role that runs and finishes nothing, before it returns its
     nodes.
+    """
+    skipped_steps: Positive = 3
+    """The number of optimiser steps in a row that are skipped, because their loss or gradient is not finite, before the
+    run ends. A skipped step changes no weights.
     """
     full_disk_minutes: PositiveFloat = 60.0
     """The number of minutes that a role waits for room on a full disk, before it returns its nodes."""
