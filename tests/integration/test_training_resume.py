@@ -20,13 +20,13 @@ from mrt_hpc.run.atomic import checksums
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_together
-from mrt_hpc.training import export, policy
+from mrt_hpc.training import checkpoint, export, policy
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.engine import build, deepspeed_config
 from mrt_hpc.training.policy import load_policy, parameter_count
 from mrt_hpc.training.rendezvous import TOKEN, Ranks, join
 from mrt_hpc.training.settings import Objective
-from mrt_hpc.training.trained_state import KEYS, TrainedState
+from mrt_hpc.training.trained_state import KEYS, WEIGHT, TrainedState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,6 +144,30 @@ def test_weights_are_published_in_the_number_format_asked_for(model: Path, one_r
     assert {p.dtype for p in served.parameters()} == {torch.bfloat16}
     with pytest.raises(UserError, match="unknown number format"):
         export.publish(trainer, lambda write: weights.publish(layout, 2, write), "int8")
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_weights_that_are_not_finite_are_published_in_no_form(
+    stage: int, model: Path, one_rank: Ranks, tmp_path: Path
+) -> None:
+    layout, trainer = RunLayout(tmp_path), make(model, one_rank, zero_stage=stage)
+    name = "model.model.layers.1.mlp.up_proj.weight"
+    state = TrainedState(trainer)
+    spoiled = state.gather(name, WEIGHT, 0)
+    assert spoiled is not None
+    spoiled.view(-1)[5] = torch.nan
+    state.put(name, WEIGHT, spoiled)
+    state.synchronise()
+    with pytest.raises(UserError, match="are not finite, and are not published: 1 tensor"):
+        export.gathered(trainer, "bfloat16")
+    with pytest.raises(UserError, match="is not finite, and no checkpoint is written: 1 tensor"):
+        checkpoint.save(trainer, layout.checkpoint(1), {})
+    assert not layout.checkpoint(1).exists()
+    trainer = make(model, one_rank)
+    dict(trainer.policy.named_parameters())["model.lm_head.weight"].data[0, 0] = 1e6
+    assert export.gathered(trainer, "bfloat16")
+    with pytest.raises(UserError, match="float16 has none above 65504, bfloat16 does"):
+        export.gathered(trainer, "float16")
 
 
 def test_untied_weights_are_published_whole(one_rank: Ranks, tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from training_support import VOCABULARY, branched, end_at_once, random_batch, settings, update_batches
+from training_support import VOCABULARY, branched, end_at_once, infinite_loss, random_batch, settings, update_batches
 
 from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.training import policy, projection
@@ -57,13 +55,6 @@ def weights_of(trainer: TrainerEngine) -> dict[str, torch.Tensor]:
         n: (p.detach() if trainer.settings.training.zero_stage == 0 else safe_get_full_fp32_param(p)).float().clone()
         for n, p in named(trainer)
     }
-
-
-def infinite_loss(batch: list[TrainingSequence]) -> list[TrainingSequence]:
-    """The batch, in which one sequence has advantages so large that its loss is infinite."""
-    longest = max(batch, key=lambda s: s.trained_tokens)
-    advantages = np.full(len(longest.token_ids), 3e38, dtype=np.float32)
-    return [replace(s, advantages=advantages, group="the infinite one") if s is longest else s for s in batch]
 
 
 def skip_for_a_gradient(trainer: TrainerEngine) -> dict[str, object]:

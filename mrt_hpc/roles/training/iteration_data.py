@@ -18,11 +18,12 @@ from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_indices
 from mrt_hpc.run.manifest import DamagedError, unreadable
+from mrt_hpc.training.sequence import NotFiniteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mrt_hpc.algorithms.batch import Batch
+    from mrt_hpc.algorithms.batch import Batch, Learnt
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.roles.task.peers import Peers
     from mrt_hpc.run.groups import Group
@@ -109,7 +110,7 @@ class RolloutReader:
         """All groups with their advantages.
 
         Raises:
-            UserError: some are missing, which the first rank has seen complete.
+            UserError: some are missing, which the first rank has seen complete; or an advantage is not finite.
         """
         if not self.is_complete():
             raise UserError(
@@ -119,7 +120,7 @@ class RolloutReader:
                 exit_code=ExitCode.RETRYABLE,
             )
         batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
-        learnt = rollout_algorithm(self.task.recipe).learnt(batch)
+        learnt = self._learnt(batch)
         if learnt.dropped_branches:
             log.warning(
                 "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",
@@ -136,6 +137,19 @@ class RolloutReader:
         missing = len(positions_there(self.task, self.iteration)) < self._wanted
         if missing and set(lives.values()) <= {PeerStatus.DONE, PeerStatus.FAILED}:
             self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
+
+    def _learnt(self, batch: Batch) -> Learnt:
+        algorithm = rollout_algorithm(self.task.recipe)
+        try:
+            return algorithm.learnt(batch)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"algorithm {algorithm.type} gives what cannot be learnt: {error.what}",
+                value=error.value,
+                where=f"iteration {self.iteration}, {error.where}",
+                expected="a finite advantage for each trained token",
+                advice=f"look at the method `learnt` of {algorithm.type}; then the same submit command continues",
+            ) from error
 
     @property
     def _wanted(self) -> int:
