@@ -25,6 +25,7 @@ from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts, newest_good_checkpoint
 from mrt_hpc.roles.training.iteration_data import IterationData, IterationReader, iteration_readers
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
+from mrt_hpc.roles.training.sampler_agreement import agreement, comparable, refuse_disagreement
 from mrt_hpc.roles.training.turn_taking import TurnTaking
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
@@ -59,6 +60,8 @@ class Next(Enum):
     """What the trainer does next."""
 
     WAIT = "wait"
+    COMPARE = "compare"
+    """The first group is there: the policy that has sampled it must be the one that the trainer holds."""
     TRAIN = "train"
     PUBLISH = "publish"
     """The weights version that inference waits for is missing: it was damaged and set aside. It is published as a whole
@@ -123,6 +126,8 @@ class Trainer:
     """The texts of the training problems by id; None where given samples are learnt."""
     turns: TurnTaking = field(init=False)
     _longest_step_s: float = 0.0
+    _compared: bool = False
+    """Whether a group was compared with the policy of this attempt, or none could be before its first update."""
 
     def __post_init__(self) -> None:
         self.turns = TurnTaking(self.task)
@@ -165,6 +170,8 @@ class Trainer:
             self._leave()
         elif what is Next.PUBLISH:
             self.artifacts.publish(self.iteration, in_full=True)
+        elif what is Next.COMPARE:
+            self._compare()
         else:
             self._iterate(timeline)
 
@@ -209,7 +216,24 @@ class Trainer:
             return Next.LEAVE
         if not self.artifacts.is_published(self.iteration):
             return Next.PUBLISH if self.task.turn.take() else None
-        return Next.TRAIN if self.reader.is_complete() and self.task.turn.take() else None
+        complete = self.reader.is_complete()
+        if not self._compared and self.reader.comparable is not None:
+            return Next.COMPARE if self.task.turn.take() else None
+        return Next.TRAIN if complete and self.task.turn.take() else None
+
+    def _compare(self) -> None:
+        """Compare the policy that has sampled the first group with the one that the trainer holds, once in an attempt.
+
+        Raises:
+            UserError: they differ: nothing is learnt.
+        """
+        self.task.spend(Use.LOADING)
+        position = rendezvous.on_rank_zero(lambda: self.reader.comparable)
+        assert position is not None  # the first rank has seen it
+        rollouts = comparable(self.reader.group(position), self.iteration)
+        found = agreement(self.engine, rollouts)
+        refuse_disagreement(found, self.task.recipe, self.task.layout.group(self.iteration, position))
+        self._compared = True
 
     def _refuse_to_be_late(self) -> None:
         """Request the end of this task where the next step and its checkpoint would not end before the time limit."""
@@ -236,6 +260,7 @@ class Trainer:
 
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, publish, checkpoint."""
+        self._compared = True
         self.task.spend(Use.LOADING)
         with timeline.phase("loading"):
             data = self.reader.data()

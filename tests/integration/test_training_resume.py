@@ -164,7 +164,7 @@ def test_weights_that_are_not_finite_are_published_in_no_form(
         checkpoint.save(trainer, layout.checkpoint(1), {})
     assert not layout.checkpoint(1).exists()
     trainer = make(model, one_rank)
-    dict(trainer.policy.named_parameters())["model.lm_head.weight"].data[0, 0] = 1e6
+    dict(trainer.policy.named_parameters())["model.model.norm.weight"].data[0] = 1e6
     assert export.gathered(trainer, "bfloat16")
     with pytest.raises(UserError, match="float16 has none above 65504, bfloat16 does"):
         export.gathered(trainer, "float16")

@@ -25,5 +25,10 @@ class Resilience(Section):
     """The number of optimiser steps in a row that are skipped, because their loss or gradient is not finite, before the
     run ends. A skipped step changes no weights.
     """
+    sampler_disagreement: PositiveFloat | None = None
+    """The largest mean difference, in nats a token, between the trainer's and the sampler's log-probabilities of the
+    first sampled group, above which no update is made and the run ends. null takes 0.1 where the trainer or the server
+    computes in 16 bits, and 0.01 where both compute in 32.
+    """
     full_disk_minutes: PositiveFloat = 60.0
     """The number of minutes that a role waits for room on a full disk, before it returns its nodes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mrt_hpc.algorithms.base import rollout_algorithm, supervised_algorithm
 from mrt_hpc.algorithms.batch import batch_of
@@ -14,6 +14,7 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
+from mrt_hpc.roles.training.sampler_agreement import comparable
 from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_indices
@@ -63,6 +64,19 @@ class IterationReader(Protocol):
     def is_complete(self) -> bool:
         """Look for new groups. Returns whether all are there."""
 
+    @property
+    def comparable(self) -> int | None:
+        """The position of a group, of those read so far, that the weights of this iteration have sampled; None where
+        there is none.
+        """
+
+    def group(self, position: int) -> Group:
+        """One group.
+
+        Raises:
+            UserError: it is not there, which the first rank has seen.
+        """
+
     def data(self) -> IterationData:
         """The data of the iteration, the same on every rank.
 
@@ -106,6 +120,19 @@ class RolloutReader:
                 raise unreadable(path, error) from error
         return len(self._groups) == self._wanted
 
+    @property
+    def comparable(self) -> int | None:
+        """The first position of a group with rollouts that the weights of this iteration alone have sampled."""
+        found = (p for p, group in sorted(self._groups.items()) if comparable(group, self.iteration))
+        return next(found, None)
+
+    def group(self, position: int) -> Group:
+        """One group; other ranks may see it later than the first one."""
+        self.is_complete()
+        if position not in self._groups:
+            raise self._not_as_first_seen()
+        return self._groups[position]
+
     def data(self) -> IterationData:
         """All groups with their advantages.
 
@@ -113,12 +140,7 @@ class RolloutReader:
             UserError: some are missing, which the first rank has seen complete; or an advantage is not finite.
         """
         if not self.is_complete():
-            raise UserError(
-                f"the groups of iteration {self.iteration} are not what the first rank saw",
-                where=self.task.layout.groups(self.iteration),
-                advice="the same submit command again, once all nodes see the same files",
-                exit_code=ExitCode.RETRYABLE,
-            )
+            raise self._not_as_first_seen()
         batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
         learnt = self._learnt(batch)
         if learnt.dropped_branches:
@@ -137,6 +159,14 @@ class RolloutReader:
         missing = len(positions_there(self.task, self.iteration)) < self._wanted
         if missing and set(lives.values()) <= {PeerStatus.DONE, PeerStatus.FAILED}:
             self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
+
+    def _not_as_first_seen(self) -> UserError:
+        return UserError(
+            f"the groups of iteration {self.iteration} are not what the first rank saw",
+            where=self.task.layout.groups(self.iteration),
+            advice="the same submit command again, once all nodes see the same files",
+            exit_code=ExitCode.RETRYABLE,
+        )
 
     def _learnt(self, batch: Batch) -> Learnt:
         algorithm = rollout_algorithm(self.task.recipe)
@@ -172,9 +202,20 @@ class SampleReader:
         """No tasks."""
         return self.task.peers(Role.INFERENCE, range(0))
 
+    comparable: ClassVar[None] = None
+    """Given samples were sampled by no weights of this run."""
+
     def is_complete(self) -> bool:
         """Always true."""
         return True
+
+    def group(self, position: int) -> Group:
+        """There is none.
+
+        Raises:
+            KeyError: always.
+        """
+        raise KeyError(position)
 
     def data(self) -> IterationData:
         """A window over shuffled passes through all samples; the passes begin with the first iteration that learns
