@@ -65,7 +65,7 @@ class UpdateStats:
     entropy: float | None
     """Entropy of the policy, nats; None where the recipe does not ask for it."""
     kl_reference: float
-    """KL to the reference (k3); 0 without one."""
+    """KL from the policy to the reference (k3, with the importance weights of the tokens); 0 without one."""
     kl_old: float
     """KL from the policy before this update (k3)."""
     clip_fraction: float

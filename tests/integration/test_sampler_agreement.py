@@ -20,7 +20,6 @@ from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import commit_group
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish, take_over
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.training.rendezvous import Ranks
 
 ATTEMPT, TRAINER = "a.0", "segment-000.trainer"
