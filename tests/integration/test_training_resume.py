@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.training.engine import TrainerEngine
+    from mrt_hpc.training.update_statistics import SkippedStep
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +244,26 @@ def test_projection_in_pieces_gives_the_same(model: Path, one_rank: Ranks, monke
     actual = pieces.update(random_batch(0))
     assert actual.loss == pytest.approx(expected.loss, abs=1e-6)
     assert actual.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_infinite_loss_with_a_finite_gradient_takes_no_step(stage: int, model: Path, one_rank: Ranks) -> None:
+    """A model that gives a token the logit -inf, in which a supervised sample has that token."""
+    trainer = make(model, one_rank, zero_stage=stage, objective=Objective.LIKELIHOOD, max_tokens_per_micro_batch=40)
+    batch = [s for s in random_batch(3) if s.has_signal]
+    chosen = max(batch, key=lambda s: s.trained_tokens)
+    impossible = torch.zeros(VOCABULARY)
+    impossible[chosen.token_ids[int(chosen.mask.nonzero()[0][0])]] = -torch.inf
+    hook = trainer.policy.model.get_output_embeddings().register_forward_hook(lambda *seen: seen[-1] + impossible)
+    told: list[SkippedStep] = []
+    before = export.gather(trainer, torch.float32)
+    stats = trainer.update(batch, told.append)
+    hook.remove()
+    after = export.gather(trainer, torch.float32)
+    assert (stats.skipped_steps, stats.optimizer_steps, trainer.step) == (1, 0, 0)
+    assert told[0].found_in == "loss" and chosen in told[0].sequences and len(told[0].sequences) < len(batch)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert trainer.update(batch).optimizer_steps == 1
 
 
 def test_likelihood_raises_the_likelihood(model: Path, one_rank: Ranks) -> None:
