@@ -261,7 +261,8 @@ def test_an_infinite_loss_with_a_finite_gradient_takes_no_step(stage: int, model
     hook.remove()
     after = export.gather(trainer, torch.float32)
     assert (stats.skipped_steps, stats.optimizer_steps, trainer.step) == (1, 0, 0)
-    assert told[0].found_in == "loss" and chosen in told[0].sequences and len(told[0].sequences) < len(batch)
+    assert told[0].found_in == "loss" and any(s is chosen for s in told[0].sequences)
+    assert len(told[0].sequences) < len(batch), "those of one micro-batch"
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert trainer.update(batch).optimizer_steps == 1
 
