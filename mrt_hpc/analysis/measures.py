@@ -15,11 +15,20 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
 FEW_ANSWERS = 0.1
 """Share of traces with an answer below which something is wrong with prompts, tags or limits."""
+
+
+MISMATCH_KL = 0.05
+"""KL divergence from the sampling to the trained policy, nats a token, above which training is off-policy: in bfloat16,
+two implementations of one model are at 0.001, and a version of staleness adds up to 0.01.
+"""
+CAPPED_SHARE = 0.05
+"""Share of importance weights above their cap, above which the cap decides what is learnt."""
 
 
 class Record(BaseModel):
@@ -162,6 +171,8 @@ class IterationMetrics(Record):
     """Share of rollouts that several weights versions have sampled; see ``schedule.weight_swap``."""
     quality: dict[str, float] = {}
     """The quality of the rollouts, as in EvaluationSummary."""
+    skipped_steps: int | None = None
+    """The number of optimiser steps that were skipped, because their loss or gradient was not finite."""
     loss: float | None = None
     grad_norm: float | None = None
     """The gradient norm before clipping."""
@@ -179,6 +190,13 @@ class IterationMetrics(Record):
     """What else the trainer measured, by the names of :class:`mrt_hpc.training.update_statistics.UpdateStats`. Older
     files repeat ``loss`` and others here, and hold a ``truncated_share`` of importance weights.
     """
+
+    @property
+    def warnings(self) -> list[str]:
+        """What looks wrong with the iteration, a sentence each, with what to look at."""
+        where = f"iteration {self.iteration}"
+        found = (few_answers(self.answered_share, where), sampler_mismatch(self.trainer, where))
+        return [warning for warning in found if warning is not None]
 
 
 def several_graders(graders: int, what: str) -> str | None:
@@ -206,6 +224,25 @@ def few_answers(share: float | None, where: str) -> str | None:
         f"an answer was found in {share:.0%} of the traces of {where}, and a trace without one has reward 0: compare a "
         "sample trace in the inference log of the first iteration with prompt.thought_start and prompt.thought_end "
         "(empty for a model that writes no tags), prompt.instruction and sampling.max_tokens"
+    )
+
+
+def sampler_mismatch(trainer: Mapping[str, float], where: str) -> str | None:
+    """Return a warning if the trainer's log-probabilities are far from those of the server that sampled; None if they
+    are near, or nothing is known.
+
+    Args:
+        trainer: what the trainer measured, by name.
+        where: what it measured, as ``iteration 3``.
+    """
+    divergence, capped = trainer.get("mismatch_kl", 0.0), trainer.get("importance_capped_share", 0.0)
+    if divergence <= MISMATCH_KL and capped <= CAPPED_SHARE:
+        return None
+    return (
+        f"the policy that the trainer holds is far from the one that sampled {where}: a KL divergence of "
+        f"{divergence:.3g} nats a token (too much above {MISMATCH_KL:g}), and {capped:.1%} of the importance weights "
+        f"above training.importance_cap (too much above {CAPPED_SHARE:.0%}); compare serving.dtype with "
+        "training.precision, and take a lower schedule.max_staleness or training.learning_rate"
     )
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
 from mrt_hpc.errors import UserError
@@ -70,8 +69,8 @@ def print_status(run: Path) -> None:
         console.print(told, highlight=False)
     told = "; ".join(filter(None, (iterations_text(now), evaluations_text(now))))
     console.print(f"{collection_text(now)}{told}", highlight=False)
-    if warning := few_answers(now.answered, f"iteration {now.iterations_done - 1}"):
-        console.print(f"[yellow]few answers:[/] {warning}", highlight=False)
+    for warning in now.warnings:
+        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
     if process is not None and process.is_here and process.pid != os.getpid():
         console.print(f"runs on this machine in process {process.pid}", highlight=False)
     for job, index, record in remarks(plan, layout, records):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -34,8 +35,8 @@ class Progress:
     wait for them."""
     reward: float | None
     """The mean reward of the last trained iteration."""
-    answered: float | None
-    """The share of its traces in which an answer was found."""
+    warnings: tuple[str, ...]
+    """What looks wrong with that iteration, or with the optimiser steps of the run."""
     evaluations_done: int
     evaluations: int
     report: bool
@@ -75,7 +76,7 @@ def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> P
         iterations=plan.iterations,
         groups_collected=_collected(layout, collection) if _collects(plan, collection) else None,
         reward=measured[0].reward_mean if measured else None,
-        answered=measured[0].answered_share if measured else None,
+        warnings=tuple(warnings(layout, done - 1)),
         evaluations_done=_evaluated(plan, layout, records),
         evaluations=len(units),
         report=layout.report.exists(),
@@ -128,6 +129,17 @@ def _written(path: Path) -> float:
 
 def _collects(plan: Plan, collection: int) -> bool:
     return any(collection in job.iterations for job in plan.jobs)
+
+
+def warnings(layout: RunLayout, iteration: int) -> Iterator[str]:
+    """What looks wrong with an iteration, and with the optimiser steps of the run, a sentence each."""
+    with suppress(FileNotFoundError, UserError):  # not written yet; or damaged, which the report says
+        yield from IterationMetrics.read(layout.metrics(max(0, iteration))).warnings
+    if skipped := list_directory(layout.skipped_steps, "*.json"):
+        yield (
+            f"{len(skipped)} optimiser step(s) were skipped, as loss or gradient was not finite; the sequences of the "
+            f"last one are in {skipped[-1]}"
+        )
 
 
 def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:

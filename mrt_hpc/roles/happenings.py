@@ -19,6 +19,7 @@ _WORDS = {
     EventKind.SERVER_RESTARTED: "vLLM server started again",
     EventKind.SHARD_DISCARDED: "result came second and was dropped",
     EventKind.RECIPE_CHANGED: "recipe changed",
+    EventKind.STEP_SKIPPED: "optimiser step skipped, as loss or gradient was not finite",
     EventKind.GRADING: "answers that the grader could not judge",
 }
 """The events that are shown besides the ends of attempts."""

@@ -20,8 +20,9 @@ from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
 from mrt_hpc.roles.preparation.tokenizer_check import check_tokenizer
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.manifest import MANIFEST, verify
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.pins import release
+from mrt_hpc.run.safetensors_file import refuse_not_finite
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import publish, refuse_delta, take_over
@@ -168,8 +169,21 @@ def check_architecture(directory: Path, field: str, *, trained: bool = True) -> 
 
 
 def copy_model(source: Path, directory: Path) -> None:
-    """Take a model over. The manifest of another run's weights version stays behind: the new version gets its own."""
+    """Take a model over. The manifest of another run's weights version stays behind: the new version gets its own.
+
+    Raises:
+        UserError: its weights are not finite.
+    """
     take_over(source, directory, without=(MANIFEST,))
+    try:
+        refuse_not_finite(directory)
+    except DamagedError as damage:
+        raise UserError(
+            f"the model cannot be used: {damage.what}",
+            where=source,
+            expected="weights that are finite numbers",
+            advice="fetch the model again (mrt-hpc model fetch NAME), or take another one",
+        ) from damage
 
 
 def _warm_start(task: Task, directory: Path) -> None:
@@ -180,4 +194,5 @@ def _warm_start(task: Task, directory: Path) -> None:
     if model.warm_start_steps is not None:
         settings = replace(settings, steps=model.warm_start_steps)
     report = warm_start(settings, directory, log.info)
+    refuse_not_finite(directory)
     log.info("warm start: %s", report)

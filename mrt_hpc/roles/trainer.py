@@ -13,9 +13,9 @@ import logging
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.sections.data import SmallWorldProblems
@@ -26,6 +26,7 @@ from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts, newest_good_checkpoint
 from mrt_hpc.roles.training.iteration_data import IterationData, IterationReader, iteration_readers
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
+from mrt_hpc.roles.training.sampler_agreement import agreement, comparable, refuse_disagreement
 from mrt_hpc.roles.training.turn_taking import TurnTaking
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
@@ -60,6 +61,8 @@ class Next(Enum):
     """What the trainer does next."""
 
     WAIT = "wait"
+    COMPARE = "compare"
+    """The first group is there: the policy that has sampled it must be the one that the trainer holds."""
     TRAIN = "train"
     PUBLISH = "publish"
     """The weights version that inference waits for is missing: it was damaged and set aside. It is published as a whole
@@ -124,6 +127,8 @@ class Trainer:
     """The texts of the training problems by id; None where given samples are learnt."""
     turns: TurnTaking = field(init=False)
     _longest_step_s: float = 0.0
+    _compared: bool = False
+    """Whether a group was compared with the policy of this attempt, or none could be before its first update."""
 
     def __post_init__(self) -> None:
         self.turns = TurnTaking(self.task)
@@ -147,7 +152,8 @@ class Trainer:
         problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
         iteration = 0
         if newest is not None:
-            iteration = int(checkpoint.load(engine, newest)["iteration"])
+            cursor = checkpoint.load(engine, newest)
+            iteration, engine.skipped_in_a_row = int(cursor["iteration"]), int(cursor.get("skipped_in_a_row", 0))
             task.events.emit(EventKind.RESUMED, iteration=iteration, checkpoint=newest.name, rank=task.rank)
         artifacts = TrainingArtifacts(task, engine, saved=iteration)
         artifacts.reconcile(iteration)
@@ -168,6 +174,8 @@ class Trainer:
             self._leave()
         elif what is Next.PUBLISH:
             self.artifacts.publish(self.iteration, in_full=True)
+        elif what is Next.COMPARE:
+            self._compare()
         else:
             self._iterate(timeline)
 
@@ -216,7 +224,24 @@ class Trainer:
             return Next.LEAVE
         if not self.artifacts.is_published(self.iteration):
             return Next.PUBLISH if self.task.turn.take() else None
-        return Next.TRAIN if self.reader.is_complete() and self.task.turn.take() else None
+        complete = self.reader.is_complete()
+        if not self._compared and self.reader.comparable is not None:
+            return Next.COMPARE if self.task.turn.take() else None
+        return Next.TRAIN if complete and self.task.turn.take() else None
+
+    def _compare(self) -> None:
+        """Compare the policy that has sampled the first group with the one that the trainer holds, once in an attempt.
+
+        Raises:
+            UserError: they differ: nothing is learnt.
+        """
+        self.task.spend(Use.LOADING)
+        position = rendezvous.on_rank_zero(lambda: self.reader.comparable)
+        assert position is not None  # the first rank has seen it
+        rollouts = comparable(self.reader.group(position), self.iteration)
+        found = agreement(self.engine, rollouts)
+        refuse_disagreement(found, self.task.recipe, self.task.layout.group(self.iteration, position))
+        self._compared = True
 
     def _refuse_to_be_late(self) -> None:
         """Request the end of this task where the next step and its checkpoint would not end before the time limit."""
@@ -243,12 +268,14 @@ class Trainer:
 
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, publish, checkpoint."""
+        self._compared = True
         self.task.spend(Use.LOADING)
         with timeline.phase("loading"):
             data = self.reader.data()
         self.task.spend(Use.TRAINING)
         with timeline.phase("optimisation"):
-            stats = self.engine.update([*data.sequences, *data.branches])
+            keep = partial(self.artifacts.keep_skipped, self.iteration)
+            stats = self.engine.update([*data.sequences, *data.branches], keep)
         self._longest_step_s = max(self._longest_step_s, timeline.working)
         done, self.reader = self.iteration, self.readers(self.iteration + 1)
         self.artifacts.emit(EventKind.STEP, iteration=done)
@@ -265,7 +292,7 @@ class Trainer:
         self.tracker.log(metrics)
         reward = "" if metrics.reward_mean is None else f"reward {metrics.reward_mean:.3f}, "
         log.info("iteration %d: %sloss %.4f, %.1f s", done, reward, stats.loss, timeline.total)
-        if warning := few_answers(metrics.answered_share, f"iteration {done}"):
+        for warning in metrics.warnings:
             log.warning("%s", warning)
 
     def _checkpoint_due(self) -> bool:

@@ -43,6 +43,8 @@ class EventKind(StrEnum):
     """A server took a weights version in place."""
     STEP = "step"
     """An update of one iteration was computed."""
+    STEP_SKIPPED = "step_skipped"
+    """An optimiser step was not taken, as its loss or gradient was not finite; ``file`` holds its sequences."""
     CHECKPOINT = "checkpoint"
     """A checkpoint is complete."""
     RESUMED = "resumed"

@@ -189,6 +189,15 @@ class RunLayout:
         """The metrics of the trainer in one iteration."""
         return self.iteration(iteration) / "metrics.json"
 
+    @property
+    def skipped_steps(self) -> Path:
+        """The optimiser steps that were skipped, a file each; absent if none was."""
+        return self.root / "skipped_steps"
+
+    def skipped_step(self, iteration: int, mini_batch: int) -> Path:
+        """The sequences of an optimiser step that was skipped."""
+        return self.skipped_steps / f"{iteration:06d}-{mini_batch:02d}.json"
+
     # -- evaluations
     def evaluations(self, version: int) -> Path:
         """The evaluations of one weights version."""

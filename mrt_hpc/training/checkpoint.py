@@ -37,6 +37,7 @@ from mrt_hpc.run.manifest import (
     write_manifest,
 )
 from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.safetensors_file import is_finite, not_finite, refuse_not_finite
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from mrt_hpc.run.bit_changes import Bytes
     from mrt_hpc.training.engine import TrainerEngine
 
 STATE = "state.json"
@@ -153,6 +155,7 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
         try:
             retrying(partial(verify, path), f"reading {path}")
             retrying(partial(_contents, path), f"reading {path}")
+            retrying(partial(refuse_not_finite, path), f"reading {path}")
         except UserError as error:
             if not path.exists():  # it was removed while it was read: newer ones exist by now
                 return good(checkpoints, on_bad)
@@ -209,11 +212,20 @@ def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> FileSum:
-    """Write 32-bit tensors as a safetensors file and flush it to the disk; return its size and checksum.
+    """Write 32-bit tensors as a safetensors file and flush it to the disk; return its size and checksum. Tensors that
+    are not finite are not written.
 
     safetensors' own writer hides the number of an error, and replaces an existing file at ``path``. The checksum is
     computed from memory while the disk is busy, so that no rank has to read what another has written.
     """
+    if bad := [name for name, tensor in tensors.items() if not is_finite("F32", _bytes(tensor))]:
+        raise UserError(
+            f"the trainer's state is not finite, and no checkpoint is written: {not_finite(bad)}",
+            where=path.parent,
+            expected="finite weights, and finite averages of the optimiser",
+            advice="the same submit command continues from the checkpoint before it; if it ends here again: "
+            "mrt-hpc fork RUN --at last --set training.learning_rate=RATE, a lower one",
+        )
     header: dict[str, Any] = {}
     offset = 0
     for name, tensor in tensors.items():
@@ -230,6 +242,10 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> FileSum:
         stream.flush()
         os.fsync(stream.fileno())
     return 8 + len(text) + offset, digest.result()
+
+
+def _bytes(tensor: torch.Tensor) -> Bytes:
+    return tensor.contiguous().numpy().reshape(-1).view("u1")
 
 
 def _sha256(parts: list[Any]) -> str:

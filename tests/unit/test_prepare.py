@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import DamagedError, verify
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.weights import publish
 
 if TYPE_CHECKING:
@@ -68,6 +69,16 @@ def test_a_damaged_weights_version_of_another_run_is_refused(other: Path, tmp_pa
     save_file({"weight": np.ones(4, dtype=np.float32)}, other / "model.safetensors")
     task = task_from(other, tmp_path / "run")
     with pytest.raises(DamagedError, match="differs from the manifest"):
+        prepare.run(task)
+    assert not task.layout.weights_version(0).exists()
+
+
+def test_a_model_with_a_number_that_is_not_finite_is_never_published(other: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(other, tmp_path / "model")
+    (model / MANIFEST).unlink()
+    save_file({"weight": np.array([0, 1, np.nan, 2], dtype=np.float32)}, model / "model.safetensors")
+    task = task_from(model, tmp_path / "run")
+    with pytest.raises(UserError, match=r"hold a NaN or an infinity: weight"):
         prepare.run(task)
     assert not task.layout.weights_version(0).exists()
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mrt_hpc.recipe.base import Minutes, NotNegative, Seconds, Section
+from typing import Annotated
+
+from pydantic import Field
+
+from mrt_hpc.recipe.base import Count, Minutes, NotNegative, Seconds, Section
 
 
 class Resilience(Section):
@@ -20,6 +24,15 @@ class Resilience(Section):
     stall_limit_minutes: Minutes = 720.0
     """The number of minutes that a role waits for another role that runs and finishes nothing, before it returns its
     nodes.
+    """
+    skipped_steps: Count = 3
+    """The number of optimiser steps in a row that are skipped, because their loss or gradient is not finite, before the
+    run ends. A skipped step changes no weights.
+    """
+    sampler_disagreement: Annotated[float, Field(ge=1e-6, le=100)] | None = None
+    """The largest mean difference, in nats a token, between the trainer's and the sampler's log-probabilities of the
+    first sampled group, above which no update is made and the run ends. null takes 0.1 where the trainer or the server
+    computes in 16 bits, and 0.01 where both compute in 32.
     """
     full_disk_minutes: Minutes = 60.0
     """The number of minutes that a role waits for room on a full disk, before it returns its nodes."""

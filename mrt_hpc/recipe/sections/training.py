@@ -55,7 +55,9 @@ class Training(Section):
     truncated.
     """
     kl_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """The weight of the KL divergence to weights version 0. With 0 no reference model is loaded."""
+    """The weight of KL(policy || weights version 0), the divergence of the trained policy from the first one, given
+    each token's prefix. With 0 no reference model is loaded.
+    """
     optimizer_steps_per_iteration: Count = 1
     """The number of mini-batches that the batch is split into, with one optimiser step each."""
     precision: Precision = Precision.BF16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mrt_hpc.algorithms.base import rollout_algorithm, supervised_algorithm
 from mrt_hpc.algorithms.batch import batch_of
@@ -14,16 +14,18 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
+from mrt_hpc.roles.training.sampler_agreement import comparable
 from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import draw_indices, read_problems
 from mrt_hpc.run.groups import refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
+from mrt_hpc.training.sequence import NotFiniteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mrt_hpc.algorithms.batch import Batch
+    from mrt_hpc.algorithms.batch import Batch, Learnt
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.roles.task.peers import Peers
     from mrt_hpc.run.groups import Group
@@ -62,6 +64,19 @@ class IterationReader(Protocol):
 
     def is_complete(self) -> bool:
         """Look for new groups. Returns whether all are there."""
+
+    @property
+    def comparable(self) -> int | None:
+        """The position of a group, of those read so far, that the weights of this iteration have sampled; None where
+        there is none.
+        """
+
+    def group(self, position: int) -> Group:
+        """One group.
+
+        Raises:
+            UserError: it is not there, which the first rank has seen.
+        """
 
     def data(self) -> IterationData:
         """The data of the iteration, the same on every rank.
@@ -125,21 +140,29 @@ class RolloutReader:
         ids = (self.problem_ids or partial(_problem_ids, self.task))()
         return [ids[index] for index in draw_indices(len(ids), self.task.recipe.seed, self.iteration, self._wanted)]
 
+    @property
+    def comparable(self) -> int | None:
+        """The first position of a group with rollouts that the weights of this iteration alone have sampled."""
+        found = (p for p, group in sorted(self._groups.items()) if comparable(group, self.iteration))
+        return next(found, None)
+
+    def group(self, position: int) -> Group:
+        """One group; other ranks may see it later than the first one."""
+        self.is_complete()
+        if position not in self._groups:
+            raise self._not_as_first_seen()
+        return self._groups[position]
+
     def data(self) -> IterationData:
         """All groups with their advantages.
 
         Raises:
-            UserError: some are missing, which the first rank has seen complete.
+            UserError: some are missing, which the first rank has seen complete; or an advantage is not finite.
         """
         if not self.is_complete():
-            raise UserError(
-                f"the groups of iteration {self.iteration} are not what the first rank saw",
-                where=self.task.layout.groups(self.iteration),
-                advice="the same submit command again, once all nodes see the same files",
-                exit_code=ExitCode.RETRYABLE,
-            )
+            raise self._not_as_first_seen()
         batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
-        learnt = rollout_algorithm(self.task.recipe).learnt(batch)
+        learnt = self._learnt(batch)
         if learnt.dropped_branches:
             log.warning(
                 "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",
@@ -156,6 +179,27 @@ class RolloutReader:
         missing = len(positions_there(self.task, self.iteration)) < self._wanted
         if missing and set(lives.values()) <= {PeerStatus.DONE, PeerStatus.FAILED}:
             self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
+
+    def _not_as_first_seen(self) -> UserError:
+        return UserError(
+            f"the groups of iteration {self.iteration} are not what the first rank saw",
+            where=self.task.layout.groups(self.iteration),
+            advice="the same submit command again, once all nodes see the same files",
+            exit_code=ExitCode.RETRYABLE,
+        )
+
+    def _learnt(self, batch: Batch) -> Learnt:
+        algorithm = rollout_algorithm(self.task.recipe)
+        try:
+            return algorithm.learnt(batch)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"algorithm {algorithm.type} gives what cannot be learnt: {error.what}",
+                value=error.value,
+                where=f"iteration {self.iteration}, {error.where}",
+                expected="a finite advantage for each trained token",
+                advice=f"look at the method `learnt` of {algorithm.type}; then the same submit command continues",
+            ) from error
 
     @property
     def _wanted(self) -> int:
@@ -178,9 +222,20 @@ class SampleReader:
         """No tasks."""
         return self.task.peers(Role.INFERENCE, range(0))
 
+    comparable: ClassVar[None] = None
+    """Given samples were sampled by no weights of this run."""
+
     def is_complete(self) -> bool:
         """Always true."""
         return True
+
+    def group(self, position: int) -> Group:
+        """There is none.
+
+        Raises:
+            KeyError: always.
+        """
+        raise KeyError(position)
 
     def data(self) -> IterationData:
         """A window over shuffled passes through all samples; the passes begin with the first iteration that learns
