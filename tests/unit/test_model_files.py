@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
     (directory / "tokenizer.json").write_text("{}")
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
     save_file({"weight": np.zeros((8, 8), dtype=np.float32)}, directory / "model.safetensors")
     return directory
 
@@ -112,7 +112,7 @@ def test_a_whole_model_is_accepted(model: Path) -> None:
 
 def test_a_template_of_the_recipe_stands_in_for_the_models(model: Path, tmp_path: Path) -> None:
     change("tokenizer_config.json", chat_template=None)(model)
-    (tmp_path / "template.jinja").write_text("{{ messages }}")
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
     submit(model, f"prompt.chat_template={tmp_path / 'template.jinja'}")
 
 
