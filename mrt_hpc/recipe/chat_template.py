@@ -5,10 +5,12 @@ makes of a question: the whole text is looked at, so that nothing has to be know
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from functools import cached_property
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import Template, TemplateError, meta
@@ -19,7 +21,6 @@ from mrt_hpc.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from jinja2.nodes import Node
     from jinja2.parser import Parser
@@ -40,6 +41,7 @@ OF_EVERY_TEMPLATE = {
 """Names that transformers gives to every template, or takes for itself: no variables of a recipe."""
 QUESTION, COMPLETION, NEXT = "QUESTION-OF-THE-USER", "COMPLETION-OF-THE-MODEL", "NEXT-QUESTION-OF-THE-USER"
 """They stand for the texts of a conversation, whose other texts are looked at."""
+_TAG_OF_A_THOUGHT = re.compile(r"[<\[][^<>\[\]\s]{0,40}(?:think|thought|reason)[^<>\[\]\s]{0,40}[>\]]", re.IGNORECASE)
 OWN_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
 """The files of a model directory that may hold its template, by precedence."""
 
@@ -51,12 +53,23 @@ def template_text(directory: Path, prompt: Prompt) -> str | None:
         UserError: a file is damaged, or the model has several templates and no default.
     """
     if prompt.chat_template is not None:
-        with open(prompt.chat_template, encoding="utf-8") as stream:
-            return stream.read()
+        return _read(Path(prompt.chat_template))
     if (path := directory / OWN_FILES[0]).is_file():
-        return path.read_text(encoding="utf-8")
+        return _read(path)
     found = (_json(directory / name).get("chat_template") for name in OWN_FILES[1:])
     return _default(next((one for one in found if one), None), directory)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"a chat template cannot be read: {error}",
+            where=path,
+            expected="a file of text in UTF-8",
+            advice="write the file again, or set prompt.chat_template to another one",
+        ) from error
 
 
 def _default(stored: Any, directory: Path) -> str | None:
@@ -212,13 +225,16 @@ class CheckedTemplate:
         try:
             return self.rendered(messages, open_next)
         except Exception as error:  # a template may fail in any way that an expression of Python can
-            raise UserError(
-                f"the chat template cannot write this conversation: {type(error).__name__}: {error}",
-                value=[message["role"] for message in messages],
-                where=self.where,
-                expected="a template that writes messages of a user and an assistant, without tools",
-                advice="set prompt.chat_template to a file with such a template" + self._variables_told(),
-            ) from error
+            raise self._failed(error, messages) from error
+
+    def _failed(self, error: Exception, messages: Sequence[Mapping[str, str]]) -> UserError:
+        return UserError(
+            f"the chat template cannot write this conversation: {type(error).__name__}: {error}",
+            value=", ".join(message["role"] for message in messages),
+            where=self.where,
+            expected="a template that writes messages of a user and an assistant, without tools",
+            advice="set prompt.chat_template to a file with such a template" + self._variables_told(),
+        )
 
     def check(self, *, variables: bool = True) -> None:
         """Refuse a template whose prompt does not hold the question once, or does not end in one open thought.
@@ -226,9 +242,9 @@ class CheckedTemplate:
         Raises:
             UserError: naming what the template writes behind a question.
         """
-        asked = self.render([user(QUESTION)], True)
-        if variables:
+        if variables and self.prompt.template_variables:
             self._check_variables()
+        asked = self.render([user(QUESTION)], True)
         if asked.count(QUESTION) != 1:
             raise self._refused(
                 f"the chat template writes the question {asked.count(QUESTION)} times", asked, "once, and whole"
@@ -236,7 +252,10 @@ class CheckedTemplate:
         self._check_opening(asked.partition(QUESTION)[2])
 
     def _check_variables(self) -> None:
-        known = named_in(self.text)
+        try:
+            known = named_in(self.text)
+        except TemplateError as error:
+            raise self._failed(error, []) from error
         for name in self.prompt.template_variables:
             if name not in known:
                 guess = nearest(name, sorted(known))
@@ -256,27 +275,43 @@ class CheckedTemplate:
         """
         start, end = self.prompt.thought_start.strip(), self.prompt.thought_end.strip()
         whole = opened(behind, self.prompt.thought_start)
-        if end and end in whole:
+        if end and end in whole and not self._ends_turns(end):
             raise self._refused("the chat template closes the thought before the model writes anything", whole)
         if not start:
             return
         if whole.count(start) != 1:
             raise self._refused(f"the prompt opens the thought {whole.count(start)} times", whole)
-        if (own := self._own_opening(behind)).strip() not in ("", start):
+        if (own := self._own_opening(behind)) is not None:
             raise self._refused(
-                f"the chat template begins the model's turn with a text of its own, {own.strip()!r}, and the thought "
-                "would be opened behind it",
+                f"the chat template begins the model's turn in a way of its own, {own!r}, before {start!r}",
                 whole,
             )
 
-    def _own_opening(self, behind: str) -> str:
-        """What the template writes for a turn that the model is to write, and not before one that it has written: a
-        thought that it opens, or opens and closes, in whatever tags.
+    def _ends_turns(self, text: str) -> bool:
+        """Whether a text ends every turn of the model, so that behind a question it closes no thought."""
+        turns = self.turns()
+        return turns is not None and text in turns[1]
+
+    def _own_opening(self, behind: str) -> str | None:
+        """What shows that the model's turn does not begin with the recipe's tag; None where nothing does.
+
+        A turn that the model is to write is compared with one that it has written: text in the first alone is a thought
+        that the template opens, or opens and closes, in whatever tags; text in the second alone that holds no tag of
+        the recipe is a part of the turn that the model has to begin itself.
         """
+        start, end = self.prompt.thought_start.strip(), self.prompt.thought_end.strip()
+        writes_it = behind.rstrip().endswith(start)
+        begun = behind.rstrip().removesuffix(start) if writes_it else behind
+        if tag := _TAG_OF_A_THOUGHT.search(begun):
+            return tag[0]
         if (turns := self.turns()) is None:
-            return ""
-        shared = sum(takewhile(bool, (a == b for a, b in zip(behind, turns[0], strict=False))))
-        return behind[shared:]
+            return None
+        written = turns[0]
+        shared = sum(takewhile(bool, (a == b for a, b in zip(begun, written, strict=False))))
+        if own := _whole_tag(begun, shared).strip():
+            return own
+        rest = written[shared:].replace(start, "").replace(end, "").strip()
+        return rest if rest and not writes_it and start not in self.text else None
 
     def turns(self) -> tuple[str, str] | None:
         """The texts before and behind an answer that a further question follows; None where the template does not write
@@ -311,18 +346,27 @@ class CheckedTemplate:
         )
 
     def _variables_told(self) -> str:
-        """The variables of the template, one of which may mend the prompt."""
+        """The variables of the template that may concern thoughts."""
         try:
-            known = sorted(named_in(self.text), key=lambda name: ("think" not in name and "reason" not in name, name))
+            known = sorted(
+                (name for name in named_in(self.text) if re.search("think|reason", name)),
+                key=lambda name: (name not in ("enable_thinking", "thinking"), name),
+            )
         except TemplateError:
             return ""
-        told = f"; this template reads the variables {', '.join(known)}, as in "
+        told = f"; this template reads {', '.join(known)}, as in "
         return f"{told}--set 'prompt.template_variables={{{known[0]}: true}}'" if known else ""
 
 
 def user(content: str) -> dict[str, str]:
     """A message of the user."""
     return {"role": "user", "content": content}
+
+
+def _whole_tag(text: str, start: int) -> str:
+    """The text from a place on, or from the start of the tag that the place lies in."""
+    tag = text.rfind("<", 0, start)
+    return text[tag if tag >= 0 and ">" not in text[tag:start] and text[start:] else start :]
 
 
 def opened(text: str, thought_start: str) -> str:
