@@ -16,12 +16,17 @@ from mrt_hpc.algorithms.samples import SampleSource
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.mrt.sft import Conversation, Message
+from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.chat_template import StoredTemplate, check_stored, user
 from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock
 from mrt_hpc.recipe.sections.prompt import Prompt
+from mrt_hpc.run.evaluation_settings import evaluation_settings
+from mrt_hpc.run.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,6 +214,20 @@ def test_variables_and_the_day_are_kept_by_the_lock_as_they_are(tmp_path: Path) 
     assert read_lock(tmp_path / "recipe.lock.yaml") == recipe
     with pytest.raises(UserError, match="template_variables"):
         load_recipe(find(RECIPES, "quickstart"), ("prompt.template_variables={a: [1]}",))
+
+
+def test_variables_and_the_day_decide_which_samples_are_the_same(tmp_path: Path) -> None:
+    def found(*changes: str) -> tuple[str, object]:
+        recipe = load_recipe(find(RECIPES, "quickstart"), changes)
+        layout = create_or_open(tmp_path / str(len(changes) and changes[0]), recipe, compile_plan(recipe, LocalSite()))
+        benchmark = recipe.evaluation.benchmarks[0]
+        told = evaluation_settings(layout, recipe)[benchmark.name].now.sampled
+        return fingerprint_of(layout, recipe, benchmark, "w").digest, told
+
+    changes = ("template_variables={a: false}", "template_variables={a: 0.5}", "date=2024-07-26")
+    all_found = [found(), *(found(f"evaluation.prompt.{change}") for change in changes)]
+    for digests in zip(*all_found, strict=True):
+        assert len({*digests}) == 4
 
 
 # -- the tokens of a prompt

@@ -63,7 +63,9 @@ def check_benchmark(task: Task, name: str, tokenizer: Path) -> None:
 def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
     problems = read_problems(source.path)
     if prompter.template is not None:
-        prompter.template.check(variables=False)  # they were looked for when the run was submitted
+        prompter.template.check()
+    ends = ", ".join(map(repr, prompter.tokenizer.convert_ids_to_tokens(list(prompter.stop_token_ids))))
+    log.info("%s: a completion ends at each of the tokens %s", source.field, ends)
     _refuse_special(source, prompter, problems)
     _refuse_altered(source, prompter, problems)
     _name_normalised(source, prompter, problems)

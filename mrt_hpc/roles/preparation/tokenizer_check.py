@@ -34,7 +34,7 @@ def check_tokenizer(recipe: Experiment, model: Path, field: str) -> None:
     """
     prompter = Prompter.of(model, recipe.prompt)
     if prompter.template is not None:
-        prompter.template.check(variables=False)  # they were looked for when the run was submitted
+        prompter.template.check(variables=False)  # those of the policy's template
     refuse_lossy(prompter, written_texts(recipe), field)
 
 
