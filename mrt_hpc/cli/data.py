@@ -84,13 +84,20 @@ def prepare(
     help="The verifier that must read the answers, as in a recipe: math, exact, '{type: choice, choices: 5}', "
     "or module:function of your own in this directory.",
 )
+@click.option(
+    "--model",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A model directory whose special tokens no problem may hold. Default: special tokens of many models.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
-def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, as_json: bool) -> None:
+def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, model: Path | None, as_json: bool) -> None:
     """Check each FILE by itself, and each two of them for problems that they share.
 
     Tells lines that are no problems, ids and problems that repeat, problems that stand in two files (also in nearly the
-    same words: 5-grams of words with a Jaccard similarity of at least 0.8), answers that the verifier cannot read, and
-    files that have changed since they were prepared. The exit status is 0 if nothing was found, and 2 otherwise.
+    same words: 5-grams of words with a Jaccard similarity of at least 0.8), answers that the verifier cannot read,
+    texts that a tokenizer reads as special tokens, and files that have changed since they were prepared. The exit
+    status is 0 if nothing was found, and 2 otherwise.
 
     \b
     Examples:
@@ -103,7 +110,7 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, as_
     from mrt_hpc.datasets.check import check as check_files
     from mrt_hpc.errors import ExitCode
 
-    report = check_files(Check(files, against, verifier))
+    report = check_files(Check(files, against, verifier, model))
     print_checked(report, as_json=as_json)
     if not report.clean:
         click.get_current_context().exit(int(ExitCode.FATAL))

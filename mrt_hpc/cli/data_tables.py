@@ -33,6 +33,7 @@ TITLES = {
     FindingKind.REPEATED_PROBLEM: "repeated problems",
     FindingKind.SIMILAR_PROBLEM: "similar problems",
     FindingKind.UNREADABLE_ANSWER: "unreadable answers",
+    FindingKind.SPECIAL_TOKEN: "special tokens",
     FindingKind.SHARED_PROBLEM: "problems in both",
     FindingKind.SHARED_SIMILAR_PROBLEM: "similar problems in both",
 }

@@ -21,6 +21,7 @@ from mrt_hpc.cli.options import run_path
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
+from mrt_hpc.launch.create import check_model
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe
 from mrt_hpc.plan.compile import compile_plan
@@ -136,8 +137,20 @@ def print_missing(console: Console, recipe: Experiment, command: str) -> None:
     """Print what is not there: the command waits for models of runs, and refuses to do without anything else."""
     for model in awaited_models(recipe):
         console.print(f"not there yet, {command} will wait for it: {escape(model)}", highlight=False, soft_wrap=True)
-    for missing in missing_inputs(recipe):
-        told = f"[yellow]not there yet, {command} will refuse:[/] {escape(missing)}"
+    missing = [*missing_inputs(recipe)]
+    for one in missing:
+        told = f"[yellow]not there yet, {command} will refuse:[/] {escape(one)}"
+        console.print(told, highlight=False, soft_wrap=True)
+    if not missing:
+        _print_refused_model(console, recipe, command)
+
+
+def _print_refused_model(console: Console, recipe: Experiment, command: str) -> None:
+    """Print why a model that is there cannot be used, where its files and its chat template show that."""
+    try:
+        check_model(recipe)
+    except UserError as error:
+        told = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.where}; next: {error.advice}')}"
         console.print(told, highlight=False, soft_wrap=True)
 
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.chat_template import check_stored
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mrt_hpc.recipe.sections.prompt import Prompt
 
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Files that a tokenizer is made of, any of these sets."""
@@ -60,8 +63,10 @@ class ModelFiles:
 
     directory: Path
     field: str
-    template_given: bool = False
-    """Whether the recipe names a chat template, so that the model needs none of its own."""
+    prompts: tuple[Prompt, ...] = ()
+    """The prompts of the recipe that are written for this model."""
+    takes_variables: bool = True
+    """Whether the model's template must read prompt.template_variables."""
 
     def check(self, longest: int, trained: bool = True) -> None:
         """Refuse a model whose files alone show that it cannot work.
@@ -75,7 +80,8 @@ class ModelFiles:
         """
         config = self._json("config.json", "config.json, a tokenizer and *.safetensors")
         self._check_tokenizer()
-        self._check_template()
+        for prompt in self.prompts:
+            check_stored(self.directory, prompt, self.field, variables=self.takes_variables)
         self._check_weights()
         self._check_architecture(config)
         if trained:
@@ -117,19 +123,6 @@ class ModelFiles:
         if not any(all(self._has(name) for name in names) for names in TOKENIZERS):
             raise self._lacks("a tokenizer", "tokenizer.json, or tokenizer.model, or vocab.json and merges.txt")
         self._json("tokenizer_config.json", "a tokenizer_config.json, which names the tokens that end a sequence")
-
-    def _check_template(self) -> None:
-        own = self._json("tokenizer_config.json", "a tokenizer_config.json").get("chat_template")
-        if self.template_given or own or self._has("chat_template.jinja") or self._has("chat_template.json"):
-            return
-        raise UserError(
-            "the model has no chat template, so its prompts cannot be written as it knows them",
-            value=str(self.directory),
-            where=self.field,
-            expected="chat_template.jinja, or chat_template in tokenizer_config.json",
-            advice="set prompt.chat_template to a file with one; for a base model a file that writes "
-            "{{ messages[0]['content'] }} and a new line",
-        )
 
     def _check_weights(self) -> None:
         files = {path.name for path in self.directory.glob("*.safetensors")}

