@@ -5,18 +5,16 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import shlex
 import stat
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 ROOT = 0
-CODE = (".py", ".pyc", ".so")
-COMPILED = "__pycache__"
 REACHED_BY_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 """Without these rights of a folder no other user reaches what is in it, whatever rights that has."""
 
@@ -77,7 +75,7 @@ def _changeable(place: Path, what: str) -> UserError:
         where=place,
         value=f"owner {_name(status.st_uid)}, mode {stat.filemode(status.st_mode)}",
         expected="owner you or root, and no other user with the right to write",
-        advice=f"chmod go-w {place}"
+        advice=f"chmod go-w {shlex.quote(str(place))}"
         if mine
         else "read what is there; then copy it to a folder of your own, or add --trust (report, compare, fork)",
     )
@@ -88,11 +86,3 @@ def _name(number: int) -> str:
         return f"{pwd.getpwuid(number).pw_name} ({number})"
     except KeyError:
         return str(number)
-
-
-def code_in(folder: Path, modules: Iterable[str]) -> Iterator[Path]:
-    """The files and folders of a folder that Python reads when it imports these modules, or others beside them."""
-    yield from (path for path in folder.iterdir() if path.suffix in CODE or path.name == COMPILED)
-    for package in (folder / name for name in modules):
-        if package.is_dir():
-            yield from (package, *package.rglob("*"))

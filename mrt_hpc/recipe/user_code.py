@@ -14,16 +14,18 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.recipe.ownership import code_in, refuse_changeable
+from mrt_hpc.recipe.ownership import refuse_changeable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from importlib.machinery import ModuleSpec
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
 
 NAMING = ("type", "verifier")
 """The fields whose text may name a class or a function of the user's own."""
+CODE = (".py", ".pyc", ".so")
+COMPILED = "__pycache__"
 
 
 def import_from(folder: Path, content: Any, *, trust: bool = False) -> None:
@@ -42,11 +44,19 @@ def import_from(folder: Path, content: Any, *, trust: bool = False) -> None:
         return
     place = folder.resolve()
     if not trust:
-        for path in (place, *code_in(place, wanted)):
+        for path in (place, *_code_in(place, wanted)):
             refuse_changeable(path, f"the code of {', '.join(wanted)} is not imported from this folder")
     if str(place) not in sys.path:
         sys.path.append(str(place))
     importlib.invalidate_caches()
+
+
+def _code_in(folder: Path, modules: Iterable[str]) -> Iterator[Path]:
+    """The files and folders of a folder that Python reads when it imports these modules, or others beside them."""
+    yield from (path for path in folder.iterdir() if path.suffix in CODE or path.name == COMPILED)
+    for package in (folder / name for name in modules):
+        if package.is_dir():
+            yield from (package, *package.rglob("*"))
 
 
 def _spec(module: str) -> ModuleSpec | None:

@@ -20,10 +20,14 @@ from evaluated import BENCHMARK, commit_all, run_directory
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import record_submission, recorded_site
+from mrt_hpc.launch.run_site import site_of_run
+from mrt_hpc.launch.slurm.image_on_node import srun_command
+from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
 from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.registry import NotImported
+from mrt_hpc.run.import_path import import_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -266,8 +270,6 @@ def test_a_fork_does_not_take_the_site_of_another_users_run(shared: Path) -> Non
     layout = run_directory(shared / "run")
     record_submission(layout, "prepare", "5", "x")
     (layout.jobs / "site-x.json").write_text(json.dumps({"site": {"type": "slurm", "name": "x"}, "folder": None}))
-    from mrt_hpc.launch.run_site import site_of_run
-
     assert site_of_run(layout, None).name == "x"
     for path in (layout.root, *layout.root.rglob("*")):
         os.chown(path, ANOTHER, ANOTHER)
@@ -401,3 +403,12 @@ def test_each_file_that_an_import_reads_is_looked_at(shared: Path, where: str) -
     (shared / "site.yaml").write_text("type: package:Place\nname: x\n")
     with pytest.raises(UserError, match="because another user can change it"):
         load_site(shared / "site.yaml")
+
+
+def test_a_child_imports_nothing_from_the_folder_that_the_command_was_typed_in(tmp_path: Path) -> None:
+    (tmp_path / "mrt_hpc.py").write_text("raise SystemExit('imported')")
+    environment = {**os.environ, **import_path()}
+    done = subprocess.run([sys.executable, "-m", "mrt_hpc", "--version"], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0
+    command = srun_command(SlurmSite(name="x"), ["container", "check", "i.sif"])
+    assert "export PYTHONSAFEPATH=1\nexec " in command[-1]
