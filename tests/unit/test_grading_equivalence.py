@@ -225,15 +225,12 @@ def test_the_values_of_equal_expressions_never_differ(answer: str, gold: str) ->
     assert not judge(f"{answer} + 10^{{-3}}", gold).correct
 
 
-def test_verdicts_are_the_same_without_a_look_at_values() -> None:
+def test_verdicts_are_the_same_without_a_look_at_values(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = PAIRS + EQUAL_EXPRESSIONS
     pairs += [(answer, gold) for answer, _ in EQUAL_EXPRESSIONS for _, gold in EQUAL_EXPRESSIONS]
     with_values = judged(pairs)
-    values_differ.uninstall()
-    try:
-        assert judged(pairs) == with_values
-    finally:
-        values_differ.install()
+    monkeypatch.setattr(values_differ, "values_differ", lambda _, __: False)
+    assert judged(pairs) == with_values
 
 
 def test_what_sympy_only_approximates_is_left_to_it() -> None:
