@@ -85,7 +85,7 @@ def value_sides(text: str) -> list[str]:
     sides = _sides(text)
     values = [side for side in sides if not is_name(side)]
     if len(sides) == 1 or not values:
-        return sides if len(sides) == 1 else [text]
+        return sides[-1:]
     if is_name(sides[0]):
         return [side for side in values[:-1] if not _has_symbols(side)] + values[-1:]
     return values
