@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from math_verify import LatexExtractionConfig, parse, parser, verify
+from math_verify import LatexExtractionConfig, parse, verify
 from sympy import MatrixBase, Rational, Tuple
 
 from mrt_hpc.domains.base import Judgement
@@ -41,8 +41,6 @@ _PERCENT = re.compile(r"\\?%\s*\Z")
 _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """Commands whose content math-verify may take for a unit and drop, so that nothing is left to compare."""
 
-parser.should_treat_as_complex = lambda _: False
-"""Else ``e^{i t}`` and ``e^{it}`` had different symbols: math-verify looks for an i that stands alone."""
 two_stages.install()
 values_differ.install()
 for _module in ("math_verify.parser", "math_verify.grader"):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _GREEK = (
-    r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi|(?:var)?rho|sigma|tau"
-    r"|upsilon|(?:var)?phi|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![A-Za-z])"
+    r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi|(?:var)?rho|sigma"
+    r"|tau|upsilon|(?:var)?phi|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![A-Za-z])"
 )
 _TEXT = r"\\(?:text[a-z]*|mbox|hbox|mathrm|mathit|mathbf|operatorname)\s*\{[^{}]*\}"
 _TEXT_NAME = r"\\(?:text[a-z]*|mbox|hbox|mathrm|mathit|mathbf|operatorname)\s*\{\s*(?=[A-Za-z])[^{}]*\}"
@@ -48,7 +48,8 @@ _DECORATED = (
 _ANY_INDEX = r"\s*_\s*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\[A-Za-z]+|[A-Za-z0-9])"
 _ARGUMENTS = r"\s*(?:\\left\s*)?(?:\([^()+*/^]*\)|\[[^\[\]+*/^]*\]|\([^()+*/^]*\\right\s*\)|\[[^\[\]+*/^]*\\right\s*\])"
 _NAME = re.compile(
-    rf"(?:{_GREEK}|\\pi|\\Pr|[A-Za-z]|[A-Z]{{2,}}|{_TEXT_NAME}|{_DECORATED}|m?\s*\\(?:angle|triangle)\s*[A-Z]+|\|[A-Z]{{2}}\||\[[A-Z]{{3,}}\])"
+    rf"(?:{_GREEK}|\\pi|\\Pr|[A-Za-z]|[A-Z]{{2,}}|\\variable\{{\w+\}}|{_TEXT_NAME}|{_DECORATED}"
+    r"|m?\s*\\(?:angle|triangle)\s*[A-Z]+|\|[A-Z]{2}\||\[[A-Z]{3,}\])"
     rf"(?:{_ANY_INDEX})?(?:{_PRIMES})?(?:{_ANY_INDEX})?(?:{_ARGUMENTS})?"
     r"|(?:\\left\s*)?\(\s*[A-Za-z](?:_[A-Za-z0-9])?(?:\s*,\s*[A-Za-z](?:_[A-Za-z0-9])?)+\s*(?:\\right\s*)?\)"
 )

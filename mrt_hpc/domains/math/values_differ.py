@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
-from math_verify import grader
+from math_verify import grader, parser
 from sympy.core.evalf import PrecisionExhausted
 
 _simplifies_to_zero = grader.sympy_symbolic_eq
 _compare_values = grader.sympy_numeric_eq
+_treat_as_complex = parser.should_treat_as_complex
 
 POINT = (sympy.Rational(37, 29), sympy.Rational(53, 31), sympy.Rational(61, 43), sympy.Rational(73, 47))
 """Where the expressions are evaluated, symbol by symbol in the order of their names: positive, and no root of anything
@@ -40,13 +41,19 @@ NEVER_EVALUATED = (
 
 
 def install() -> None:
-    """Have every comparison of this process look at values first."""
+    """Have every comparison of this process look at values first, and all symbols be real: math-verify looks for an i
+    that stands alone, so that ``e^{i t}`` and ``e^{it}`` had different symbols.
+    """
     grader.sympy_numeric_eq, grader.sympy_symbolic_eq = _numeric_eq, _symbolic_eq
+    parser.should_treat_as_complex = lambda _: False
+    parser.parse_latex_cached.cache_clear()
 
 
 def uninstall() -> None:
     """Take it back."""
     grader.sympy_numeric_eq, grader.sympy_symbolic_eq = _compare_values, _simplifies_to_zero
+    parser.should_treat_as_complex = _treat_as_complex
+    parser.parse_latex_cached.cache_clear()
 
 
 def _numeric_eq(a: Any, b: Any, float_rounding: int, numeric_precision: int) -> bool:

@@ -2,8 +2,8 @@ r"""Answers that are words, or end with words: names, days, letters of choices, 
 reads words as products of symbols, and takes a list of letters in ``\text{}`` for something else than the same list
 without it.
 
-A word has four letters or more, at most the first of them a capital and at least one a vowel, and they do not follow
-each other in the alphabet: ``apples`` is one, and ``ab``, ``xyz``, ``mgh``, ``abcd`` and ``ABCD`` are products or
+A word has four letters or more, at most the first of them a capital and at least one a vowel, and they are no
+neighbours in the alphabet: ``apples`` is one, and ``ab``, ``xyz``, ``mgh``, ``abcd`` and ``ABCD`` are products or
 names. In brackets behind a number two letters are enough, as in ``9 (men)``. Every function takes linear time.
 """
 
@@ -76,7 +76,7 @@ def is_word(run: str) -> bool:
     return (
         _WORD.fullmatch(run) is not None
         and not _VOWELS.isdisjoint(lower)
-        and lower not in _ALPHABET
+        and "".join(sorted(lower)) not in _ALPHABET
         and lower not in _MATHEMATICS
     )
 
