@@ -25,11 +25,12 @@ class FileChecksum(_Model):
 
 
 class ColumnNames(_Model):
-    """The columns that were read; ``id`` is null where ids were made."""
+    """The columns that were read; ``id`` is null where ids were made, ``choices`` where the problems have none."""
 
     problem: str
     answer: str
     id: str | None
+    choices: str | None
 
 
 class SourceRecord(_Model):
