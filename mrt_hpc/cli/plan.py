@@ -23,7 +23,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.launch.create import check_model
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe
+from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe, objections_to
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, expected_uses, late_checkpoint
@@ -83,7 +83,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     if rates is not None and (late := late_checkpoint(recipe, site, rates)):
         console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
     backend = site.backend()
-    print_objections(console, plan, backend, "submit")
+    print_objections(console, plan, recipe, backend, "submit")
     print_starts(console, plan, recipe, backend, layout)
 
 
@@ -154,9 +154,9 @@ def _print_refused_model(console: Console, recipe: Experiment, command: str) -> 
         console.print(told, highlight=False, soft_wrap=True)
 
 
-def print_objections(console: Console, plan: Plan, backend: Backend, command: str) -> None:
+def print_objections(console: Console, plan: Plan, recipe: Experiment, backend: Backend, command: str) -> None:
     """Print what the place of the jobs refuses, and what is doubtful there."""
-    objections = backend.objections(plan)
+    objections = objections_to(recipe, plan, backend)
     beyond = [(f"beyond {backend.place}, {command} will refuse", sentence) for sentence in objections.refused]
     for words, sentence in [*beyond, *(("doubtful", sentence) for sentence in objections.doubts)]:
         console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))

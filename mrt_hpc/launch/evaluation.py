@@ -230,7 +230,7 @@ def submit_evaluation(
     plan = evaluation_plan(recipe, site)
     refuse_other_queue(awaited, site)
     refuse_unfit(recipe, site)
-    refuse_objections(site.backend(), plan, listener.warn)
+    refuse_objections(recipe, plan, site.backend(), listener.warn)
     refuse_lost_models(recipe, root)
     layout = create_or_open(root, recipe, plan, group_access=site.group_access)
     pin_models(recipe, layout, listener.warn)
