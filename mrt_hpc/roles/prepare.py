@@ -132,12 +132,13 @@ def check_prover_model(task: Task) -> None:
     """Refuse a prover model that cannot be used.
 
     Raises:
-        UserError: its architecture is not known here, or its tokenizer loses text.
+        UserError: its architecture is not known here, its tokenizer loses text, or its weights are not finite.
     """
     prover = task.recipe.prover
     if prover is not None and prover.model is not None:
         check_architecture(Path(prover.model), "prover.model", trained=False)
         check_tokenizer(task.recipe, Path(prover.model), "prover.model")
+        check_finite(Path(prover.model), Path(prover.model))
 
 
 def check_architecture(directory: Path, field: str, *, trained: bool = True) -> None:
@@ -175,6 +176,19 @@ def copy_model(source: Path, directory: Path) -> None:
         UserError: its weights are not finite.
     """
     take_over(source, directory, without=(MANIFEST,))
+    check_finite(directory, source)
+
+
+def check_finite(directory: Path, source: Path) -> None:
+    """Refuse a model of which a number is not finite.
+
+    Args:
+        directory: of its files.
+        source: the place that an error names.
+
+    Raises:
+        UserError: one is NaN or infinite.
+    """
     try:
         refuse_not_finite(directory)
     except DamagedError as damage:

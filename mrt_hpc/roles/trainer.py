@@ -240,7 +240,8 @@ class Trainer:
         assert position is not None  # the first rank has seen it
         rollouts = comparable(self.reader.group(position), self.iteration)
         found = agreement(self.engine, rollouts)
-        refuse_disagreement(found, self.task.recipe, self.task.layout.group(self.iteration, position))
+        group = self.task.layout.group(self.iteration, position)
+        refuse_disagreement(found, self.task.recipe, self.iteration, group)
         self._compared = True
 
     def _refuse_to_be_late(self) -> None:

@@ -18,6 +18,7 @@ from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer
+from mrt_hpc.roles.training.sampler_agreement import LIMIT_16_BITS, LIMIT_32_BITS, limit_of
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.manifest import MANIFEST
@@ -67,7 +68,7 @@ def test_the_policy_that_sampled_is_the_trainers(
     trainer = trainer_of(tmp_path / "run", quickstart, one_rank, lambda _: None)
     with caplog.at_level(logging.INFO), trainer.task.shutdown.at_safe_points():
         trainer.go_on()
-    assert "the trainer's log-probabilities are the sampler's: mean difference" in caplog.text
+    assert "the trainer's log-probabilities are the sampler's: a disagreement of" in caplog.text
     print(caplog.messages[-1])
     assert trainer._next() is None, "one group is not the whole iteration, and it is compared once"
 
@@ -83,9 +84,21 @@ def test_no_update_is_made_where_the_policies_differ(
     with trainer.task.shutdown.at_safe_points(), pytest.raises(UserError, match="not the sampler's") as refused:
         trainer.go_on()
     assert refused.value.exit_code is ExitCode.FATAL and "no update was made" in str(refused.value)
+    print(refused.value.what)
+    assert float(str(refused.value.value)) > LIMIT_16_BITS, "it would be noticed in bfloat16 too"
     assert (trainer.engine.step, trainer.iteration) == (0, 0)
     assert not trainer.task.layout.weights_version(1).exists()
     wanted = str(refused.value).rpartition("--set ")[2]
     again = trainer_of(tmp_path / "again", quickstart, one_rank, tamper, *changes, wanted)
     with again.task.shutdown.at_safe_points():
         again.go_on()  # as the message says
+
+
+def test_limits_follow_the_number_formats() -> None:
+    def limit(version: int, *changes: str) -> float:
+        return limit_of(load_recipe(ROOT / "recipes" / "quickstart.yaml", changes), version)
+
+    assert limit(0) == LIMIT_32_BITS and limit(3) == LIMIT_16_BITS, "later versions are published in bfloat16"
+    assert limit(3, "training.weights_dtype=float32") == LIMIT_32_BITS
+    assert limit(0, "serving.dtype=bfloat16") == limit(0, "training.precision=bf16_autocast") == LIMIT_16_BITS
+    assert limit(3, "resilience.sampler_disagreement=0.3") == 0.3

@@ -30,9 +30,10 @@ class Resilience(Section):
     run ends. A skipped step changes no weights.
     """
     sampler_disagreement: Annotated[float, Field(ge=1e-6, le=100)] | None = None
-    """The largest mean difference, in nats a token, between the trainer's and the sampler's log-probabilities of the
-    first sampled group, above which no update is made and the run ends. null takes 0.1 where the trainer or the server
-    computes in 16 bits, and 0.01 where both compute in 32.
+    """The largest disagreement between the trainer's and the sampler's log-probabilities of the first sampled group,
+    above which no update is made and the run ends: the mean absolute difference in nats a token, as a share of the
+    sampler's mean negative log-likelihood where that is below one nat. null takes 0.25 where the trainer or the server
+    computes in 16 bits, or with weights that were rounded to 16, and else 0.02.
     """
     full_disk_minutes: Minutes = 60.0
     """The number of minutes that a role waits for room on a full disk, before it returns its nodes."""
