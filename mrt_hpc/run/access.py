@@ -1,4 +1,6 @@
-"""Sets who may read a run: its owner alone, or the owner's group as well. The mode of the run directory shows which."""
+"""Sets who may read a run: its owner alone, or the owner's group as well. The mode of the run directory shows which.
+Also who may connect to the processes of one node.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,11 @@ READ_BY_GROUP = stat.S_ISGID | stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP
 """Mode of a run directory that the group reads; what is made in it belongs to the same group."""
 CLOSED_TO_OTHERS = 0o027
 """Umask of the processes that write in such a directory: the group reads, and others do neither."""
+
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+"""The environment of processes that compute together on one node: gloo and NCCL listen on the loopback address only,
+whatever a site has set for several nodes.
+"""
 
 
 def open_to_group(root: Path) -> None:
