@@ -1,5 +1,6 @@
 """Sets who may read a run: its owner alone, or the owner's group as well. The mode of the run directory shows which.
-Folders for files that only this user may read or write, in places that all users of a node share, are made here, too.
+Folders for files that only this user may read or write, in places that all users of a node share, are made here, too,
+and it says who may connect to the processes of one node.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ READ_BY_GROUP = stat.S_ISGID | stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP
 CLOSED_TO_OTHERS = 0o027
 """Umask of the processes that write in such a directory: the group reads, and others do neither."""
 
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+"""The environment of processes that compute together on one node: gloo and NCCL listen on the loopback address only,
+whatever a site has set for several nodes.
+"""
 CACHES_FOLDER = "mrt-hpc-caches"
 """The folder of a node for what is compiled there: its name, before the number of the user."""
 CACHES = {

@@ -34,6 +34,7 @@ from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore, Store
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import FLEETING, FULL, error_number, retrying
 from mrt_hpc.run.waiting import wait_until
@@ -156,7 +157,7 @@ def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _set_environment(ranks: Ranks) -> None:
     """Set the variables that DeepSpeed and the libraries of communication read. A process that sees only one GPU uses
-    that one. Ranks of one node use the loopback address, whatever a site has set for several.
+    that one.
     """
     local_device = ranks.local_rank
     if torch.cuda.is_available():
@@ -165,7 +166,7 @@ def _set_environment(ranks: Ranks) -> None:
     os.environ |= {"RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.world_size), "LOCAL_RANK": str(local_device)}
     os.environ.setdefault("NCCL_RAS_ENABLE", "0")  # it would answer questions about the ranks at a port of its own
     if ranks.nodes == 1:
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+        os.environ |= ON_LOOPBACK
 
 
 def _store(ranks: Ranks, address_file: Path | None, timeout: timedelta) -> Store:

@@ -40,7 +40,7 @@ def listeners(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:
 
 def beyond_loopback(found: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """Those that other machines may reach."""
-    return [(address, port) for address, port in found if not ip_address(address).is_loopback]
+    return [place for place in found if not ip_address(place[0].removeprefix("::ffff:")).is_loopback]
 
 
 def send_rubbish(places: Iterable[tuple[str, int]]) -> subprocess.Popen[str]:
