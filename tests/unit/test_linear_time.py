@@ -21,7 +21,7 @@ from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.registry import VERIFIERS, imported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     Seeing = Callable[[str], object]
 
@@ -33,8 +33,8 @@ ATOMS = (
     "</", "```", "```python\n", "'", '"', "x=", "and ", "°", "~",
 )  # fmt: skip
 """What the functions look for, and other characters."""
-PREFIXES = ("", "\\boxed{", "\\boxed{A", "</think>", "```python\n", "(A", "1", "-", "$", "[1,", "\\text{B", "**", "x=")
-SUFFIXES = ("", "}", "x}", "!")
+PREFIXES = ("", "\\boxed{", "\\boxed{A", "```python\n", "(A", "1", "$", "[1,", "**")
+SUFFIXES = ("", "x}", "!")
 FIRST_CHARS, SUSPECT_S = 2_000, 0.003
 """Texts that take longer are looked at closely."""
 LENGTHS, ENOUGH_S, MOST_FOR_TWICE = (2_500, 5_000, 10_000, 20_000, 40_000, 80_000), 0.25, 3.0
@@ -108,10 +108,10 @@ def seconds(seeing: Seeing, text: str, times: int) -> float:
     return min(found)
 
 
-def is_linear(seeing: Seeing, parts: tuple[str, str, str]) -> bool:
+def is_linear(seeing: Seeing, parts: tuple[str, str, str], lengths: Sequence[int] = LENGTHS) -> bool:
     """Whether no text that takes long takes more than three times as long as one of half its length."""
-    short = seconds(seeing, text_of(*parts, LENGTHS[0]), 3)
-    for length in LENGTHS[1:]:
+    short = seconds(seeing, text_of(*parts, lengths[0]), 3)
+    for length in lengths[1:]:
         long = seconds(seeing, text_of(*parts, length), 3)
         if long > ENOUGH_S and long > MOST_FOR_TWICE * short:
             return False
@@ -128,7 +128,7 @@ def test_twice_the_text_takes_twice_the_time(name: str) -> None:
 
 
 def test_an_answer_is_written_in_linear_time() -> None:
-    assert is_linear(lambda text: closing.writing(text, list(text.encode())), ("", "1}.", ""))
+    assert is_linear(lambda text: closing.writing(text, list(text.encode())), ("", "1}.", ""), LENGTHS[:3])
 
 
 def test_the_test_sees_what_is_quadratic() -> None:
