@@ -182,6 +182,18 @@ def test_what_needs_the_code_refuses_that_of_another_user(
 
 
 @ROOT_ONLY
+def test_another_users_run_does_not_choose_among_what_is_installed_either(shared: Path) -> None:
+    """A function of some package may do with two texts what its user would not."""
+    option = f"evaluation.benchmarks=[{VERIFIER.format(module='click')}]"
+    layout = run_directory(shared / "run", option.replace(":Mine", ":echo"))
+    read_lock(layout.recipe_lock)
+    os.chown(layout.recipe_lock, ANOTHER, -1)
+    with pytest.raises(UserError, match="classes that this file names are not imported"):
+        read_lock(layout.recipe_lock)
+    read_lock(layout.recipe_lock, trust=True)
+
+
+@ROOT_ONLY
 def test_the_option_lets_it_run(plant: Callable[..., Planted], tmp_path: Path) -> None:
     planted = plant(MODE)
     planted.give_away()
