@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import read_typed
@@ -120,6 +120,18 @@ class EvaluationSummary(Record):
     """Wall time of the evaluation."""
     settings: str | None = None
     """The digest of the settings of the evaluation; older files have none."""
+
+    @model_validator(mode="after")
+    def _rows_fit(self) -> Self:
+        """Check that each problem has a number for each k, and for each stage."""
+        for rows, columns in (
+            (self.pass_by_problem, self.pass_at_k),
+            (self.majority_by_problem, self.pass_at_k),
+            (self.stages_by_problem, self.stages),
+        ):
+            if short := [problem for problem, row in rows.items() if len(row) != len(columns)]:
+                raise ValueError(f"problem {short[0]} has {len(rows[short[0]])} numbers, and not {len(columns)}")
+        return self
 
 
 class IterationMetrics(Record):

@@ -79,6 +79,7 @@ def _found(run: Path) -> Found:
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.evaluation_settings import evaluation_settings
     from mrt_hpc.run.events import event_faults
+    from mrt_hpc.run.typed_file import UnreadableError
 
     layout, plan = open_run(run)
     recipe = look_at_lock(layout.recipe_lock)
@@ -88,7 +89,10 @@ def _found(run: Path) -> Found:
     if not isinstance(recipe, Recipe):
         return Found(spent, (), (*untold, *spent.notes))
     benchmarks = [benchmark.name for benchmark in recipe.evaluation.benchmarks]
-    settings = evaluation_settings(layout, recipe)
+    try:
+        settings = evaluation_settings(layout, recipe)
+    except UnreadableError as error:
+        return Found(spent, (), (*untold, error.line, *spent.notes))
     measured = read_measurements(layout, 0, evaluated_versions(recipe), benchmarks, settings)
     return Found(spent, prices(spent, measured.evaluations), (*untold, *measured.unreadable, *spent.notes))
 

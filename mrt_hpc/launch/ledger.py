@@ -231,7 +231,10 @@ def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
         return 0, None
     # where the newest is damaged, no earlier one is an answer: its process may run
     advice = f"make sure that no process runs the run; then rm -r {paths[-1]}, and the same command again"
-    return _generation(paths[-1]), read_typed(paths[-1], LocalProcess, "the record of a process", advice=advice)
+    try:
+        return _generation(paths[-1]), read_typed(paths[-1], LocalProcess, "the record of a process", advice=advice)
+    except FileNotFoundError as error:
+        raise UnreadableError("the record of a process leads nowhere", where=paths[-1], advice=advice) from error
 
 
 def _generation(path: Path) -> int:

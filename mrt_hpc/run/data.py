@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.run.typed_file import Whole, read_typed
+from mrt_hpc.run.typed_file import UnreadableError, Whole, read_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,6 +159,22 @@ def problem_lines(problems: Sequence[Problem]) -> str:
 def left_out_file(path: Path) -> Path:
     """Which problems were left out of a run's copy of the data, as their prompts are too long."""
     return path.with_name(f"{path.stem}.left_out.json")
+
+
+def data_checksum(path: Path) -> str:
+    """SHA-256 of a run's file of problems.
+
+    Raises:
+        UnreadableError: it is not there, or is no file.
+    """
+    if not path.is_file():
+        raise UnreadableError(
+            "the run's copy of its problems is not there",
+            where=path,
+            expected="a file of JSON lines",
+            advice="the same submit command again, which writes it",
+        )
+    return checksum(path)
 
 
 @dataclass(frozen=True)

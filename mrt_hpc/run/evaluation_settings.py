@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
-from mrt_hpc.run.atomic import checksum, write_json
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.data import data_checksum
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.prompt_files import prompt_contents
 from mrt_hpc.run.typed_file import Whole, read_typed
@@ -61,7 +62,7 @@ def evaluation_settings(layout: RunLayout, recipe: Experiment) -> dict[str, Eval
     """The settings of each benchmark, by its name.
 
     Raises:
-        OSError: the run has no data of a benchmark.
+        UnreadableError: the run has no data of a benchmark.
     """
     return {benchmark.name: settings_of(layout, recipe, benchmark) for benchmark in recipe.evaluation.benchmarks}
 
@@ -70,7 +71,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
     """The settings of one benchmark.
 
     Raises:
-        OSError: the run has no data of it.
+        UnreadableError: the run has no data of it.
     """
     now = _settings(layout, recipe, benchmark)
     return EvaluationSettings(now, _unnamed(layout).get(benchmark.name, now))
@@ -81,7 +82,7 @@ def _settings(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> Re
     prompt = benchmark.prompt or how.prompt
     sampled = _digest(
         {
-            "problems": checksum(layout.benchmark_data(benchmark.name)),
+            "problems": data_checksum(layout.benchmark_data(benchmark.name)),
             "samples": benchmark.samples,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

@@ -87,7 +87,7 @@ class EventStream:
             names = retrying(lambda: _names(self.directory), "listing the events")
         except FileNotFoundError:
             return
-        yield from (name for name in names if name.endswith(".jsonl") and name not in self._ended)
+        yield from (name for name in names if name not in self._ended)
 
     def _new_of(self, name: str) -> Iterator[ProcessEvent]:
         begin = self._read.get(name, 0)
@@ -108,7 +108,15 @@ class EventStream:
 
 def _names(directory: Path) -> list[str]:
     with os.scandir(directory) as entries:
-        return [entry.name for entry in entries if entry.is_file()]
+        return [entry.name for entry in entries if is_log(entry)]
+
+
+def is_log(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry of the folder is a file of events: a pipe, or a link that leads in a circle, is none."""
+    try:
+        return entry.name.endswith(".jsonl") and entry.is_file()
+    except OSError:
+        return False
 
 
 def last_event(path: Path) -> ProcessEvent | None:

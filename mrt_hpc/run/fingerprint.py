@@ -14,6 +14,7 @@ from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, evaluation_dty
 from mrt_hpc.recipe.lock import versions
 from mrt_hpc.recipe.user_code import module_file
 from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.data import data_checksum
 from mrt_hpc.run.prompt_files import FIELDS, prompt_contents
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchma
     return Fingerprint(
         weights=weights,
         benchmark=benchmark.name,
-        problems=checksum(layout.benchmark_data(benchmark.name)),
+        problems=data_checksum(layout.benchmark_data(benchmark.name)),
         seed=experiment.seed,
         sampling=_sampling(layout, benchmark_sampling(experiment, benchmark)),
         mode=_mode(layout, benchmark),

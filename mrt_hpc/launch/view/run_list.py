@@ -14,7 +14,7 @@ from mrt_hpc.launch.run_progress import progress
 from mrt_hpc.launch.view.run_facts import read_facts
 from mrt_hpc.launch.view.run_look import NO_QUEUES, RunLook, RunState
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.run.event_stream import last_event
+from mrt_hpc.run.event_stream import is_log, last_event
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def newest_event(layout: RunLayout) -> ProcessEvent | None:
     """
     try:
         with os.scandir(layout.events) as entries:
-            logs = [entry for entry in entries if entry.name.endswith(".jsonl") and entry.is_file()]
+            logs = [entry for entry in entries if is_log(entry)]
         newest = max(logs, key=lambda entry: entry.stat().st_mtime_ns, default=None)
         return None if newest is None else last_event(Path(newest.path))
     except OSError:
