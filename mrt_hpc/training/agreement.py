@@ -1,0 +1,320 @@
+"""Whether the policy that is trained is the model that was given and is sampled.
+
+A few short sequences are scored in every way in which the trainer scores them, and by the model's own logits of each
+sequence alone; all must agree. Before that, every tensor of the checkpoint must have found its place, and no place may
+be left without one. Both look at the real thing: no list of names says which models are right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from transformers import AutoModelForCausalLM
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.training.attention import PACKED_ATTENTION
+from mrt_hpc.training.micro_batch import lay_out, part_of
+from mrt_hpc.training.rng_state import Generators
+from mrt_hpc.training.sequence import TrainingSequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from mrt_hpc.training.policy import Policy
+
+LENGTHS = (21, 34, 55)
+"""The numbers of tokens of the sequences that are scored."""
+COMMON = 13
+"""How many first tokens the first two of them share."""
+EXACT_NATS = 1e-3
+"""In 32 bits the largest difference of one log-probability: rounding stays below 1e-4, and what is wrong is above 1e-2.
+"""
+ROUNDED_NATS = 0.25
+"""In 16 bits the mean absolute difference: rounding of random token ids stays below 0.05 (single log-probabilities may
+differ by more, as where a token goes to another expert), and what mixes sequences or scales logits is above 0.5.
+"""
+FAILURES = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, UserError, ValueError)
+"""What a model raises where it cannot compute what it is asked for."""
+
+SMALL_VOCABULARY = 512
+MOST_LAYERS = 12
+"""Layers of a small model; it has fewer where these show every kind that the pattern of its layers has."""
+
+
+class Check(Enum):
+    """What is compared with the model's own log-probabilities of each sequence alone; the value says what differs."""
+
+    REPEATED = "two forward passes over one sequence in training mode differ, as with dropout or noise in a router"
+    HEAD = "its logits are not its head applied to the output of its base model, as with a scale or a soft cap"
+    PADDED = "a sequence beside a longer one in a padded micro-batch has other log-probabilities than alone"
+    LONGEST = (
+        "the position of the last token changes the log-probabilities before it, as where the longest sequence of a "
+        "micro-batch chooses the table of the rotary embedding (longrope, dynamic)"
+    )
+    IN_ONE_ROW = "a sequence that lies in one row with others has other log-probabilities than alone"
+
+
+ADVICE = {
+    Check.LONGEST: "lower sampling.max_tokens and sampling.max_prompt_tokens until the longest sequence is within "
+    "original_max_position_embeddings of config.json, or take another model: --set model.path=DIRECTORY",
+    Check.IN_ONE_ROW: "--set training.batching=padded",
+}
+"""What helps against a difference; where nothing else does, another model."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The outcome of one check."""
+
+    check: Check
+    nats: float
+    """The difference of the log-probabilities: the largest in 32 bits, the mean in 16 bits; infinite where they could
+    not be computed or are not finite.
+    """
+    limit: float
+    reason: str = ""
+    """Why they could not be computed."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference is within the limit."""
+        return self.nats <= self.limit
+
+
+def differences(policy: Policy, longest: int, seed: int = 0) -> list[Difference]:
+    """Compare what the trainer computes with what the model computes, the same on every rank. Collective.
+
+    The token ids are drawn from the vocabulary: this needs no tokenizer, and reaches embeddings and experts that a text
+    would not. No random generator of the process is left changed.
+
+    Args:
+        policy: on its device, in the precision of the training.
+        longest: tokens of the longest sequence that is trained.
+        seed: of the token ids.
+    """
+    generators, training = Generators.capture(), policy.training
+    try:
+        with torch.no_grad():
+            return _worst_of_all_ranks(
+                list(_Comparison(policy.train(), longest, _drawn(policy.vocabulary, seed)).made())
+            )
+    finally:
+        policy.train(training)
+        generators.restore()
+
+
+def refuse_differences(found: Sequence[Difference], directory: Path, field: str = "model.path") -> None:
+    """Refuse a model whose training would not train what is sampled.
+
+    Raises:
+        UserError: naming the first check that failed, by how much, and the field that helps.
+    """
+    for difference in found:
+        if not difference.agrees:
+            statistic = "on average" if difference.limit == ROUNDED_NATS else "for each token"
+            raise UserError(
+                f"the trainer does not compute the log-probabilities of this model: {difference.check.value}",
+                value=difference.reason or f"{difference.nats:.3g} nats",
+                where=f"{field}, {directory}",
+                expected=f"a difference of at most {difference.limit:g} nats {statistic}",
+                advice=ADVICE.get(difference.check, "take another model: --set model.path=DIRECTORY"),
+            )
+
+
+def _drawn(vocabulary: int, seed: int) -> list[torch.Tensor]:
+    draw = np.random.default_rng(seed)
+    ids = [draw.integers(0, vocabulary, length) for length in LENGTHS]
+    ids[1][:COMMON] = ids[0][:COMMON]
+    return [torch.from_numpy(i) for i in ids]
+
+
+def _worst_of_all_ranks(found: list[Difference]) -> list[Difference]:
+    if not distributed.is_initialized():
+        return found
+    from mrt_hpc.training.accelerator import device  # imports DeepSpeed, which the first job does not need
+
+    nats = torch.tensor([difference.nats for difference in found], device=device())
+    distributed.all_reduce(nats, distributed.ReduceOp.MAX)
+    return [replace(one, nats=value) for one, value in zip(found, nats.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    policy: Policy
+    longest: int
+    ids: list[torch.Tensor]
+    """The [W] token ids of each sequence."""
+
+    def made(self) -> Iterator[Difference]:
+        """Yield the outcome of every check; each rank runs the same forward passes in the same order."""
+        if not self._takes_other_attention():
+            reason = "its layers compute attention of their own, whatever they are given"
+            yield Difference(Check.IN_ONE_ROW, math.inf, EXACT_NATS, reason)
+            return
+        with _plainly(self.policy, self.policy.padded_attention):
+            yield self._outcome(Check.REPEATED, self._repeated)
+            yield self._outcome(Check.HEAD, lambda: self._scored(self.sequences[-1:]))
+            yield self._outcome(Check.PADDED, lambda: self._scored(self.sequences))
+            yield self._outcome(Check.LONGEST, self._with_a_late_token)
+        if self.policy.kernels.in_one_row:
+            yield self._outcome(Check.IN_ONE_ROW, lambda: self._scored(self.sequences))
+
+    def _takes_other_attention(self) -> bool:
+        """Whether padded rows can be computed too."""
+        with _plainly(self.policy, None):
+            return self.policy.model.config._attn_implementation != PACKED_ATTENTION
+
+    @cached_property
+    def sequences(self) -> list[TrainingSequence]:
+        """The sequences, each with the model's own log-probabilities in the place of those at sampling."""
+        found = []
+        for ids in self.ids:
+            own, count = self._own(ids).numpy(), len(ids) - 1
+            found.append(
+                TrainingSequence(
+                    ids[:1].tolist(), ids[1:].tolist(), np.zeros(count, np.float32), own, np.ones(count, bool)
+                )
+            )
+        return found
+
+    def _outcome(self, check: Check, compute: Callable[[], torch.Tensor]) -> Difference:
+        policy = self.policy
+        limit = ROUNDED_NATS if policy.autocast or policy.model.dtype == torch.bfloat16 else EXACT_NATS
+        try:
+            gaps = compute().abs()
+        except (torch.OutOfMemoryError, distributed.DistError):
+            raise
+        except FAILURES as error:
+            reason = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            return Difference(check, math.inf, limit, reason)
+        if not gaps.numel():  # no trained token is in this rank's part of the row
+            return Difference(check, 0.0, limit)
+        nats = float(gaps.mean() if limit == ROUNDED_NATS else gaps.max())
+        return Difference(check, nats if math.isfinite(nats) else math.inf, limit)
+
+    def _own(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the [W - 1] log-probabilities of all tokens but the first, from the model's own logits."""
+        policy = self.policy
+        place = policy.device
+        options = {} if positions is None else {"position_ids": positions[None].to(place)}
+        with _plainly(policy, None), policy.in_its_precision():
+            logits = policy.model(input_ids=ids[None].to(place), use_cache=False, **options).logits[0, :-1]
+        scores = (logits.float() / policy.temperature).log_softmax(-1)
+        return scores.gather(1, ids[1:, None].to(place))[:, 0].cpu()
+
+    def _repeated(self) -> torch.Tensor:
+        return self._own(self.ids[-1]) - torch.from_numpy(self.sequences[-1].behaviour_logprobs)
+
+    def _with_a_late_token(self) -> torch.Tensor:
+        """Return the change of log-probabilities where the last token is at the position of the longest sequence's."""
+        ids = self.ids[-1]
+        if "position_ids" not in inspect.signature(self.policy.model.base_model.forward).parameters:
+            return torch.zeros(0)  # such a model knows no positions beyond the tokens that are there
+        positions = torch.arange(len(ids))
+        positions[-1] = max(self.longest, len(ids)) - 1
+        own = torch.from_numpy(self.sequences[-1].behaviour_logprobs)
+        return (self._own(ids, positions) - own)[:-1]
+
+    def _scored(self, sequences: Sequence[TrainingSequence]) -> torch.Tensor:
+        """Return the policy's log-probabilities of these sequences in one micro-batch, less the model's own."""
+        policy = self.policy
+        batch = lay_out(policy.kernels.batching, sequences)
+        if policy.row_ranks.parts > 1 and policy.kernels.in_one_row:
+            batch = part_of(batch, policy.row_ranks.part, policy.row_ranks.parts)
+        batch = batch.to(policy.device)
+        return policy(batch, 1)[0] - batch.behaviour_logprobs
+
+
+@contextmanager
+def _plainly(policy: Policy, attention: str | None) -> Iterator[None]:
+    """Let the policy work on padded rows in the block, with this attention; None for the model's own."""
+    kernels, used, model = policy.kernels, policy.model.config._attn_implementation, policy.model
+    policy.kernels = replace(kernels, batching=Batching.PADDED)
+    model.set_attn_implementation(attention or model.get_correct_attn_implementation(None))
+    try:
+        yield
+    finally:
+        policy.kernels = kernels
+        model.set_attn_implementation(used)
+
+
+def make_small(config: PretrainedConfig, directory: Path, seed: int = 0) -> None:
+    """Write a small model of the architecture and with all options of a configuration. Its weights are random, and large
+    enough for what is wrong to show in log-probabilities.
+
+    Raises:
+        Exception: the class of the model does not take the small sizes; whatever it raises.
+    """
+    generators = Generators.capture()
+    torch.manual_seed(seed)
+    try:
+        model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(_small(config), dtype=torch.float32))
+        for matrix in (p for p in model.parameters() if p.ndim > 1):
+            nn.init.normal_(matrix, std=1.5 / math.sqrt(matrix.shape[-1]))
+        model.save_pretrained(directory)
+    finally:
+        generators.restore()
+
+
+def _small(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the configuration with fewer layers, heads, experts and tokens.
+
+    All numbers of heads and all widths are divided by one factor, so that a width stays the product of a number of
+    heads and their size, and what depends on the size of a head (rotary embeddings) stays as it is.
+    """
+    text = config.get_text_config()
+    fields = text.to_dict()
+    depth, heads = int(text.num_hidden_layers), getattr(text, "num_attention_heads", None)
+    kept = min(depth, MOST_LAYERS, max(2, *(_until_all_kinds(value, depth) for value in fields.items())))
+    width = int(text.hidden_size)
+    factor = next((heads // n for n in range(2, 17) if heads and heads % n == 0 and width * n // heads % 8 == 0), 1)
+    factor = factor if heads else 8
+    small = {name: _smaller(name, value, factor, depth, kept) for name, value in fields.items()}
+    return cast("PretrainedConfig", type(text).from_dict(small))
+
+
+def _until_all_kinds(field: tuple[str, Any], depth: int) -> int:
+    """Return the number of first layers that show every kind of layer that this field tells of."""
+    name, value = field
+    if isinstance(value, list | str) and len(value) == depth > 1:
+        return max(value.index(kind) + 1 for kind in value)
+    if isinstance(value, int) and re.search("period|interval|freq$|_step$|sliding_window_pattern", name):
+        return int(value)
+    return 0
+
+
+def _smaller(name: str, value: Any, factor: int, depth: int, kept: int) -> Any:
+    if isinstance(value, list | str) and len(value) == depth > 1:
+        return value[:kept]
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    for pattern, size in (
+        ("num_hidden_layers|^n_?layers?$|^num_layers$|max_window_layers", min(value, kept)),
+        ("vocab", min(value, SMALL_VOCABULARY)),
+        ("token_id$", value % SMALL_VOCABULARY),
+        ("per_tok|top_?k", min(value, 2)),
+        ("^n_group|topk_group", 1),
+        ("^(n|num|moe)_.*experts$", min(value, 4)),
+        ("first_k_dense|num_dense_layers", min(value, 1)),
+        (
+            r"hidden_size|intermediate|n_embd|d_model|ffn|n_inner|(^|_)n(um)?_(\w+_)?heads?$|n_groups|d_ssm",
+            max(1, value // factor),
+        ),
+    ):
+        if re.search(pattern, name):
+            return size
+    return value
