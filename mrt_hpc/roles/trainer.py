@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.longest import longest_in_training
+from mrt_hpc.recipe.longest import longest_trained
 from mrt_hpc.recipe.sections.data import SmallWorldProblems
 from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
@@ -105,7 +105,7 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
         temperature=recipe.sampling.temperature if learns_rollouts else 1.0,
         objective=Objective.POLICY_GRADIENT if learns_rollouts else Objective.LIKELIHOOD,
         seed=recipe.seed,
-        longest=longest_in_training(recipe) if learns_rollouts else None,
+        longest=longest_trained(recipe),
     )
 
 

@@ -44,28 +44,30 @@ EXACT_NATS = 1e-3
 """In 32 bits the largest difference of one log-probability: rounding stays below 1e-4, and what is wrong is above 1e-2.
 """
 ROUNDED_NATS = 0.25
-"""In 16 bits the mean absolute difference: rounding of random token ids stays below 0.05 (single log-probabilities may
-differ by more, as where a token goes to another expert), and what mixes sequences or scales logits is above 0.5.
+"""In 16 bits the root mean square: rounding stays below 0.05, with random token ids as well, and what mixes sequences
+or scales logits is above 0.3, also where it does so at a few tokens alone.
 """
 FAILURES = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, UserError, ValueError)
 """What a model raises where it cannot compute what it is asked for."""
 
 SMALL_VOCABULARY = 512
+HEADS = r"(^|_)n(um)?_(\w+_)?heads?$"
+"""How fields of configurations that are numbers of heads are named."""
 MOST_LAYERS = 12
 """Layers of a small model; it has fewer where these show every kind that the pattern of its layers has."""
 
 
 class Check(Enum):
-    """What is compared with the model's own log-probabilities of each sequence alone; the value says what differs."""
+    """What is compared with the model's own log-probabilities of each sequence alone; the value says which ones."""
 
-    REPEATED = "two forward passes over one sequence in training mode differ, as with dropout or noise in a router"
-    HEAD = "its logits are not its head applied to the output of its base model, as with a scale or a soft cap"
-    PADDED = "a sequence beside a longer one in a padded micro-batch has other log-probabilities than alone"
+    REPEATED = "of one sequence in a second forward pass in training mode, as with dropout or noise in a router"
+    HEAD = "of the head applied to the output of the base model, as where a model scales or caps its logits"
+    PADDED = "of a sequence beside a longer one in a padded micro-batch"
     LONGEST = (
-        "the position of the last token changes the log-probabilities before it, as where the longest sequence of a "
+        "of tokens before one at the position of the longest sequence's last, as where the longest sequence of a "
         "micro-batch chooses the table of the rotary embedding (longrope, dynamic)"
     )
-    IN_ONE_ROW = "a sequence that lies in one row with others has other log-probabilities than alone"
+    IN_ONE_ROW = "of sequences that lie in one row"
 
 
 ADVICE = {
@@ -82,8 +84,8 @@ class Difference:
 
     check: Check
     nats: float
-    """The difference of the log-probabilities: the largest in 32 bits, the mean in 16 bits; infinite where they could
-    not be computed or are not finite.
+    """The difference of the log-probabilities: the largest in 32 bits, the root mean square in 16 bits; infinite where
+    they could not be computed or are not finite.
     """
     limit: float
     reason: str = ""
@@ -93,6 +95,11 @@ class Difference:
     def agrees(self) -> bool:
         """Whether the difference is within the limit."""
         return self.nats <= self.limit
+
+    @property
+    def fault(self) -> str:
+        """What is wrong where it is not."""
+        return "cannot be computed" if self.reason else "are not the model's own of each sequence alone"
 
 
 def differences(policy: Policy, longest: int, seed: int = 0) -> list[Difference]:
@@ -125,9 +132,10 @@ def refuse_differences(found: Sequence[Difference], directory: Path, field: str 
     """
     for difference in found:
         if not difference.agrees:
-            statistic = "on average" if difference.limit == ROUNDED_NATS else "for each token"
+            statistic = "as root mean square" if difference.limit == ROUNDED_NATS else "for each token"
             raise UserError(
-                f"the trainer does not compute the log-probabilities of this model: {difference.check.value}",
+                "the trainer would not train the model that is sampled: its log-probabilities "
+                f"{difference.check.value} {difference.fault}",
                 value=difference.reason or f"{difference.nats:.3g} nats",
                 where=f"{field}, {directory}",
                 expected=f"a difference of at most {difference.limit:g} nats {statistic}",
@@ -175,7 +183,7 @@ class _Comparison:
 
     def _takes_other_attention(self) -> bool:
         """Whether padded rows can be computed too."""
-        with _plainly(self.policy, None):
+        with _plainly(self.policy, self.policy.own_attention):
             return self.policy.model.config._attn_implementation != PACKED_ATTENTION
 
     @cached_property
@@ -203,7 +211,7 @@ class _Comparison:
             return Difference(check, math.inf, limit, reason)
         if not gaps.numel():  # no trained token is in this rank's part of the row
             return Difference(check, 0.0, limit)
-        nats = float(gaps.mean() if limit == ROUNDED_NATS else gaps.max())
+        nats = float(gaps.square().mean().sqrt() if limit == ROUNDED_NATS else gaps.max())
         return Difference(check, nats if math.isfinite(nats) else math.inf, limit)
 
     def _own(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
@@ -211,7 +219,7 @@ class _Comparison:
         policy = self.policy
         place = policy.device
         options = {} if positions is None else {"position_ids": positions[None].to(place)}
-        with _plainly(policy, None), policy.in_its_precision():
+        with _plainly(policy, policy.own_attention), policy.in_its_precision():
             logits = policy.model(input_ids=ids[None].to(place), use_cache=False, **options).logits[0, :-1]
         scores = (logits.float() / policy.temperature).log_softmax(-1)
         return scores.gather(1, ids[1:, None].to(place))[:, 0].cpu()
@@ -240,11 +248,11 @@ class _Comparison:
 
 
 @contextmanager
-def _plainly(policy: Policy, attention: str | None) -> Iterator[None]:
-    """Let the policy work on padded rows in the block, with this attention; None for the model's own."""
+def _plainly(policy: Policy, attention: str) -> Iterator[None]:
+    """Let the policy work on padded rows in the block, with this attention."""
     kernels, used, model = policy.kernels, policy.model.config._attn_implementation, policy.model
     policy.kernels = replace(kernels, batching=Batching.PADDED)
-    model.set_attn_implementation(attention or model.get_correct_attn_implementation(None))
+    model.set_attn_implementation(attention)
     try:
         yield
     finally:
@@ -253,8 +261,8 @@ def _plainly(policy: Policy, attention: str | None) -> Iterator[None]:
 
 
 def make_small(config: PretrainedConfig, directory: Path, seed: int = 0) -> None:
-    """Write a small model of the architecture and with all options of a configuration. Its weights are random, and large
-    enough for what is wrong to show in log-probabilities.
+    """Write a small model of the architecture and with all options of a configuration. Its weights are random, and so
+    large that what is wrong shows in log-probabilities.
 
     Raises:
         Exception: the class of the model does not take the small sizes; whatever it raises.
@@ -278,18 +286,25 @@ def _small(config: PretrainedConfig) -> PretrainedConfig:
     """
     text = config.get_text_config()
     fields = text.to_dict()
-    depth, heads = int(text.num_hidden_layers), getattr(text, "num_attention_heads", None)
-    kept = min(depth, MOST_LAYERS, max(2, *(_until_all_kinds(value, depth) for value in fields.items())))
-    width = int(text.hidden_size)
-    factor = next((heads // n for n in range(2, 17) if heads and heads % n == 0 and width * n // heads % 8 == 0), 1)
-    factor = factor if heads else 8
+    depth = int(text.num_hidden_layers)
+    kept = min(depth, MOST_LAYERS, max(2, *(_until_all_kinds(n, v, depth) for n, v in fields.items())))
+    factor = _factor(fields, int(text.hidden_size))
     small = {name: _smaller(name, value, factor, depth, kept) for name, value in fields.items()}
     return cast("PretrainedConfig", type(text).from_dict(small))
 
 
-def _until_all_kinds(field: tuple[str, Any], depth: int) -> int:
+def _factor(fields: dict[str, Any], width: int) -> int:
+    """Return the number by which heads and widths are divided: at least two heads are left where their number allows
+    it, and a width of whole vectors.
+    """
+    counts = [v for n, v in fields.items() if re.search(HEADS, n) and not re.search("kv|key_value", n) and v]
+    heads = math.gcd(*counts)
+    left = [n for n in (*range(2, 17), 1) if heads % n == 0 and width * n // max(heads, 1) % 8 == 0]
+    return heads // left[0] if heads and left else 1 if heads else 8
+
+
+def _until_all_kinds(name: str, value: Any, depth: int) -> int:
     """Return the number of first layers that show every kind of layer that this field tells of."""
-    name, value = field
     if isinstance(value, list | str) and len(value) == depth > 1:
         return max(value.index(kind) + 1 for kind in value)
     if isinstance(value, int) and re.search("period|interval|freq$|_step$|sliding_window_pattern", name):
@@ -299,22 +314,23 @@ def _until_all_kinds(field: tuple[str, Any], depth: int) -> int:
 
 def _smaller(name: str, value: Any, factor: int, depth: int, kept: int) -> Any:
     if isinstance(value, list | str) and len(value) == depth > 1:
-        return value[:kept]
+        value = value[:kept]
+    if isinstance(value, list):
+        return [_smaller(name, part, factor, depth, kept) for part in value]
+    if isinstance(value, dict):  # by number of the layer, in some
+        return {key: part for key, part in value.items() if not str(key).isdigit() or int(key) < kept}
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    for pattern, size in (
-        ("num_hidden_layers|^n_?layers?$|^num_layers$|max_window_layers", min(value, kept)),
-        ("vocab", min(value, SMALL_VOCABULARY)),
-        ("token_id$", value % SMALL_VOCABULARY),
-        ("per_tok|top_?k", min(value, 2)),
-        ("^n_group|topk_group", 1),
-        ("^(n|num|moe)_.*experts$", min(value, 4)),
-        ("first_k_dense|num_dense_layers", min(value, 1)),
-        (
-            r"hidden_size|intermediate|n_embd|d_model|ffn|n_inner|(^|_)n(um)?_(\w+_)?heads?$|n_groups|d_ssm",
-            max(1, value // factor),
-        ),
-    ):
-        if re.search(pattern, name):
-            return size
-    return value
+    sizes = {
+        "num_hidden_layers|^n_?layers?$|^num_layers$|max_window_layers": min(value, kept),
+        "first_k_dense|num_dense_layers": min(value, 1),
+        "vocab": min(value, SMALL_VOCABULARY),
+        "token_id$": value % SMALL_VOCABULARY,
+        "^n_group$|topk_group": 1,
+        "per_tok|top_k|^moe_(topk|k)$": min(value, 2),
+        "^(n|num|moe)_.*experts$": min(value, 4),
+        HEADS: max(1, value // factor),
+        "intermediate|ffn|n_inner": -(-value // (8 * factor)) * 8,
+        "hidden_size|n_embd|d_model|n_groups|d_ssm": max(1, value // factor),
+    }
+    return next((size for pattern, size in sizes.items() if re.search(pattern, name)), value)

@@ -91,9 +91,15 @@ class Policy(nn.Module):
         return self.model.device
 
     @property
-    def padded_attention(self) -> str | None:
-        """The name of the attention of padded rows; None for the one that transformers chooses for the model."""
-        return _attention_of_padded_rows(self.autocast)
+    def padded_attention(self) -> str:
+        """The name of the attention of padded rows."""
+        chosen = self.own_attention
+        return CPU_ATTENTION if self.autocast and device().type == "cpu" and chosen == "sdpa" else chosen
+
+    @property
+    def own_attention(self) -> str:
+        """The name of the attention that transformers chooses for the model."""
+        return self.model.get_correct_attn_implementation(None)
 
     def in_its_precision(self) -> torch.autocast:
         """Return the context in which its matrix products have the number format of the training."""
@@ -183,7 +189,7 @@ def load_policy(
     refuse_other_tensors(directory, config)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
-    attention = PACKED_ATTENTION if kernels.in_one_row else _attention_of_padded_rows(autocast)
+    attention = PACKED_ATTENTION if kernels.in_one_row else None
     try:
         with _partitioned_when_made(partition and _with_wide_buffers(partition, config, dtype)):
             loaded, found = AutoModelForCausalLM.from_pretrained(
@@ -198,11 +204,10 @@ def load_policy(
             module.p = 0.0
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Policy(model, temperature, autocast, kernels, row_ranks)
-
-
-def _attention_of_padded_rows(autocast: bool) -> str | None:
-    return CPU_ATTENTION if autocast and device().type == "cpu" else None
+    policy = Policy(model, temperature, autocast, kernels, row_ranks)
+    if not kernels.in_one_row and policy.padded_attention != policy.own_attention:
+        model.set_attn_implementation(policy.padded_attention)
+    return policy
 
 
 def _without_noise(config: PretrainedConfig) -> PretrainedConfig:
