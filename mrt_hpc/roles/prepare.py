@@ -102,10 +102,10 @@ def publish_copy(task: Task, version: int, source: Path, field: str, *, trained:
     """
     refuse_delta(source)
     check_architecture(source, field, trained=trained)
-    if trained:
-        check_training(source, field, task.recipe)
     if (source / MANIFEST).exists():  # a weights version of another run
         task.retrying(lambda: verify(source), f"reading {source}")
+    if trained:
+        check_training(source, field, task.recipe)
     check_tokenizer(task.experiment, source, field)
     check_prompts(task, source)
     task.retrying(

@@ -47,7 +47,7 @@ ROUNDED_NATS = 0.25
 """In 16 bits the root mean square: rounding stays below 0.05, with random token ids as well, and what mixes sequences
 or scales logits is above 0.3, also where it does so at a few tokens alone.
 """
-FAILURES = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, UserError, ValueError)
+FAILURES = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What a model raises where it cannot compute what it is asked for."""
 
 SMALL_VOCABULARY = 512
@@ -206,9 +206,10 @@ class _Comparison:
             gaps = compute().abs()
         except (torch.OutOfMemoryError, distributed.DistError):
             raise
+        except UserError as error:
+            return Difference(check, math.inf, limit, f"{error.what}: {error.value}")
         except FAILURES as error:
-            reason = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            return Difference(check, math.inf, limit, reason)
+            return Difference(check, math.inf, limit, f"{type(error).__name__}: {error}")
         if not gaps.numel():  # no trained token is in this rank's part of the row
             return Difference(check, 0.0, limit)
         nats = float(gaps.square().mean().sqrt() if limit == ROUNDED_NATS else gaps.max())

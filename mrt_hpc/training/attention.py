@@ -304,7 +304,12 @@ def _attention_of_a_packed_row(
             log-probabilities of short sequences too, and is found there (see ``agreement``).
     """
     if segments is None or attention_mask is not None or sliding_window is not None:
-        raise _not_in_one_row(type(module).__name__ if sliding_window is None else f"sliding_window={sliding_window}")
+        raise UserError(
+            "the attention of this model does not work on packed rows",
+            value=type(module).__name__ if sliding_window is None else f"sliding_window={sliding_window}",
+            where="training.batching",
+            advice="--set training.batching=padded",
+        )
     device, dtype = query.device.type, value.dtype
     inner = torch.float32 if device == "cpu" and dtype == torch.bfloat16 else dtype  # see _attention_in_32_bits
     with torch.autocast(device, enabled=False):
@@ -313,23 +318,11 @@ def _attention_of_a_packed_row(
     return output[None].to(dtype), None
 
 
-def _mask_of_a_packed_row(*_: Any, local_size: int | None = None, **__: Any) -> None:
-    """Return no mask: ``segments`` say which positions attend to which.
-
-    Raises:
-        UserError: the model asks for windows or chunks, which no short sequence would show.
+def _mask_of_a_packed_row(*_: Any, local_size: int | None = None, **__: Any) -> torch.Tensor | None:
+    """Return no mask, as ``segments`` say which positions attend to which; for attention in windows or chunks, which no
+    short sequence would show, a mask without data, so that a layer that uses it is refused.
     """
-    if local_size is not None:
-        raise _not_in_one_row(f"attention to the last {local_size} tokens alone")
-
-
-def _not_in_one_row(what: str) -> UserError:
-    return UserError(
-        "the attention of this model does not work on packed rows",
-        value=what,
-        where="training.batching",
-        advice="--set training.batching=padded",
-    )
+    return None if local_size is None else torch.empty(0, 0, 0, 0)
 
 
 AttentionInterface.register(CPU_ATTENTION, _attention_in_32_bits)

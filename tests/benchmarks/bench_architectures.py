@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.model_files import GENERATORS
-from mrt_hpc.training.agreement import differences, make_small, refuse_differences
+from mrt_hpc.training.agreement import differences, make_small
 from mrt_hpc.training.policy import Kernels, load_policy, longest_of_model
 
 if TYPE_CHECKING:
@@ -59,23 +59,23 @@ class Seen:
     not_made: str = ""
     """Why there is no small model of it; empty where there is."""
     verdicts: dict[str, str] = field(default_factory=dict)
-    """By batching the message of the refusal; empty where the model is taken."""
+    """By batching the check that refuses the model; empty where it is taken."""
     nats: dict[str, dict[str, float]] = field(default_factory=dict)
     """By batching and check the largest difference."""
     seconds: float = 0.0
 
 
 def verdict(directory: Path, batching: Batching) -> tuple[str, dict[str, float]]:
-    """The message of the refusal, and the differences."""
-    found = []
+    """The first check that failed, with its reason, or the first words of an error before; and the differences."""
     try:
         policy = load_policy(directory, 1.0, Precision.FP32, kernels=Kernels(batching))
         found = differences(policy, min(LONGEST, longest_of_model(directory) or LONGEST))
-        refuse_differences(found, directory)
     except UserError as error:
-        reason = f" ({error.value})" if error.value else ""
-        return f"{error.what}{reason}".splitlines()[0], {d.check.name: d.nats for d in found}
-    return "", {d.check.name: d.nats for d in found}
+        return error.what.splitlines()[0][:200], {}
+    failed = [
+        f"{d.check.name}: {d.reason or f'{d.nats:.2g} nats'}".splitlines()[0][:200] for d in found if not d.agrees
+    ]
+    return failed[0] if failed else "", {d.check.name: d.nats for d in found}
 
 
 def look(name: str, kind: str, answer: Connection) -> None:
@@ -132,12 +132,7 @@ def row(seen: Seen) -> str:
         worst = f" {max(nats.values()):.1g}" if nats else ""
         cells.append(("refused" if seen.verdicts[batching] else "passes") + worst)
     reasons = list(dict.fromkeys(v for v in seen.verdicts.values() if v))
-    return f"| {seen.name} | {' | '.join(cells)} | {'; '.join(short(r) for r in reasons)} |"
-
-
-def short(message: str) -> str:
-    """The words of a refusal that tell it from others."""
-    return message.removeprefix("the trainer would not train the model that is sampled: its ")[:200]
+    return f"| {seen.name} | {' | '.join(cells)} | {'; '.join(reasons)} |"
 
 
 def table(all_seen: list[Seen]) -> str:
@@ -147,7 +142,7 @@ def table(all_seen: list[Seen]) -> str:
     lines = [
         f"# {len(all_seen)} architectures that transformers and vLLM both register; {len(made)} small models",
         "",
-        "The largest difference of a log-probability, nats, 32 bits; at most 0.001 passes.",
+        "The largest difference of a log-probability, nats, 32 bits (inf: it could not be computed); at most 0.001 passes.",
         "",
         "| | " + " | ".join(Batching) + " |",
         "|---|---:|---:|---:|",

@@ -20,12 +20,16 @@ from transformers import (
     Phi3Config,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3NextConfig,
 )
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.training.agreement import Check, Difference, differences, make_small, refuse_differences
+from mrt_hpc.training.attention import PACKED_ATTENTION, segments_of
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
 from mrt_hpc.training.rng_state import Generators
 
@@ -68,6 +72,7 @@ FAMILIES: dict[str, tuple[Callable[[], PretrainedConfig], Batching, Check | None
     "ALiBi, packed": (BloomConfig, PACKED, Check.IN_ONE_ROW),
     "a window": (MistralConfig, PADDED, None),
     "a window, packed": (MistralConfig, PACKED, Check.IN_ONE_ROW),
+    "a window that no layer uses, packed": (Qwen2MoeConfig, PACKED, None),
     "scaled logits": (lambda: FalconH1Config(lm_head_multiplier=0.0195), PADDED, Check.HEAD),
     "longrope": (phi3, PADDED, Check.LONGEST),
     "dynamic NTK": (lambda: llama(rope_type="dynamic", factor=4.0), PADDED, Check.LONGEST),
@@ -111,6 +116,19 @@ def test_rounding_to_16_bits_is_within_the_limit(
 def test_what_is_wrong_is_seen_in_16_bits_too(config: Callable[[], PretrainedConfig], tmp_path: Path) -> None:
     found = differences(load(config(), tmp_path, PACKED, precision=Precision.BF16), LONGEST)
     assert [d.check for d in found if not d.agrees] == [Check.IN_ONE_ROW]
+
+
+def test_a_window_that_only_a_mask_tells_of_is_refused_in_a_packed_row(tmp_path: Path) -> None:
+    """No short sequence shows it."""
+    model = load(Qwen2Config(), tmp_path, PACKED).model
+    states = torch.zeros(1, 2, 5, 8)
+    mask = ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION](local_size=4096)
+    segments = segments_of((5,), torch.device("cpu"), torch.float32, 8)
+    attend = ALL_ATTENTION_FUNCTIONS[PACKED_ATTENTION]
+    assert ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION]() is None
+    attend(model, states, states, states, None, segments=segments)
+    with pytest.raises(UserError, match="does not work on packed rows"):
+        attend(model, states, states, states, mask, segments=segments)
 
 
 def test_dropout_that_is_left_is_seen(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ FILES = ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.j
 def fill(directory: Path) -> None:
     build_tokenizer().save_pretrained(directory)
     make_small(LlamaConfig(), directory)
+    (directory / "generation_config.json").unlink()
 
 
 def task_from(model: Path, run: Path) -> Task:
@@ -90,7 +91,7 @@ def test_an_architecture_that_the_installed_packages_do_not_know_is_refused(tmp_
     with pytest.raises(UserError, match="known to vLLM and transformers as installed here"):
         prepare.check_architecture(tmp_path, "model.path")
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen22ForCausalLM"]}')
-    with pytest.raises(UserError, match="known to vLLM as installed here.*(?s:.)*the nearest is Qwen2ForCausalLM"):
+    with pytest.raises(UserError, match=r"known to vLLM as installed here(?s:.)*the nearest is Qwen2ForCausalLM"):
         prepare.check_architecture(tmp_path, "prover.model", trained=False)
 
 
