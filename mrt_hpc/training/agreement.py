@@ -101,6 +101,12 @@ class Difference:
         """What is wrong where it is not."""
         return "cannot be computed" if self.reason else "are not the model's own of each sequence alone"
 
+    @property
+    def advice(self) -> str:
+        """What helps."""
+        stage = "--set training.zero_stage=2 where it is 3 (it partitions weights), or " if self.reason else ""
+        return ADVICE.get(self.check, f"{stage}take another model: --set model.path=DIRECTORY")
+
 
 def differences(policy: Policy, longest: int, seed: int = 0) -> list[Difference]:
     """Compare what the trainer computes with what the model computes, the same on every rank. Collective.
@@ -139,7 +145,7 @@ def refuse_differences(found: Sequence[Difference], directory: Path, field: str 
                 value=difference.reason or f"{difference.nats:.3g} nats",
                 where=f"{field}, {directory}",
                 expected=f"a difference of at most {difference.limit:g} nats {statistic}",
-                advice=ADVICE.get(difference.check, "take another model: --set model.path=DIRECTORY"),
+                advice=difference.advice,
             )
 
 

@@ -142,7 +142,8 @@ def table(all_seen: list[Seen]) -> str:
     lines = [
         f"# {len(all_seen)} architectures that transformers and vLLM both register; {len(made)} small models",
         "",
-        "The largest difference of a log-probability, nats, 32 bits (inf: it could not be computed); at most 0.001 passes.",
+        "The largest difference of a log-probability, nats, 32 bits; inf where it could not be computed. At most 0.001 "
+        "passes.",
         "",
         "| | " + " | ".join(Batching) + " |",
         "|---|---:|---:|---:|",
