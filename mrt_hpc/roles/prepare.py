@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from mrt_hpc.domains.small_world.equations import Habits
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.recipe.batching import Precision
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.longest import longest_trained
 from mrt_hpc.recipe.sections.model import HuggingFaceModel, SmallWorldModel
 from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
@@ -30,6 +32,7 @@ from mrt_hpc.run.weights import publish, refuse_delta, take_over
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
 
 log = logging.getLogger(__name__)
@@ -95,12 +98,15 @@ def publish_copy(task: Task, version: int, source: Path, field: str, *, trained:
         trained: whether the trainer loads it too.
 
     Raises:
-        UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
+        UserError: the model's architecture is not known here, or is not trained as it is; its tokenizer loses text; or
+            a prompt is too long.
     """
     refuse_delta(source)
     check_architecture(source, field, trained=trained)
     if (source / MANIFEST).exists():  # a weights version of another run
         task.retrying(lambda: verify(source, anywhere=True), f"reading {source}")
+    if trained:
+        check_training(source, field, task.recipe)
     check_tokenizer(task.experiment, source, field)
     check_prompts(task, source)
     task.retrying(
@@ -160,13 +166,44 @@ def check_architecture(directory: Path, field: str, *, trained: bool = True) -> 
     if trained:
         known["transformers"] = set(TRANSFORMERS.values())
     if strangers := [package for package, names in known.items() if not names & set(named)]:
+        guess = nearest(named[0], set.intersection(*known.values())) if named else None
         raise UserError(
             f"this architecture is no causal language model known to {' and '.join(strangers)} as installed here",
             value=named,
             where=f"{field}, {directory / 'config.json'}, architectures",
-            expected="a name that vLLM and, for training, transformers register",
+            expected="a name that vLLM and, for training, transformers register"
+            + (f"; the nearest is {guess}" if guess else ""),
             advice="take another model, or an environment with versions that know it",
         )
+
+
+def check_training(directory: Path, field: str, recipe: Recipe) -> None:
+    """Refuse a model that would not be trained as it is sampled, before a GPU is asked for: by the headers of its
+    files, and by a small model with its options. The trainer checks the model itself, with its weights.
+
+    Args:
+        directory: of the model.
+        field: of the recipe that names it.
+        recipe: the run's.
+
+    Raises:
+        UserError: naming the tensors that are missing or unknown, or what is not computed as the model does.
+    """
+    from mrt_hpc.training.agreement import differences, make_small, refuse_differences
+    from mrt_hpc.training.policy import Kernels, load_policy, longest_of_model, model_config, refuse_other_tensors
+
+    config = model_config(directory)
+    refuse_other_tensors(directory, config)
+    with TemporaryDirectory() as scratch:
+        small = Path(scratch)
+        try:
+            make_small(config, small)
+        except Exception as error:  # a model of any kind, of sizes that its class may not take
+            log.warning("this model has no small form, so the trainer's start is its first check: %r", error)
+            return
+        policy = load_policy(small, 1.0, Precision.FP32, kernels=Kernels.of(recipe.training))
+        longest = longest_trained(recipe) or longest_of_model(directory)
+        refuse_differences(differences(policy, longest), directory, field)
 
 
 def copy_model(source: Path, directory: Path) -> None:

@@ -50,9 +50,6 @@ BLOCK_FULLNESS = 0.75
 FLASH_CAPABILITY = (8, 0)
 """The oldest GPUs for which torch has flash attention."""
 
-UNKNOWN_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""What a model may ask of its attention that packed rows do not know."""
-
 CAUSAL = (-1, 0)
 """The window of a position: all that is before it, and nothing behind it."""
 
@@ -297,18 +294,19 @@ def _attention_of_a_packed_row(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     segments: Segments | None = None,
-    **options: Any,
+    sliding_window: int | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of one row: [1, H, N, D] queries, [1, K, N, D] keys and values.
 
     Raises:
-        UserError: the model asks for more than causal attention, or does not hand on what it is given.
+        UserError: the model asks for a window, or does not hand on what it is given. Whatever else it asks for changes
+            log-probabilities of short sequences too, and is found there (see ``agreement``).
     """
-    unknown = [name for name in UNKNOWN_OPTIONS if options.get(name) is not None]
-    if segments is None or attention_mask is not None or unknown:
+    if segments is None or attention_mask is not None or sliding_window is not None:
         raise UserError(
             "the attention of this model does not work on packed rows",
-            value=unknown or type(module).__name__,
+            value=type(module).__name__ if sliding_window is None else f"sliding_window={sliding_window}",
             where="training.batching",
             advice="--set training.batching=padded",
         )
@@ -320,6 +318,14 @@ def _attention_of_a_packed_row(
     return output[None].to(dtype), None
 
 
+def _mask_of_a_packed_row(*_: Any, local_size: int | None = None, **__: Any) -> torch.Tensor | None:
+    """Return no mask, as ``segments`` say which positions attend to which; for attention in windows or chunks, which no
+    short sequence would show, a mask without data, so that a layer that uses it is refused.
+    """
+    return None if local_size is None else torch.empty(0, 0, 0, 0)
+
+
 AttentionInterface.register(CPU_ATTENTION, _attention_in_32_bits)
 AttentionMaskInterface.register(CPU_ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 AttentionInterface.register(PACKED_ATTENTION, _attention_of_a_packed_row)
+AttentionMaskInterface.register(PACKED_ATTENTION, _mask_of_a_packed_row)

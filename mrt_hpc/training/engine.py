@@ -22,11 +22,12 @@ from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
+from mrt_hpc.training.agreement import differences, refuse_differences
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
 from mrt_hpc.training.packing import split_by_group
-from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, parameter_count
+from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, longest_of_model, parameter_count
 from mrt_hpc.training.sequence_parallel import RowRanks
 from mrt_hpc.training.settings import Objective, TrainerSettings
 from mrt_hpc.training.update_statistics import SkippedStep, Stopwatch, Tally, UpdateStats
@@ -334,7 +335,8 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
         reference_dir: the frozen reference of the KL term; kept whole on every rank.
 
     Raises:
-        UserError: the model is not usable, or a KL term has no reference.
+        UserError: the model is not usable, its log-probabilities are not computed as it does (see ``agreement``), or a
+            KL term has no reference.
     """
     if settings.training.kl_coefficient > 0 and reference_dir is None:
         raise UserError(
@@ -366,6 +368,8 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
         dist_init_required=False,
     )
     engine.train()
+    longest = settings.longest or longest_of_model(model_dir)
+    refuse_differences(differences(engine.module, longest, settings.seed), model_dir)
     wanted = reference_dir if training.kl_coefficient > 0 else None
     reference = _reference(settings, wanted, row_ranks) if wanted else None
     return TrainerEngine(engine, settings, model_dir, ranks, reference)

@@ -7,6 +7,8 @@ softmax is of logits / temperature, the distribution that was sampled from.
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +22,8 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_h
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.batching import Batching, Precision
-from mrt_hpc.recipe.model_files import uneven_heads
+from mrt_hpc.recipe.model_files import INDEX, SINGLE_FILE, context_length, no_weights, uneven_heads
+from mrt_hpc.run.safetensors_file import SafetensorsFile
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.attention import CPU_ATTENTION, PACKED_ATTENTION, segments_of, take_rows
 from mrt_hpc.training.projection import LOGIT_ELEMENTS, fuse
@@ -33,8 +36,11 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.sections.training import Training
     from mrt_hpc.training.micro_batch import MicroBatch
 
-LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Configuration fields of models whose logits are more than a projection; such models are refused."""
+NOT_MADE = (AttributeError, ImportError, KeyError, NotImplementedError, TypeError, ValueError)
+"""What transformers raises where it cannot make a model of a configuration as it is asked to."""
+
+NOISE = re.compile("drop|jitter")
+"""What the names of configuration fields have in common that make a forward pass in training mode random."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,26 @@ class Policy(nn.Module):
             fuse(model.get_output_embeddings(), temperature, kernels.entropy)
 
     @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.model.device
+
+    @property
+    def padded_attention(self) -> str:
+        """The name of the attention of padded rows."""
+        chosen = self.own_attention
+        return CPU_ATTENTION if self.autocast and device().type == "cpu" and chosen == "sdpa" else chosen
+
+    @property
+    def own_attention(self) -> str:
+        """The name of the attention that transformers chooses for the model."""
+        return self.model.get_correct_attn_implementation(None)
+
+    def in_its_precision(self) -> torch.autocast:
+        """Return the context in which its matrix products have the number format of the training."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
+
+    @property
     def vocabulary(self) -> int:
         """The number of columns of the logits."""
         return int(self.model.config.get_text_config().vocab_size)
@@ -92,8 +118,7 @@ class Policy(nn.Module):
             chunks: pieces in which the S rows pass a projection that is not fused; under ZeRO-3 the same on every
                 rank, as each piece gathers it.
         """
-        device_type = batch.input_ids.device.type
-        with torch.autocast(device_type, dtype=torch.bfloat16, enabled=self.autocast):
+        with self.in_its_precision():
             options = self._row_options(batch) if batch.lengths else {}
             hidden = self.model.base_model(input_ids=batch.input_ids, use_cache=False, **options).last_hidden_state
             chosen = take_rows(hidden.flatten(0, 1), batch.positions, repeated=batch.paths is not None)
@@ -115,7 +140,7 @@ class Policy(nn.Module):
         config = self.model.config.get_text_config()
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         dtype = torch.bfloat16 if self.autocast else self.model.dtype
-        segments = segments_of(batch.lengths or (), device(), dtype, head_size, batch.paths)
+        segments = segments_of(batch.lengths or (), self.device, dtype, head_size, batch.paths)
         if self.row_ranks.parts > 1:
             segments = SharedRowSegments(segments, self.row_ranks)
         return {"position_ids": batch.position_ids, "segments": segments}
@@ -154,34 +179,46 @@ def load_policy(
         row_ranks: the ranks that share each row with this one.
 
     Raises:
-        UserError: there is no such model, its logits are not a plain projection, the projection cannot be fused, or the
-            ranks that share a row cannot have equally many heads.
+        UserError: there is no such model, its tensors are not those of the checkpoint, transformers cannot make it, the
+            projection cannot be fused, or the ranks that share a row cannot have equally many heads.
     """
-    config = model_config(directory)
-    changes = [n for n in LOGIT_CHANGES if getattr(config, n, None) not in (None, 1, 1.0)]
-    if changes:
-        raise UserError(
-            "the trainer does not know how this model changes its logits",
-            value=changes,
-            where=directory / "config.json",
-            expected="a model whose logits are a plain projection",
-            advice="take another model: --set model.path=DIRECTORY",
-        )
-    if config.get_text_config().num_attention_heads % row_ranks.parts:
-        raise uneven_heads(config.get_text_config().num_attention_heads, row_ranks.parts, str(directory))
+    config = _without_noise(model_config(directory))
+    text = config.get_text_config()
+    if row_ranks.parts > 1 and text.num_attention_heads % row_ranks.parts:
+        raise uneven_heads(text.num_attention_heads, row_ranks.parts, str(directory))
+    refuse_other_tensors(directory, config)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
     autocast = precision is Precision.BF16_AUTOCAST
-    attention = PACKED_ATTENTION if kernels.in_one_row else _attention_of_padded_rows(autocast)
-    with _partitioned_when_made(partition and _with_wide_buffers(partition, config, dtype)):
-        loaded = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
+    attention = PACKED_ATTENTION if kernels.in_one_row else None
+    try:
+        with _partitioned_when_made(partition and _with_wide_buffers(partition, config, dtype)):
+            loaded, found = AutoModelForCausalLM.from_pretrained(
+                directory, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
+            )
+    except NOT_MADE as error:
+        raise not_made(directory, error, kernels.in_one_row) from error
+    refuse_other_keys(found, directory)
     model = cast("PreTrainedModel", loaded)
+    for module in model.modules():  # some models have dropout of their own, beyond their configuration
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Policy(model, temperature, autocast, kernels, row_ranks)
+    policy = Policy(model, temperature, autocast, kernels, row_ranks)
+    if not kernels.in_one_row and policy.padded_attention != policy.own_attention:
+        model.set_attn_implementation(policy.padded_attention)
+    return policy
 
 
-def _attention_of_padded_rows(autocast: bool) -> str:
-    return CPU_ATTENTION if autocast and device().type == "cpu" else "sdpa"
+def _without_noise(config: PretrainedConfig) -> PretrainedConfig:
+    """Set every probability of dropout, and every noise in a router, to 0: the policy that is trained must be the one
+    that was sampled. The published configuration stays as it is. (``agreement`` shows that none is left.)
+    """
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        for name, value in vars(part).items():
+            if NOISE.search(name) and isinstance(value, float):
+                setattr(part, name, 0.0)
+    return config
 
 
 def model_config(directory: Path) -> PretrainedConfig:
@@ -197,12 +234,112 @@ def model_config(directory: Path) -> PretrainedConfig:
             expected="config.json and *.safetensors",
             advice=f"ls {directory} shows what is there; name a model with --set model.path=DIRECTORY",
         )
-    return cast("PretrainedConfig", AutoConfig.from_pretrained(directory))
+    try:
+        return cast("PretrainedConfig", AutoConfig.from_pretrained(directory))
+    except NOT_MADE as error:
+        raise not_made(directory, error) from error
+
+
+def refuse_other_tensors(directory: Path, config: PretrainedConfig) -> None:
+    """Refuse a checkpoint whose tensors are not those of its model, by the headers of its files alone: transformers
+    loads it, with all its renaming and merging of tensors, into a model without data.
+
+    Raises:
+        UserError: naming the tensors that are missing, unknown or of another shape; or a file is missing.
+    """
+    stored = {t.name: _StoredShape(t.shape, t.dtype) for file in _weights_files(directory) for t in file.tensors}
+    try:
+        kind = type(_without_data(config))
+        _, found = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=stored,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except NOT_MADE as error:
+        raise not_made(directory, error) from error
+    refuse_other_keys(found, directory)
+
+
+def refuse_other_keys(found: dict[str, Any], directory: Path) -> None:
+    """Refuse what transformers tells of the loading of a checkpoint unless every tensor was used and none is missing.
+
+    Raises:
+        UserError: naming the tensors.
+    """
+    mismatched = [f"{name} {tuple(stored)}, not {tuple(wanted)}" for name, stored, wanted in found["mismatched_keys"]]
+    faults = {
+        "lacks tensors of the model, which would be random numbers": sorted(found["missing_keys"]),
+        "has tensors that the model does not know": sorted(found["unexpected_keys"]),
+        "has tensors of other shapes than the model's": sorted(mismatched),
+        "cannot be read into the model": [str(m) for m in found["error_msgs"]],
+    }
+    for fault, names in faults.items():
+        if names:
+            raise UserError(
+                f"the checkpoint {fault}",
+                value=f"{len(names)}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}",
+                where=directory,
+                expected="each tensor of the model once, under the names of its architecture in config.json",
+                advice="fetch the model again, or correct config.json (architectures, num_hidden_layers, "
+                "tie_word_embeddings)",
+            )
+
+
+@dataclass(frozen=True)
+class _StoredShape:
+    """What a tensor in a file is, without its data; it has the methods by which transformers loads one."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __getitem__(self, _: object) -> _StoredShape:
+        return self
+
+    def get_shape(self) -> list[int]:
+        return [*self.shape]
+
+    def get_dtype(self) -> str:
+        return self.dtype
+
+    def to(self, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=dtype, device="meta")
+
+
+def _weights_files(directory: Path) -> list[SafetensorsFile]:
+    """Return the files that transformers loads: the one of the usual name, or those that the index names.
+
+    Raises:
+        UserError: there is neither, or one is missing.
+    """
+    names = [SINGLE_FILE]
+    if not (directory / SINGLE_FILE).is_file() and (directory / INDEX).is_file():
+        names = sorted(set(json.loads((directory / INDEX).read_bytes())["weight_map"].values()))
+    if missing := [name for name in names if not (directory / name).is_file()]:
+        raise no_weights(directory, missing[0], str(directory))
+    return [SafetensorsFile.read(directory / name) for name in names]
+
+
+def not_made(directory: Path, error: Exception, in_one_row: bool = False) -> UserError:
+    """The error that transformers cannot make a model, in its words."""
+    other = "--set training.batching=padded, or " if in_one_row else ""
+    return UserError(
+        f"transformers cannot make this model for training: {type(error).__name__}: {error}",
+        where=directory,
+        advice=f"{other}take another model: --set model.path=DIRECTORY",
+    )
 
 
 def parameter_count(directory: Path) -> int:
     """Return the number of parameters of a model, tied ones counted once, from its configuration alone."""
     return sum(p.numel() for p in _without_data(model_config(directory)).parameters())
+
+
+def longest_of_model(directory: Path) -> int:
+    """Return the number of tokens of the longest sequence that a model holds, by its configuration; 0 if unknown."""
+    return context_length(model_config(directory).to_dict()) or 0
 
 
 def _without_data(config: PretrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:

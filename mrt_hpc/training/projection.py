@@ -11,10 +11,11 @@ many the pieces are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from mrt_hpc.errors import UserError
 
@@ -54,11 +55,13 @@ def fuse(head: nn.Module, temperature: float, entropy: bool) -> None:
         )
     linear = head
 
-    def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def score(hidden: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+        if targets is None:  # the model itself asks for its logits
+            return F.linear(hidden, linear.weight)
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else linear.weight.dtype
         scoring = Scoring(temperature, entropy, max(1, LOGIT_ELEMENTS // linear.out_features), dtype)
-        return cast("tuple[torch.Tensor, torch.Tensor]", _Score.apply(hidden, linear.weight, targets, scoring))
+        return _Score.apply(hidden, linear.weight, targets, scoring)
 
     setattr(head, "forward", score)  # noqa: B010  # hooks of the module stay around it
 

@@ -32,3 +32,5 @@ class TrainerSettings:
     """The sampling temperature; all log-probabilities are of the distribution that was sampled from."""
     objective: Objective = Objective.POLICY_GRADIENT
     seed: int = 0
+    longest: int | None = None
+    """The number of tokens of the longest sequence that is trained; None for the longest that the model holds."""

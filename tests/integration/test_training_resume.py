@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from training_support import VOCABULARY, plain_logprobs, random_batch, settings, tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.batching import Precision
@@ -19,6 +19,7 @@ from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_together
 from mrt_hpc.training import checkpoint, export, policy
 from mrt_hpc.training.accelerator import deepspeed
+from mrt_hpc.training.agreement import make_small
 from mrt_hpc.training.engine import build, deepspeed_config
 from mrt_hpc.training.policy import load_policy, parameter_count
 from mrt_hpc.training.rendezvous import Ranks, join
@@ -43,6 +44,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(model: Path, ranks: Ranks, **changes: object) -> TrainerEngine:
     """A trainer of the tests' settings."""
     return build(settings(**changes), model, ranks)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_trainer_does_not_start_with_a_model_that_it_would_compute_otherwise(
+    stage: int, one_rank: Ranks, tmp_path: Path
+) -> None:
+    make_small(CohereConfig(), tmp_path)
+    with pytest.raises(UserError, match="of the head applied to the output of the base model"):
+        make(tmp_path, one_rank, zero_stage=stage)
+
+
+def test_a_model_that_cannot_be_partitioned_is_refused_with_the_stage_that_helps(
+    one_rank: Ranks, tmp_path: Path
+) -> None:
+    make_small(FalconH1Config(), tmp_path)
+    with pytest.raises(UserError, match="cannot be computed") as refused:
+        make(tmp_path, one_rank, zero_stage=3)
+    assert "--set training.zero_stage=2" in str(refused.value.advice)
+    make(tmp_path, one_rank, zero_stage=2)
 
 
 def test_partitioned_weights_are_fetched_in_one_order(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
+from transformers import LlamaConfig, Qwen3NextConfig
 
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
@@ -28,6 +29,7 @@ from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.weights import publish
+from mrt_hpc.training.agreement import make_small
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
@@ -39,8 +41,8 @@ FILES = ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.j
 
 def fill(directory: Path) -> None:
     build_tokenizer().save_pretrained(directory)
-    (directory / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    save_file({"weight": np.zeros(4, dtype=np.float32)}, directory / "model.safetensors")
+    make_small(LlamaConfig(), directory)
+    (directory / "generation_config.json").unlink()
 
 
 def task_from(model: Path, run: Path) -> Task:
@@ -99,8 +101,23 @@ def test_an_architecture_that_the_installed_packages_do_not_know_is_refused(tmp_
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
     with pytest.raises(UserError, match="known to vLLM and transformers as installed here"):
         prepare.check_architecture(tmp_path, "model.path")
-    with pytest.raises(UserError, match="known to vLLM as installed here"):
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen22ForCausalLM"]}')
+    with pytest.raises(UserError, match=r"known to vLLM as installed here(?s:.)*the nearest is Qwen2ForCausalLM"):
         prepare.check_architecture(tmp_path, "prover.model", trained=False)
+
+
+def test_a_model_that_would_not_be_trained_as_it_is_sampled_is_refused_before_a_gpu_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    make_small(Qwen3NextConfig(), tmp_path)
+    recipe = load_recipe(QUICKSTART)
+    prepare.check_training(tmp_path, "model.path", recipe)
+    with pytest.raises(UserError, match="of sequences that lie in one row are not the model's own"):
+        prepare.check_training(tmp_path, "model.path", load_recipe(QUICKSTART, ("training.batching=packed",)))
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"model.layers.77.norm": np.zeros(2)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="has tensors that the model does not know"):
+        prepare.check_training(tmp_path, "model.path", recipe)
 
 
 def test_the_tokenizer_of_the_provers_model_is_checked_too(tmp_path: Path) -> None:

@@ -1,0 +1,211 @@
+"""The trainer refuses a model that it would not train as it is sampled: small models of several families."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    BloomConfig,
+    FalconH1Config,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    OPTConfig,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3NextConfig,
+)
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.training.agreement import Check, Difference, differences, make_small, refuse_differences
+from mrt_hpc.training.attention import PACKED_ATTENTION, segments_of
+from mrt_hpc.training.policy import Kernels, Policy, load_policy
+from mrt_hpc.training.rng_state import Generators
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PADDED, PACKED, SHARED = Batching.PADDED, Batching.PACKED, Batching.SHARED
+LONGEST = 100
+
+
+def load(config: PretrainedConfig, folder: Path, batching: Batching = PADDED, **options: Any) -> Policy:
+    make_small(config, folder)
+    return load_policy(folder, 0.8, options.pop("precision", Precision.FP32), kernels=Kernels(batching, **options))
+
+
+def phi3(kind: str = "longrope") -> Phi3Config:
+    """48 numbers a table, as heads have 96; the tables change where a sequence has more than 64 tokens."""
+    tables = {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48} if kind == "longrope" else {"factor": 4.0}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "original_max_position_embeddings": 64, **tables}
+    return Phi3Config(max_position_embeddings=256, original_max_position_embeddings=64, rope_parameters=rope)
+
+
+def llama(**rope: Any) -> LlamaConfig:
+    return LlamaConfig(max_position_embeddings=64, rope_parameters={"rope_theta": 10000.0, **rope})
+
+
+FAMILIES: dict[str, tuple[Callable[[], PretrainedConfig], Batching, Check | None]] = {
+    "Qwen2, padded": (Qwen2Config, PADDED, None),
+    "Qwen2, packed": (Qwen2Config, PACKED, None),
+    "Qwen2, shared": (Qwen2Config, SHARED, None),
+    "dropout of GPT-2": (GPT2Config, PADDED, None),
+    "dropout of OPT": (OPTConfig, PADDED, None),
+    "layers of Mamba": (MambaConfig, PADDED, None),
+    "recurrent layers": (Qwen3NextConfig, PADDED, None),
+    "recurrent layers, packed": (Qwen3NextConfig, PACKED, Check.IN_ONE_ROW),
+    "recurrent layers, shared": (Qwen3NextConfig, SHARED, Check.IN_ONE_ROW),
+    "layers of Mamba, packed": (MambaConfig, PACKED, Check.IN_ONE_ROW),
+    "ALiBi": (BloomConfig, PADDED, None),
+    "ALiBi, packed": (BloomConfig, PACKED, Check.IN_ONE_ROW),
+    "a window": (MistralConfig, PADDED, None),
+    "a window, packed": (MistralConfig, PACKED, Check.IN_ONE_ROW),
+    "a window that no layer uses, packed": (Qwen2MoeConfig, PACKED, None),
+    "scaled logits": (lambda: FalconH1Config(lm_head_multiplier=0.0195), PADDED, Check.HEAD),
+    "longrope": (phi3, PADDED, Check.LONGEST),
+    "dynamic NTK": (lambda: llama(rope_type="dynamic", factor=4.0), PADDED, Check.LONGEST),
+    "YaRN": (lambda: llama(rope_type="yarn", factor=4.0, original_max_position_embeddings=64), PADDED, None),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_is_taken_only_where_the_trainer_computes_it_as_it_is(family: str, tmp_path: Path) -> None:
+    config, batching, wrong = FAMILIES[family]
+    found = differences(load(config(), tmp_path, batching), LONGEST)
+    failed = [difference for difference in found if not difference.agrees]
+    if wrong is None:
+        assert not failed
+        refuse_differences(found, tmp_path)
+        return
+    assert failed[0].check is wrong
+    assert failed[0].nats > 0.1
+    with pytest.raises(UserError, match="would not train the model that is sampled") as refused:
+        refuse_differences(found, tmp_path)
+    advice = {Check.IN_ONE_ROW: "training.batching=padded", Check.LONGEST: "sampling.max_tokens"}
+    assert advice.get(wrong, "model.path") in str(refused.value.advice)
+
+
+def test_a_table_that_no_sequence_of_the_run_reaches_is_taken(tmp_path: Path) -> None:
+    refuse_differences(differences(load(phi3(), tmp_path), longest=64), tmp_path)
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.BF16_AUTOCAST])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("batching", Batching)
+def test_rounding_to_16_bits_is_within_the_limit(
+    precision: Precision, fused: bool, batching: Batching, tmp_path: Path
+) -> None:
+    found = differences(load(Qwen2Config(), tmp_path, batching, precision=precision, fused=fused), LONGEST)
+    assert all(difference.nats < 0.05 for difference in found)
+    refuse_differences(found, tmp_path)
+
+
+@pytest.mark.parametrize("config", [Qwen3NextConfig, lambda: FalconH1Config()])
+def test_what_is_wrong_is_seen_in_16_bits_too(config: Callable[[], PretrainedConfig], tmp_path: Path) -> None:
+    found = differences(load(config(), tmp_path, PACKED, precision=Precision.BF16), LONGEST)
+    assert [d.check for d in found if not d.agrees] == [Check.IN_ONE_ROW]
+
+
+def test_a_window_that_only_a_mask_tells_of_is_refused_in_a_packed_row(tmp_path: Path) -> None:
+    """No short sequence shows it."""
+    model = load(Qwen2Config(), tmp_path, PACKED).model
+    states = torch.zeros(1, 2, 5, 8)
+    mask = ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION](local_size=4096)
+    segments = segments_of((5,), torch.device("cpu"), torch.float32, 8)
+    attend = ALL_ATTENTION_FUNCTIONS[PACKED_ATTENTION]
+    assert ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION]() is None
+    attend(model, states, states, states, None, segments=segments)
+    with pytest.raises(UserError, match="does not work on packed rows"):
+        attend(model, states, states, states, mask, segments=segments)
+
+
+def test_dropout_that_is_left_is_seen(tmp_path: Path) -> None:
+    policy = load(GPT2Config(), tmp_path)
+    dropouts = [m for m in policy.modules() if isinstance(m, nn.Dropout)]
+    assert dropouts
+    assert not any(m.p for m in dropouts)
+    for module in dropouts:
+        module.p = 0.1
+    with pytest.raises(UserError, match="as with dropout"):
+        refuse_differences(differences(policy, LONGEST), tmp_path)
+
+
+def test_log_probabilities_that_are_not_finite_agree_with_nothing(tmp_path: Path) -> None:
+    policy = load(Qwen2Config(), tmp_path)
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight[0, 0] = torch.nan
+    assert not any(difference.agrees for difference in differences(policy, LONGEST) if difference.check is Check.HEAD)
+
+
+def test_the_check_leaves_generators_and_policy_as_they_were(tmp_path: Path) -> None:
+    policy = load(GPT2Config(), tmp_path, PACKED).eval()
+    kernels, attention, before = policy.kernels, policy.model.config._attn_implementation, Generators.capture()
+    differences(policy, LONGEST)
+    assert Generators.capture() == before
+    assert (policy.kernels, policy.model.config._attn_implementation) == (kernels, attention)
+    assert not policy.training
+
+
+def test_the_outcome_is_a_value_that_names_its_limit() -> None:
+    assert Difference(Check.PADDED, 1e-4, 1e-3).agrees
+    assert not Difference(Check.PADDED, float("nan"), 1e-3).agrees
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def unindexed(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no head": (lambda f: rewritten(f, lambda t: t.pop("lm_head.weight")), "random numbers.*lm_head.weight"),
+    "half a layer": (
+        lambda f: rewritten(f, lambda t: t.pop("model.layers.1.mlp.up_proj.weight")),
+        "random numbers.*layers.1.mlp.up_proj.weight",
+    ),
+    "a layer too many": (
+        lambda f: rewritten(f, lambda t: t.update({"model.layers.9.mlp.up_proj.weight": torch.zeros(2, 2)})),
+        "does not know.*layers.9",
+    ),
+    "another shape": (
+        lambda f: rewritten(f, lambda t: t.update({"model.norm.weight": torch.ones(3)})),
+        "(?s)shapes.*norm",
+    ),
+    "a shard without index": (unindexed, "model.safetensors is missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_checkpoint_with_other_tensors_than_its_model_is_refused(damage: str, tmp_path: Path) -> None:
+    make_small(Qwen2Config(tie_word_embeddings=False), tmp_path)
+    harm, message = DAMAGE[damage]
+    harm(tmp_path)
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        load_policy(tmp_path, 1.0, Precision.FP32)
+
+
+def test_a_head_that_is_tied_is_not_missing(tmp_path: Path) -> None:
+    load(Qwen2Config(tie_word_embeddings=True), tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+
+
+def test_a_configuration_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
+    with pytest.raises(UserError, match="transformers cannot make this model"):
+        load_policy(tmp_path, 1.0, Precision.FP32)
