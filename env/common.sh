@@ -10,11 +10,14 @@ fail() { echo "[mrt-hpc] error: $*" >&2; exit 1; }
 ensure_venv() {
   [ ! -x "$VENV/bin/python" ] || is_locked_for "$VENV/bin/python" ||
     fail "$VENV has Python $(python_version "$VENV/bin/python"), and the locks are made for $PYTHONS; remove it, or name another: MRT_HPC_VENV=DIR env/setup"
-  [ -x "$VENV/bin/uv" ] && return
+  has_locked_uv && return
   local python; python=$(find_python) || fail "no Python of the versions $PYTHONS was found; $WITHOUT_ROOT"
   [ -x "$VENV/bin/python" ] || { step "making $VENV with $python"; "$python" -m venv "$VENV"; }
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r env/uv.txt ||
+    fail "uv could not be installed as env/uv.txt has it: its version and its checksums"
 }
+
+has_locked_uv() { [ -x "$VENV/bin/uv" ] && [[ "$("$VENV/bin/uv" --version)" == "uv $(sed -n 's/^uv==\([^ ]*\).*/\1/p' env/uv.txt)"* ]]; }
 
 # A setting of pip, from its variables and all its files (`pip config get` reads only one of them); nothing where it is not set.
 pip_setting() { # NAME
@@ -33,14 +36,17 @@ follow_pip() {
   [ -z "$cert" ] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$cert}
 }
 
-# Where uv finds the CPU build of torch for the environment's Python: a folder that pip is configured with, or PyTorch's own index.
-# One option a line.
+# The entry of one package in a lock, with its checksums.
+entry() { awk -v name="$1==" 'index($0, name) == 1 {found = 1} found {print} found && !/\\$/ {found = 0}' "$2"; } # PACKAGE LOCK
+
+# The one place that uv takes the CPU build of torch from, for the environment's Python: a folder that pip is configured with, or
+# PyTorch's own index. One option a line. No other package comes from there.
 torch_source() {
   local links=() folder tag
   tag=$("$VENV/bin/python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
   read -r -a links <<< "$(pip_setting find-links)"
   for folder in "${links[@]}"; do
-    compgen -G "$folder/torch-*+cpu-$tag-*.whl" >/dev/null && { printf '%s\n' --find-links "$folder"; return; }
+    compgen -G "$folder/torch-*+cpu-$tag-*.whl" >/dev/null && { printf '%s\n' --no-index --find-links "$folder"; return; }
   done
-  printf '%s\n' --index "$(grep -v '^#' env/index)" --index-strategy unsafe-best-match
+  printf '%s\n' --default-index "$(grep -v '^#' env/index)"
 }

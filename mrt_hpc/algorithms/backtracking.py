@@ -50,7 +50,7 @@ class Backtracking(SupervisedAlgorithm):
     """The parts of attempt and revision that are shown: start again; repeat the shared steps; continue without
     repeating them; stop the attempt where it first lost value.
     """
-    min_loss_sigmas: Annotated[float, Field(ge=0)] = 3.0
+    min_loss_sigmas: Annotated[float, Field(ge=0, le=100)] = 3.0
     """The number of standard errors of the difference between two values that a step's loss of value must exceed for
     variant no_full_rollout to stop the attempt there; 0 takes any loss. With fewer than 5 rollouts from a step no loss
     is as large as 3.

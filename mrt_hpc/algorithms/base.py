@@ -15,7 +15,7 @@ from mrt_hpc.algorithms.starts import whole_traces
 from mrt_hpc.plan.token_counts import boundaries_per_trace, sequence_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.provers.base import every_boundary
 from mrt_hpc.recipe.algorithm import AlgorithmSettings
-from mrt_hpc.recipe.base import Count, Positive, as_kind, misfit
+from mrt_hpc.recipe.base import Count, Tokens, as_kind, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,7 @@ class SupervisedAlgorithm(Algorithm):
     samples_rollouts: ClassVar[bool] = False
     sequences_per_iteration: Count
     """The number of samples per iteration, drawn without repetition until all have been used."""
-    max_tokens: Positive = 16384
+    max_tokens: Tokens = 16384
     """The maximum number of tokens of a sample, prompt included; longer samples are left out, and counted in the log.
     """
 

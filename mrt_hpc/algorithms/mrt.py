@@ -49,7 +49,7 @@ class Mrt(RolloutAlgorithm, Refreshed):
 
     needs_prover: ClassVar[bool] = True
     type: Literal["mrt"] = "mrt"
-    alpha: Annotated[float, Field(ge=0)] = 1.0
+    alpha: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """The weight of the bonus against the outcome."""
     bonus: Literal["end_of_trace", "next_episode"] = "end_of_trace"
     """The quantity that alpha multiplies: the reward less the prefix's value (the authors' code), or the value that the

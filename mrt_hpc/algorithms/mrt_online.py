@@ -35,7 +35,7 @@ class MrtOnline(RolloutAlgorithm):
 
     needs_prover: ClassVar[bool] = True
     type: Literal["mrt_online"] = "mrt_online"
-    alpha: Annotated[float, Field(ge=0)] = 1.0
+    alpha: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """The weight of progress against outcome."""
     divide_by_std: bool = True
     """Whether to divide the outcome advantage by the group's standard deviation."""

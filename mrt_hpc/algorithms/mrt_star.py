@@ -12,7 +12,7 @@ from mrt_hpc.algorithms.samples import is_whole, trace_name, values_of
 from mrt_hpc.mrt.mrt_star import select_progressing
 from mrt_hpc.mrt.sft import MaskedTokens, mask_suffix
 from mrt_hpc.recipe.algorithm import Refreshed
-from mrt_hpc.recipe.base import Positive, misfit
+from mrt_hpc.recipe.base import Count, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
 
     needs_prover: ClassVar[bool] = True
     type: Literal["mrt_star"] = "mrt_star"
-    keep: Positive | None = None
+    keep: Count | None = None
     """The maximum number of traces per problem, those of greatest total positive progress; null keeps all."""
     threshold: Annotated[float, Field(ge=-1, le=1)] = -0.25
     """The minimum progress of an episode; a trace with an episode below it is dropped."""

@@ -57,12 +57,15 @@ class SampleSource:
         """
         end = self.prompter.tokenizer.convert_ids_to_tokens(self.prompter.end_token_id)
         try:
-            return mask_conversation(conversation, ChatFormat(self._render, self.prompter.ids, end))
-        except (ValueError, IndexError, TemplateError) as error:
+            masked = mask_conversation(conversation, ChatFormat(self._render, self.prompter.ids, end))
+        except (ValueError, IndexError, TypeError, TemplateError) as error:
             raise UserError(
                 f"the chat template does not fit conversation {conversation.id}: {error}",
                 advice="set prompt.chat_template to a template that writes each turn unchanged, or learn suffixes",
             ) from error
+        ids = self.prompter.begun(masked.token_ids)
+        before = np.zeros(len(ids) - len(masked.token_ids), dtype=np.bool_)
+        return MaskedTokens(masked.id, ids, np.concatenate([before, masked.learnt]))
 
     def suffix(self, suffix: Suffix) -> MaskedTokens:
         """Return a suffix, learnt after the problem and its prefix."""
@@ -72,7 +75,7 @@ class SampleSource:
 
     def _render(self, messages: Sequence[Message], open_next: bool) -> str:
         rows = [{"role": m.role, "content": m.content} for m in messages]
-        return str(self.prompter.tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=open_next))
+        return self.prompter.rendered(rows, open_next)
 
 
 def is_whole(sampled: Branch | Rollout) -> bool:

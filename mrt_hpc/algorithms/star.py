@@ -8,7 +8,7 @@ from mrt_hpc.algorithms.base import SupervisedAlgorithm, check_keep
 from mrt_hpc.algorithms.samples import is_whole
 from mrt_hpc.mrt.star import select_correct
 from mrt_hpc.recipe.algorithm import Refreshed
-from mrt_hpc.recipe.base import Positive
+from mrt_hpc.recipe.base import Count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Star(SupervisedAlgorithm, Refreshed):
     """
 
     type: Literal["star"] = "star"
-    keep: Positive | None = None
+    keep: Count | None = None
     """The maximum number of traces per problem; null keeps all right ones."""
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.run.events import PROGRESS, EventKind, events_by_process
 from mrt_hpc.run.heartbeats import last_beat
-from mrt_hpc.run.task_state import TaskState, read_task
+from mrt_hpc.run.task_state import TaskState, shown_task
 from mrt_hpc.run.uses import Use
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _last_beat(layout: RunLayout, first: Event) -> float:
 
 def _runs(layout: RunLayout, first: Event) -> bool:
     """Whether an attempt that recorded no end is the one that its task is in now."""
-    record = read_task(layout, first["job"], first["task"])
+    record = shown_task(layout, first["job"], first["task"])
     return record.state is TaskState.RUNNING and record.attempt == first["attempt"]
 
 

@@ -9,6 +9,7 @@ from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.evaluation_settings import has_samples, passed_over
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,6 +31,8 @@ class Measurements:
     """A sentence for each gap."""
     unmade: tuple[str, ...] = ()
     """A sentence for each gap that will stay: what cannot be made any more."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each file that is there and cannot be read."""
 
 
 def read_measurements(
@@ -49,21 +52,15 @@ def read_measurements(
         benchmarks: on which.
         settings: what each benchmark has to be evaluated with; summaries of other settings count as not there. None
             takes any.
-
-    Raises:
-        UserError: a file is there and is not what its name says.
     """
-    iterations, absent = [], []
-    for number in range(iterations_planned):
-        try:
-            iterations.append(IterationMetrics.read(layout.metrics(number)))
-        except FileNotFoundError:
-            absent.append(number)
+    iterations, unreadable = readable(map(layout.metrics, range(iterations_planned)), IterationMetrics.read)
+    absent = sorted(set(range(iterations_planned)).difference(metrics.iteration for metrics in iterations))
     missing = [f"metrics of iterations {as_ranges(absent)} of {iterations_planned}"] if absent else []
     wanted, pruned = set(versions), set(passed_over(layout))
     evaluations, unmade = [], []
     for benchmark in benchmarks:
-        found = _summaries(layout, benchmark, wanted, None if settings is None else settings[benchmark])
+        found, faults = _summaries(layout, benchmark, wanted, None if settings is None else settings[benchmark])
+        unreadable += faults
         evaluations += found
         absent = sorted(wanted.difference(summary.version for summary in found))
         if waited_for := [version for version in absent if version not in pruned]:
@@ -73,27 +70,21 @@ def read_measurements(
                 f"evaluation on {benchmark} of weights versions {as_ranges(gone)}, which had been pruned before it was "
                 "asked for"
             )
-    return Measurements(tuple(iterations), tuple(evaluations), tuple(missing), tuple(unmade))
+    return Measurements(tuple(iterations), tuple(evaluations), tuple(missing), tuple(unmade), tuple(unreadable))
 
 
 def _summaries(
     layout: RunLayout, benchmark: str, wanted: Iterable[int], settings: EvaluationSettings | None
-) -> list[EvaluationSummary]:
+) -> tuple[list[EvaluationSummary], list[str]]:
     """The summaries of the wanted versions and of any others that were evaluated with these settings, in order of
-    versions.
+    versions; and a line for each that cannot be read.
     """
     others = {
         version for path in list_directory(layout.root / "evals") if (version := layout.version_of(path)) is not None
     }
-    found = []
-    for version in sorted({*wanted, *others}):
-        try:
-            summary = EvaluationSummary.read(layout.evaluation_summary(version, benchmark))
-        except FileNotFoundError:
-            continue
-        if settings is None or settings.summarised(summary.settings):
-            found.append(summary)
-    return found
+    paths = [layout.evaluation_summary(version, benchmark) for version in sorted({*wanted, *others})]
+    found, faults = readable(paths, EvaluationSummary.read)
+    return [one for one in found if settings is None or settings.summarised(one.settings)], faults
 
 
 def read_summary(layout: RunLayout, version: int, benchmark: str) -> EvaluationSummary:

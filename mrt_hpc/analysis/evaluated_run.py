@@ -4,7 +4,7 @@ of samples; weights version *i* of an evaluation on its own is model *i* of its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model_samples import ModelSamples, evaluated_problems
@@ -12,7 +12,8 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.find import expanded
-from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.lock import look_at_lock, read_lock
+from mrt_hpc.recipe.mode import ModeSettings
 from mrt_hpc.run.evaluation_settings import has_samples, settings_of
 from mrt_hpc.run.fingerprint import fingerprint_of
 from mrt_hpc.run.layout import existing_run
@@ -39,14 +40,31 @@ class EvaluatedRun:
     """Its path as the user typed it."""
 
     @classmethod
-    def open(cls, typed: str) -> EvaluatedRun:
-        """The run, or the evaluation on its own, in a directory.
+    def looked_at(cls, typed: str) -> EvaluatedRun:
+        """The run, or the evaluation on its own, in a directory, of which nothing is imported.
 
         Raises:
             UserError: the directory is neither, or its recipe cannot be read.
         """
         layout = existing_run(expanded(typed))
-        return cls(layout, read_lock(layout.recipe_lock), typed)
+        return cls(layout, look_at_lock(layout.recipe_lock), typed)
+
+    @classmethod
+    def open(cls, typed: str, *, trust: bool = False) -> EvaluatedRun:
+        """The run, or the evaluation on its own, in a directory. Its code is imported only where a benchmark is sampled
+        in a way of the user's own: its class knows what the samples mean.
+
+        Args:
+            typed: the directory, as the user typed it.
+            trust: whether code is imported also where another user can change it.
+
+        Raises:
+            UserError: the directory is neither, or its recipe cannot be read.
+        """
+        run = cls.looked_at(typed)
+        if all(isinstance(b.mode, ModeSettings | None) for b in run.recipe.evaluation.benchmarks):
+            return run
+        return replace(run, recipe=read_lock(run.layout.recipe_lock, trust=trust))
 
     @property
     def models(self) -> tuple[EvaluatedModel, ...]:

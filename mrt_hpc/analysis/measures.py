@@ -9,17 +9,26 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
 FEW_ANSWERS = 0.1
 """Share of traces with an answer below which something is wrong with prompts, tags or limits."""
+
+
+MISMATCH_KL = 0.05
+"""KL divergence from the sampling to the trained policy, nats a token, above which training is off-policy: in bfloat16,
+two implementations of one model are at 0.001, and a version of staleness adds up to 0.01.
+"""
+CAPPED_SHARE = 0.05
+"""Share of importance weights above their cap, above which the cap decides what is learnt."""
 
 
 class Record(BaseModel):
@@ -37,17 +46,10 @@ class Record(BaseModel):
 
         Raises:
             FileNotFoundError: there is none.
-            UserError: the file holds something else.
+            UnreadableError: it is no file, or holds something else.
         """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise UserError(
-                f"this is not the record of {cls.__name__}",
-                where=path,
-                value=str(error.errors(include_url=False)[0]["msg"]),
-                advice=f"remove {path.name} and run the task that writes it again",
-            ) from error
+        advice = f"rm -r {path}, and run the task that writes it again"
+        return read_typed(path, cls, f"the record of {cls.__name__}", advice=advice)
 
 
 class Phase(StrEnum):
@@ -119,6 +121,18 @@ class EvaluationSummary(Record):
     settings: str | None = None
     """The digest of the settings of the evaluation; older files have none."""
 
+    @model_validator(mode="after")
+    def _rows_fit(self) -> Self:
+        """Check that each problem has a number for each k, and for each stage."""
+        for rows, columns in (
+            (self.pass_by_problem, self.pass_at_k),
+            (self.majority_by_problem, self.pass_at_k),
+            (self.stages_by_problem, self.stages),
+        ):
+            if short := [problem for problem, row in rows.items() if len(row) != len(columns)]:
+                raise ValueError(f"problem {short[0]} has {len(rows[short[0]])} numbers, and not {len(columns)}")
+        return self
+
 
 class IterationMetrics(Record):
     """What was measured in one iteration: ``iterations/000012/metrics.json``. Iteration i publishes version i + 1."""
@@ -169,6 +183,8 @@ class IterationMetrics(Record):
     """Share of rollouts that several weights versions have sampled; see ``schedule.weight_swap``."""
     quality: dict[str, float] = {}
     """The quality of the rollouts, as in EvaluationSummary."""
+    skipped_steps: int | None = None
+    """The number of optimiser steps that were skipped, because their loss or gradient was not finite."""
     loss: float | None = None
     grad_norm: float | None = None
     """The gradient norm before clipping."""
@@ -186,6 +202,13 @@ class IterationMetrics(Record):
     """What else the trainer measured, by the names of :class:`mrt_hpc.training.update_statistics.UpdateStats`. Older
     files repeat ``loss`` and others here, and hold a ``truncated_share`` of importance weights.
     """
+
+    @property
+    def warnings(self) -> list[str]:
+        """What looks wrong with the iteration, a sentence each, with what to look at."""
+        where = f"iteration {self.iteration}"
+        found = (few_answers(self.answered_share, where), sampler_mismatch(self.trainer, where))
+        return [warning for warning in found if warning is not None]
 
 
 def several_graders(graders: int, what: str) -> str | None:
@@ -213,6 +236,25 @@ def few_answers(share: float | None, where: str) -> str | None:
         f"an answer was found in {share:.0%} of the traces of {where}, and a trace without one has reward 0: compare a "
         "sample trace in the inference log of the first iteration with prompt.thought_start and prompt.thought_end "
         "(empty for a model that writes no tags), prompt.instruction and sampling.max_tokens"
+    )
+
+
+def sampler_mismatch(trainer: Mapping[str, float], where: str) -> str | None:
+    """Return a warning if the trainer's log-probabilities are far from those of the server that sampled; None if they
+    are near, or nothing is known.
+
+    Args:
+        trainer: what the trainer measured, by name.
+        where: what it measured, as ``iteration 3``.
+    """
+    divergence, capped = trainer.get("mismatch_kl", 0.0), trainer.get("importance_capped_share", 0.0)
+    if divergence <= MISMATCH_KL and capped <= CAPPED_SHARE:
+        return None
+    return (
+        f"the policy that the trainer holds is far from the one that sampled {where}: a KL divergence of "
+        f"{divergence:.3g} nats a token (too much above {MISMATCH_KL:g}), and {capped:.1%} of the importance weights "
+        f"above training.importance_cap (too much above {CAPPED_SHARE:.0%}); compare serving.dtype with "
+        "training.precision, and take a lower schedule.max_staleness or training.learning_rate"
     )
 
 

@@ -60,18 +60,22 @@ class NamedModel:
 # -- what is typed
 
 
-def named_models(texts: Sequence[str]) -> list[NamedModel]:
+def named_models(texts: Sequence[str], *, trust: bool = False) -> list[NamedModel]:
     """The models that these arguments name, in their order.
+
+    Args:
+        texts: as the user typed them.
+        trust: whether code of the runs is imported also where another user can change it.
 
     Raises:
         UserError: a directory is no run and no evaluation, or it has no such weights version or model.
     """
-    return [model for text in texts for model in _models_of(text)]
+    return [model for text in texts for model in _models_of(text, trust=trust)]
 
 
-def _models_of(text: str) -> list[NamedModel]:
+def _models_of(text: str, *, trust: bool) -> list[NamedModel]:
     directory, name = _split(text)
-    run = EvaluatedRun.open(directory)
+    run = EvaluatedRun.open(directory, trust=trust)
     if run.models:
         return [NamedModel(run, number) for number in _numbers(run, name)]
     return [NamedModel(run)] if name is None else [_version(run, word.strip()) for word in name.split(",")]
@@ -140,7 +144,7 @@ def _to_evaluate(text: str) -> list[str]:
     directory, name = _split(text)
     if not RunLayout(expanded(directory)).plan.is_file():
         return [text]
-    run = EvaluatedRun.open(directory)
+    run = EvaluatedRun.looked_at(directory)
     return [run.evaluable(number) for number in _numbers(run, name)] if run.models else [text]
 
 

@@ -39,6 +39,8 @@ class Asked:
     csv: Path | None
     as_json: bool
     published: bool
+    trust: bool
+    """Whether code of the runs is imported also where another user can change it."""
 
 
 def print_comparison(what: tuple[str, ...], asked: Asked) -> None:
@@ -52,7 +54,7 @@ def print_comparison(what: tuple[str, ...], asked: Asked) -> None:
         UserError: a model or a benchmark is not there, or there is nothing to compare.
     """
     measures = [measure_of(name) for name in asked.measures]
-    models = compared_models(what)
+    models = compared_models(what, trust=asked.trust)
     samples = read_models(models, chosen_benchmarks(models, asked.benchmarks))
     comparisons = compare(samples[0], samples[1:], measures)
     rows = [row_of(comparison, asked.points) for comparison in comparisons]
@@ -68,13 +70,13 @@ def print_comparison(what: tuple[str, ...], asked: Asked) -> None:
         _print_published(rows)
 
 
-def compared_models(what: Sequence[str]) -> list[NamedModel]:
+def compared_models(what: Sequence[str], *, trust: bool) -> list[NamedModel]:
     """The models that the user named; a single run without a version stands for its first and its last.
 
     Raises:
         UserError: there are fewer than two.
     """
-    models = named_models(what)
+    models = named_models(what, trust=trust)
     if len(models) == 1 and models[0].is_whole_run:
         return [replace(models[0], word=FIRST), replace(models[0], word=LAST)]
     if len(models) < 2:

@@ -36,8 +36,11 @@ executable = click.option("--executable", default="apptainer", show_default=True
 @click.argument("kind", type=click.Choice(["cpu", "cuda", "debian"]))
 @click.argument("image", type=IMAGE)
 @click.option(
-    "--base", metavar="IMAGE", help="Build from this image of Debian or Ubuntu: a SIF file, or a name in a registry."
+    "--base",
+    metavar="IMAGE",
+    help="Build from this image of Debian or Ubuntu: a SIF file, or a name with its digest in a registry.",
 )
+@click.option("--any-base", is_flag=True, help="Take a --base without a digest, as debian:12: whatever that is today.")
 @click.option(
     "--build-arg", "build_arguments", multiple=True, metavar="NAME=VALUE", help="As in MIRROR=URL. Repeatable."
 )
@@ -64,6 +67,7 @@ def build(
     kind: str,
     image: Path,
     base: str | None,
+    any_base: bool,
     build_arguments: tuple[str, ...],
     binds: tuple[str, ...],
     settings: tuple[str, ...],
@@ -82,7 +86,7 @@ def build(
     Examples:
       mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif
       mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif --on-node --site mycluster
-      mrt-hpc container build cpu cpu.sif --base registry.example.org/debian:12 --bind /etc/pip.conf
+      mrt-hpc container build cpu cpu.sif --base registry.example.org/debian@sha256:DIGEST --bind /etc/pip.conf
       mrt-hpc container build debian debian.sif
       mrt-hpc container build cpu cpu.sif --base debian.sif
     """
@@ -93,7 +97,7 @@ def build(
     if on_node:
         _build_on_node(site, sys.argv[1:])
         return
-    asked = ImageAsked(kind, image.absolute(), base, build_arguments, binds, settings, executable, fakeroot)
+    asked = ImageAsked(kind, image.absolute(), base, build_arguments, binds, settings, executable, fakeroot, any_base)
     digest = build_image(asked, lambda sentence: click.echo(sentence, err=True))
     click.echo(f"{image}: sha256 {digest}")
     click.echo(f"next: {_after_build(kind, image)}")

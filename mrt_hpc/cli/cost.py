@@ -75,20 +75,26 @@ def _found(run: Path) -> Found:
     from mrt_hpc.cli.status import open_run
     from mrt_hpc.launch.accounts import accounts
     from mrt_hpc.plan.compile import evaluated_versions
-    from mrt_hpc.recipe.lock import read_lock
+    from mrt_hpc.recipe.lock import look_at_lock
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.run.evaluation_settings import evaluation_settings
+    from mrt_hpc.run.events import event_faults
+    from mrt_hpc.run.typed_file import UnreadableError
 
     layout, plan = open_run(run)
-    recipe = read_lock(layout.recipe_lock)
+    recipe = look_at_lock(layout.recipe_lock)
     known, untold = accounts(layout)
+    untold += event_faults(layout.events)
     spent = spending(layout, plan, recipe, known)
     if not isinstance(recipe, Recipe):
         return Found(spent, (), (*untold, *spent.notes))
     benchmarks = [benchmark.name for benchmark in recipe.evaluation.benchmarks]
-    settings = evaluation_settings(layout, recipe)
+    try:
+        settings = evaluation_settings(layout, recipe)
+    except UnreadableError as error:
+        return Found(spent, (), (*untold, error.line, *spent.notes))
     measured = read_measurements(layout, 0, evaluated_versions(recipe), benchmarks, settings)
-    return Found(spent, prices(spent, measured.evaluations), (*untold, *spent.notes))
+    return Found(spent, prices(spent, measured.evaluations), (*untold, *measured.unreadable, *spent.notes))
 
 
 def as_csv(spent: Spending) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """The number of findings of one kind that are listed for a file, or for two files."""
+DOUBTFUL_SHOWN = 5
+"""The number of rows with several boxes that are named."""
 SHOWN_CHARS = 100
 """The number of characters of a text in a list."""
 
@@ -33,6 +35,7 @@ TITLES = {
     FindingKind.REPEATED_PROBLEM: "repeated problems",
     FindingKind.SIMILAR_PROBLEM: "similar problems",
     FindingKind.UNREADABLE_ANSWER: "unreadable answers",
+    FindingKind.SPECIAL_TOKEN: "special tokens",
     FindingKind.SHARED_PROBLEM: "problems in both",
     FindingKind.SHARED_SIMILAR_PROBLEM: "similar problems in both",
 }
@@ -51,6 +54,16 @@ def print_prepared(prepared: Prepared) -> None:
         f"  problem from column {record.columns.problem}, answer from {record.columns.answer}, "
         + (f"id from {record.columns.id}" if record.columns.id else "ids made")
     )
+    if record.columns.choices:
+        click.echo(f"  choices from {record.columns.choices}: the answers are letters, for the verifier choice")
+    if prepared.unread:
+        click.echo(f"  not read: {_printable(', '.join(prepared.unread))}")
+    if prepared.doubtful:
+        shown = ", ".join(prepared.doubtful[:DOUBTFUL_SHOWN])
+        click.echo(
+            f"  {len(prepared.doubtful)} solutions box different answers, of which the last is the gold answer: "
+            f"look at {_printable(shown)}"
+        )
     click.echo(f"  its source is told in {record_file(prepared.output)}")
     for row in prepared.dropped:
         click.echo(f"left out {_printable(row.where)}: {_printable(row.reason)}", err=True)

@@ -73,5 +73,5 @@ def print_evaluation_plan(recipe: EvaluationRecipe, site: Site, root: Path) -> N
     if not RunLayout(root).recipe_lock.is_file():
         print_missing(console, recipe, "eval")
     backend = site.backend()
-    print_objections(console, plan, backend, "eval")
+    print_objections(console, plan, recipe, backend, "eval")
     print_starts(console, plan, recipe, backend, RunLayout(root))

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 )
 @click.option("--site", metavar="SITE", help="Another site profile. Default: the one that RUN was submitted with.")
 @options.overrides
-def fork(run_before: Path, at: str, run: Path | None, site: str | None, overrides: tuple[str, ...]) -> None:
+@options.trust
+def fork(
+    run_before: Path, at: str, run: Path | None, site: str | None, overrides: tuple[str, ...], trust: bool
+) -> None:
     """Begin a new run with a weights version of RUN, with the recipe of RUN and the changes of --set.
 
     The new run has its own copy of the weights (hard links where the filesystem allows them), which become its version
@@ -44,8 +47,8 @@ def fork(run_before: Path, at: str, run: Path | None, site: str | None, override
     from mrt_hpc.launch.submission import submit
 
     layout, _ = open_run(run_before)
-    new = fork_of(layout, at, overrides, lambda name: run or layout.root.parent / name)
-    where, record = site_of_run(layout, site), new.origin.record
+    new = fork_of(layout, at, overrides, lambda name: run or layout.root.parent / name, trust=trust)
+    where, record = site_of_run(layout, site, trust=trust), new.origin.record
     click.echo(f"the new run {new.root} begins with weights version {record.version} of {record.run}")
     for change in record.changes:
         click.echo(f"  {change['field']}: {change['old']} becomes {change['new']}")

@@ -220,9 +220,12 @@ def cancel(run: Path) -> None:
 @main.command(short_help="Write a run's report from its results so far.")
 @click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN...")
 @click.option(
-    "--page", type=click.Path(path_type=Path, dir_okay=False), help="The HTML file; for one run RUN/report.html."
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write only the page, to this file. Without it: report.md, plots and report.html in RUN.",
 )
-def report(runs: tuple[Path, ...], page: Path | None) -> None:
+@options.trust
+def report(runs: tuple[Path, ...], page: Path | None, trust: bool) -> None:
     """Write report.md, plots and report.html of RUN from the results that exist now.
 
     The page needs no network and no server: open it in a browser. Several runs share one page, side by side.
@@ -235,9 +238,9 @@ def report(runs: tuple[Path, ...], page: Path | None) -> None:
     from mrt_hpc.cli.status import print_comparison, print_report
 
     if len(runs) == 1:
-        print_report(runs[0], page)
+        print_report(runs[0], page, trust=trust)
     else:
-        print_comparison(runs, page)
+        print_comparison(runs, page, trust=trust)
 
 
 @main.command(short_help="Judge stored samples again with today's grader.")
@@ -279,6 +282,7 @@ def regrade(runs: tuple[Path, ...]) -> None:
 @click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), help="Also write the numbers to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--published", is_flag=True, help="Print the published results of MRT beside.")
+@options.trust
 def compare(
     what: tuple[str, ...],
     benchmarks: tuple[str, ...],
@@ -287,6 +291,7 @@ def compare(
     csv: Path | None,
     as_json: bool,
     published: bool,
+    trust: bool,
 ) -> None:
     """Compare evaluated models with the first one named, paired by problem.
 
@@ -302,7 +307,7 @@ def compare(
     """
     from mrt_hpc.cli.compare import Asked, print_comparison
 
-    print_comparison(what, Asked(benchmarks, measures, difference, csv, as_json, published))
+    print_comparison(what, Asked(benchmarks, measures, difference, csv, as_json, published, trust))
 
 
 @main.command(short_help="List the fields of a recipe or a site profile.")

@@ -63,6 +63,11 @@ run_directory = click.option(
     callback=checked_run_directory,
     help="Run directory, on a filesystem that all nodes share. Default: runs/NAME, NAME being the recipe's.",
 )
+trust = click.option(
+    "--trust",
+    is_flag=True,
+    help="Run the code of a run that another user owns or can change: classes of its own that its recipe names.",
+)
 WHAT = (
     "WHAT is a run, or an evaluation on its own: RUN@VERSION is a weights version by its number, or the first or last "
     "that was evaluated; RUN is the last; EVALDIR is all models of an evaluation, EVALDIR@NAME one of them. Runs and "

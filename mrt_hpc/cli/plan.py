@@ -21,8 +21,9 @@ from mrt_hpc.cli.options import run_path
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
+from mrt_hpc.launch.create import check_model
 from mrt_hpc.launch.sites import find_site
-from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe
+from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe, objections_to
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
 from mrt_hpc.plan.expected import expected_hours, expected_uses, late_checkpoint
@@ -82,7 +83,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     if rates is not None and (late := late_checkpoint(recipe, site, rates)):
         console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
     backend = site.backend()
-    print_objections(console, plan, backend, "submit")
+    print_objections(console, plan, recipe, backend, "submit")
     print_starts(console, plan, recipe, backend, layout)
 
 
@@ -136,14 +137,26 @@ def print_missing(console: Console, recipe: Experiment, command: str) -> None:
     """Print what is not there: the command waits for models of runs, and refuses to do without anything else."""
     for model in awaited_models(recipe):
         console.print(f"not there yet, {command} will wait for it: {escape(model)}", highlight=False, soft_wrap=True)
-    for missing in missing_inputs(recipe):
-        told = f"[yellow]not there yet, {command} will refuse:[/] {escape(missing)}"
+    missing = [*missing_inputs(recipe)]
+    for one in missing:
+        told = f"[yellow]not there yet, {command} will refuse:[/] {escape(one)}"
+        console.print(told, highlight=False, soft_wrap=True)
+    if not missing:
+        _print_refused_model(console, recipe, command)
+
+
+def _print_refused_model(console: Console, recipe: Experiment, command: str) -> None:
+    """Print why a model that is there cannot be used, where its files and its chat template show that."""
+    try:
+        check_model(recipe)
+    except UserError as error:
+        told = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.where}; next: {error.advice}')}"
         console.print(told, highlight=False, soft_wrap=True)
 
 
-def print_objections(console: Console, plan: Plan, backend: Backend, command: str) -> None:
+def print_objections(console: Console, plan: Plan, recipe: Experiment, backend: Backend, command: str) -> None:
     """Print what the place of the jobs refuses, and what is doubtful there."""
-    objections = backend.objections(plan)
+    objections = objections_to(recipe, plan, backend)
     beyond = [(f"beyond {backend.place}, {command} will refuse", sentence) for sentence in objections.refused]
     for words, sentence in [*beyond, *(("doubtful", sentence) for sentence in objections.doubts)]:
         console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))

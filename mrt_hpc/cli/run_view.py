@@ -71,6 +71,8 @@ def _head(run: Snapshot) -> RenderableType:
     line.append(f"  {run.run}  {moment(run.time, run.time)}", style="dim")
     for name, why in run.unreached.items():
         line.append(f"\nthe queue was not reached ({name}: {why}): all else is from the run's files", style="yellow")
+    for fault in run.unreadable:
+        line.append(f"\n{fault}", style="yellow")
     return line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter, deque
 from typing import TYPE_CHECKING
@@ -9,13 +10,12 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch import queued_jobs
 from mrt_hpc.launch.backend import QueueState
-from mrt_hpc.launch.ledger import local_process
+from mrt_hpc.launch.ledger import shown_process
 from mrt_hpc.launch.run_progress import progress, read_records, reason, remarks
 from mrt_hpc.plan.jobs import Plan, Role, read_plan
 from mrt_hpc.run.layout import existing_run
@@ -60,15 +60,18 @@ def print_status(run: Path) -> None:
         table.add_row(job.name, ", ".join(ids), _tasks(records[job.name]), _in_queue(job, look))
     console = console_of(sys.stdout)
     console.print(table)
+    process, faults = shown_process(layout)
+    for line in (*look.unreadable, *faults, *now.unreadable):
+        click.echo(line, err=True)
     for name, why in look.unreached.items():
         click.echo(why, err=True)
         told = f"[yellow]the queue was not reached ({name}):[/] all else is from the run's files"
         console.print(told, highlight=False)
     told = "; ".join(filter(None, (iterations_text(now), evaluations_text(now))))
     console.print(f"{collection_text(now)}{told}", highlight=False)
-    if warning := few_answers(now.answered, f"iteration {now.iterations_done - 1}"):
-        console.print(f"[yellow]few answers:[/] {warning}", highlight=False)
-    if (process := local_process(layout)) is not None:
+    for warning in now.warnings:
+        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+    if process is not None and process.is_here and process.pid != os.getpid():
         console.print(f"runs on this machine in process {process.pid}", highlight=False)
     for job, index, record in remarks(plan, layout, records):
         colour = "red" if record.state is TaskState.FAILED else "yellow"
@@ -136,19 +139,20 @@ def cancel_run(run: Path) -> None:
     click.echo("finished work is kept; the same submit command continues the run")
 
 
-def print_report(run: Path, page: Path | None) -> None:
-    """Write the report and its page from the existing results, and print their paths."""
+def print_report(run: Path, page: Path | None, *, trust: bool) -> None:
+    """Write the report and its page, or the page alone where it has a place, and print their paths."""
     from mrt_hpc.roles.report import write_report  # plots take a second to import
 
     layout, _ = open_run(run)
     where = None if page is None else page.absolute()
-    for part in write_report(layout, where):
+    for part in write_report(layout, where, trust=trust):
         click.echo(f"missing: {part}")
-    click.echo(f"report: {layout.report}")
+    if where is None:
+        click.echo(f"report: {layout.report}")
     click.echo(f"page: {where or layout.page}")
 
 
-def print_comparison(runs: Sequence[Path], page: Path | None) -> None:
+def print_comparison(runs: Sequence[Path], page: Path | None, *, trust: bool) -> None:
     """Write one page with several runs side by side, and print its path.
 
     Raises:
@@ -162,5 +166,5 @@ def print_comparison(runs: Sequence[Path], page: Path | None) -> None:
             expected="--page FILE.html",
             advice=f"mrt-hpc report {' '.join(map(str, runs))} --page compared.html",
         )
-    write_comparison([open_run(run)[0] for run in runs], page.absolute())
+    write_comparison([open_run(run)[0] for run in runs], page.absolute(), trust=trust)
     click.echo(f"page: {page.absolute()}")

@@ -1,11 +1,12 @@
-"""Checks data files: ids and problems that repeat, problems of training that stand in a benchmark, and gold answers
-that the verifier cannot read.
+"""Checks data files: ids and problems that repeat, problems of training that stand in a benchmark, gold answers that
+the verifier cannot read, and special tokens in problems.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from pathlib import Path
@@ -20,6 +21,7 @@ from mrt_hpc.datasets.loaded import load
 from mrt_hpc.datasets.repeats import ProblemIndex, repeated_ids
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.token_pieces import StoredTokens
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.registry import VERIFIERS
 from mrt_hpc.recipe.sections.grading import Grading
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
 _VERIFIER: TypeAdapter[VerifierSettings] = TypeAdapter(Annotated[VerifierSettings, VERIFIERS])
 PROCESSES = min(4, len(os.sched_getaffinity(0)))
 """The number of grader processes; it changes no finding."""
+USUAL_SPECIAL = re.compile(
+    r"<[|｜][^|｜<>\s]{1,40}[|｜]>|</?(?:s|think)>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]"
+)
+"""Texts that are special tokens of many models; a hint where no model is named."""
+TAGS = ("<think>", "</think>")
+"""Tags of thoughts, which no problem should hold, whether or not they are special."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,8 @@ class Check:
     """A verifier as in a recipe: its type alone, or its fields in braces. Classes and functions of the user's own may
     lie in the working directory.
     """
+    model: Path | None = None
+    """The model directory whose special tokens no problem may hold; None looks for those of many models."""
     grading: Grading = field(default_factory=lambda: Grading(processes=PROCESSES))
 
 
@@ -68,6 +78,7 @@ def check(asked: Check) -> CheckReport:
     for one, other in pairs:
         findings += index.between(one.file, other.file)
     findings += _unreadable(files, verifier, asked.grading)
+    findings += _special(files, asked.model)
     return CheckReport(
         files=tuple(loaded.about for loaded in files),
         against=tuple(loaded.about for loaded in against),
@@ -84,9 +95,10 @@ def _loaded(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
 
 
 def _verifier(text: str, grading: Grading) -> Verifier:
-    import_from(Path.cwd())
     try:
-        settings = _VERIFIER.validate_json(json.dumps(YAML(typ="safe", pure=True).load(text)), strict=True)
+        content = YAML(typ="safe", pure=True).load(text)
+        import_from(Path.cwd(), {"verifier": content})
+        settings = _VERIFIER.validate_json(json.dumps(content), strict=True)
     except (*UNREADABLE, ValidationError) as error:
         reason = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise UserError(
@@ -107,6 +119,34 @@ def _unreadable(files: Sequence[LoadedSet], verifier: Verifier, grading: Grading
     for entry in entries:
         if entry.problem.answer in unreadable:
             yield Finding(FindingKind.UNREADABLE_ANSWER, (entry.place,), entry.problem.answer)
+
+
+def _special(files: Sequence[LoadedSet], model: Path | None) -> Iterator[Finding]:
+    """Problems whose text a tokenizer reads as special tokens."""
+    pattern = USUAL_SPECIAL if model is None else _special_of(model)
+    for entry in (entry for loaded in files for entry in loaded.entries):
+        if found := dict.fromkeys(pattern.findall(entry.problem.problem)):
+            hint = "" if model else ", special in many models; --model DIR asks yours"
+            yield Finding(FindingKind.SPECIAL_TOKEN, (entry.place,), f"{', '.join(found)}{hint}")
+
+
+def _special_of(model: Path) -> re.Pattern[str]:
+    """The special tokens of a model, longer ones first.
+
+    Raises:
+        UserError: it has no tokenizer.json that can be read.
+    """
+    try:
+        tokens = {*StoredTokens.read(model / "tokenizer.json").special.values(), *TAGS}
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the special tokens of the model cannot be read: {error}",
+            value=str(model),
+            where="--model",
+            expected="a model directory with tokenizer.json",
+            advice="fetch the model again, or check without --model",
+        ) from error
+    return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if token))
 
 
 def _pool_of(verifier: Verifier, grading: Grading) -> Callable[[], GraderPool]:

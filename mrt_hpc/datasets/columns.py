@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.domains.boxed import extract_answer
+from mrt_hpc.domains.choice import LETTERS
 from mrt_hpc.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -18,8 +20,17 @@ ANSWER_NAMES = ("answer", "final_answer", "expected_answer", "gold_answer", "gro
 SOLUTION_NAMES = ("solution",)
 r"""Columns of whole solutions, whose last ``\boxed{}`` holds the answer."""
 ID_NAMES = ("id", "unique_id", "problem_id", "question_id")
+CONTEXT_NAMES = re.compile(
+    r"(?:body|contexts?|passages?|paragraphs?|story|background|premises?|tables?)"
+    r"|(?:images?|figures?|diagrams?|pictures?)(?:[_ ]?[0-9]+)?|(?:options?|choices?)(?:[_ ]?[a-z0-9])?|[a-e]"
+)
+"""Columns, in small letters, that hold a part of the question."""
+VERDICT_NAMES = re.compile("errors?|tolerance|precision|units?")
+"""Columns, in small letters, by which an answer is right or wrong."""
 _MARKED = re.compile(r"####\s*(\S.*)")
 """The last line of some solutions, which holds the answer."""
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_OWN_LETTER = re.compile(r"\(?([A-Za-z])[).:]\s*")
 _HALF = re.compile("[\ud800-\udfff]")
 """Half of a character, as a JSON file may hold it."""
 
@@ -28,15 +39,24 @@ class BadRowError(Exception):
     """A row that makes no problem; the text says why."""
 
 
+class BadIdError(BadRowError):
+    """A row that makes no problem only because of its id."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """The columns that the user named; None leaves one to the known names."""
 
     problem: str | None = None
+    """One column, or several with ``+`` between them, as in ``Body+Question``."""
     answer: str | None = None
     id: str | None = None
     new_ids: bool = False
     """Whether every row gets a new id, also where there is a column of ids."""
+    choices: str | None = None
+    """The column with the choices of each problem, which are written below it with letters."""
+    ignored: tuple[str, ...] = ()
+    """Columns that a problem is complete without."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +64,22 @@ class Columns:
     """The columns that are read. A name with points, as in ``reward_model.ground_truth``, reaches into a column."""
 
     problem: str
+    """One, or several with ``+`` between them."""
     answer: str
     id: str | None
     """None: ids are made."""
+    choices: str | None = None
+    """None: the problems are no multiple choice."""
+
+    @property
+    def of_problem(self) -> list[str]:
+        """The columns of the problem, in the order in which their texts follow each other."""
+        return self.problem.split("+")
+
+    @property
+    def read(self) -> list[str]:
+        """All of them."""
+        return [name for name in (*self.of_problem, self.answer, self.id, self.choices) if name is not None]
 
 
 def find_columns(names: Sequence[str], asked: Asked) -> Columns:
@@ -59,11 +92,55 @@ def find_columns(names: Sequence[str], asked: Asked) -> Columns:
     Raises:
         UserError: a named column is missing, or no column has a known name.
     """
+    parts = [None] if asked.problem is None else asked.problem.split("+")
     return Columns(
-        problem=_required(names, asked.problem, PROBLEM_NAMES, "problem"),
+        problem="+".join(_required(names, part, PROBLEM_NAMES, "problem") for part in parts),
         answer=_required(names, asked.answer, ANSWER_NAMES + SOLUTION_NAMES, "answer"),
         id=None if asked.new_ids else _chosen(names, asked.id, ID_NAMES, "id"),
+        choices=None if asked.choices is None else _chosen(names, asked.choices, (), "choices"),
     )
+
+
+def unread_columns(filled: Mapping[str, bool], columns: Columns, asked: Asked) -> list[str]:
+    """The columns with texts or lists that are not read, without those that the user left out by name.
+
+    Args:
+        filled: all columns, and whether each holds any text or list.
+        columns: those that are read.
+        asked: what the user named.
+
+    Raises:
+        UserError: one of them looks like a part of the question, or like something that decides a verdict; or a column
+            that was to be left out is missing.
+    """
+    for name in asked.ignored:
+        _chosen(list(filled), name, (), "ignore")
+    read = {name.split(".")[0] for name in columns.read} | set(columns.read) | set(asked.ignored)
+    unread = [name for name in filled if name not in read]
+    text = [name for name in unread if filled[name]]
+    context = [name for name in text if CONTEXT_NAMES.fullmatch(name.lower())]
+    verdict = [name for name in text if VERDICT_NAMES.fullmatch(name.lower())]
+    if context or verdict:
+        raise UserError(
+            "columns that look like a part of the question are not read"
+            if context
+            else "columns that decide whether an answer is right are not read: no verifier takes them from the data",
+            value=context or verdict,
+            expected="each of them read, or left out by its name",
+            advice=_ways_out(context, columns)
+            + " ".join(f"--ignore {name!r}" for name in context or verdict)
+            + (" if the problems are complete without them" if context else " if the verdicts are right without them"),
+        )
+    return text
+
+
+def _ways_out(context: Sequence[str], columns: Columns) -> str:
+    """The options that read columns of the question, for a list that ends with another option."""
+    ways = []
+    for name in context:
+        choices = name.lower().startswith(("choice", "option"))
+        ways.append(f"--choices {name}" if choices else f"--problem {name}+{columns.problem}")
+    return "".join(f"{way}, or " for way in dict.fromkeys(ways))
 
 
 def _required(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str:
@@ -104,6 +181,8 @@ def value_of(row: Mapping[str, Any], column: str) -> object:
         return row[column]
     first, _, rest = column.partition(".")
     inner = row.get(first)
+    if isinstance(inner, list) and rest.isdigit():
+        return inner[int(rest)] if int(rest) < len(inner) else None
     return value_of(inner, rest) if rest and isinstance(inner, dict) else None
 
 
@@ -130,7 +209,11 @@ def answer_text(value: object, column: str) -> str:
     Raises:
         BadRowError: there is no text, or a whole solution has no box.
     """
-    text = _text(value[0] if isinstance(value, list) and len(value) == 1 else value, column)
+    if isinstance(value, list) and len(value) > 1:
+        raise BadRowError(
+            f"{column} is a list of {len(value)} answers, where a problem has one; --answer {column}.0 takes the first"
+        )
+    text = _text(value[0] if isinstance(value, list) and value else value, column)
     marked = _MARKED.fullmatch(text.splitlines()[-1])
     found = marked[1] if marked else extract_answer(text)
     if found is None and column.split(".")[-1].lower() in SOLUTION_NAMES:
@@ -144,7 +227,65 @@ def id_text(value: object, column: str) -> str:
     Raises:
         BadRowError: it is empty, or neither text nor number.
     """
-    return _text(value, column)
+    try:
+        return _text(value, column)
+    except BadRowError as error:
+        raise BadIdError(str(error)) from error
+
+
+def boxes_differ(value: object) -> bool:
+    """Whether a whole solution has several boxes with different contents, of which the last becomes the answer."""
+    if not isinstance(value, str):
+        return False
+    edges = [*(found.start() for found in _BOX.finditer(value)), len(value)]
+    boxes = (extract_answer(value[start:end]) for start, end in pairwise(edges))
+    return len({box for box in boxes if box is not None}) > 1
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choices of one problem."""
+
+    texts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, value: object, column: str) -> Choices:
+        """Those of a list of texts, or of an object with such a list under ``text``, without letters of their own.
+
+        Raises:
+            BadRowError: it is neither, or there are not 2 to 26 of them.
+        """
+        listed = value.get("text") if isinstance(value, dict) else value
+        if not isinstance(listed, list) or not 2 <= len(listed) <= len(LETTERS):
+            raise BadRowError(f"{column} is no list of 2 to {len(LETTERS)} choices")
+        texts = [_text(choice, column) for choice in listed]
+        own = [_OWN_LETTER.match(text) for text in texts]
+        if all(
+            letter is not None and letter[1].upper() == wanted for letter, wanted in zip(own, LETTERS, strict=False)
+        ):
+            texts = [text[letter.end() :] for text, letter in zip(texts, own, strict=True) if letter is not None]
+        return cls(tuple(texts))
+
+    def below(self, problem: str) -> str:
+        """The problem with its choices below it, each with its letter on a line of its own."""
+        lines = (f"{letter}. {text}" for letter, text in zip(LETTERS, self.texts, strict=False))
+        return "\n".join((problem, "", *lines))
+
+    def letter(self, value: object, column: str) -> str:
+        """The letter of the gold answer: of its index counted from 0, of its letter, or of its text.
+
+        Raises:
+            BadRowError: it is none of these.
+        """
+        answer = _text(value, column)
+        number = self.texts.index(answer) if self.texts.count(answer) == 1 and not isinstance(value, int) else None
+        if number is None and answer.isdecimal():
+            number = int(answer)
+        elif number is None and len(answer) == 1 and answer.upper() in LETTERS:
+            number = LETTERS.index(answer.upper())
+        if number is None or number >= len(self.texts):
+            raise BadRowError(f"{column} is {answer!r}: it takes an index from 0, a letter or the text of a choice")
+        return LETTERS[number]
 
 
 def _text(value: object, column: str) -> str:

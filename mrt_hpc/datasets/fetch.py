@@ -58,6 +58,7 @@ def _order(name: str, output: Path | None, force: bool) -> Order:
         keep=source.keep,
         sample=source.sample,
         problems=source.problems,
+        known=True,
     )
 
 

@@ -25,6 +25,9 @@ class FindingKind(StrEnum):
     """Two files hold nearly the same problem."""
     UNREADABLE_ANSWER = "unreadable_answer"
     """The verifier cannot read a gold answer, so that an answer in another spelling is wrong."""
+    SPECIAL_TOKEN = "special_token"
+    """The text of a problem holds what a tokenizer reads as a special token: a run with such a model refuses the file.
+    """
 
 
 @dataclass(frozen=True)

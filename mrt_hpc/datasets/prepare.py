@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import mrt_hpc
 from mrt_hpc.datasets.columns import (
     Asked,
+    BadIdError,
     BadRowError,
+    Choices,
     Columns,
     answer_text,
+    boxes_differ,
     find_columns,
     id_text,
     problem_text,
+    unread_columns,
     value_of,
 )
 from mrt_hpc.datasets.repository import Selection
-from mrt_hpc.datasets.rows import column_names, read_rows
+from mrt_hpc.datasets.rows import columns_of, read_rows
 from mrt_hpc.datasets.source_record import ColumnNames, FileChecksum, SourceRecord, record_file
 from mrt_hpc.datasets.sources import Source, open_source
 from mrt_hpc.errors import UserError
@@ -54,6 +58,8 @@ class Order:
     """The sample of the problems; None takes all."""
     problems: int | None = None
     """The number of problems that must come out; None takes any."""
+    known: bool = False
+    """Whether the columns of the source are known to hold all that its problems need, as those of the paper's are."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,8 @@ class BadRow:
 
     where: str
     reason: str
+    of_id: bool = False
+    """Whether a new id would mend it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,10 @@ class Prepared:
     output: Path
     record: SourceRecord
     dropped: tuple[BadRow, ...]
+    unread: tuple[str, ...] = ()
+    """The columns with texts or lists that were not read."""
+    doubtful: tuple[str, ...] = ()
+    """The rows whose solutions have several different boxes."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +107,18 @@ def prepare(order: Order) -> Prepared:
     _refuse_existing(order)
     source = open_source(order.source, order.selection)
     _refuse_itself(order.output, source)
-    columns = find_columns(_names(source, order.source), order.columns)
-    parsed = _parsed(_outcomes(order, source, columns), order.sample)
+    filled = _filled(source, order)
+    columns = find_columns(list(filled), order.columns)
+    unread = [] if order.known else unread_columns(filled, columns, order.columns)
+    doubtful: list[str] = []
+    parsed = _parsed(_outcomes(order, source, columns, doubtful), order.sample)
     _refuse_bad(order, parsed)
     _refuse_other_number(order, parsed)
     text = problem_lines(parsed.problems)
     record = _record(order, source, columns, parsed, text)
     record.write(record_file(order.output))
     write_text(order.output, text)
-    return Prepared(order.output, record, parsed.bad)
+    return Prepared(order.output, record, parsed.bad, tuple(unread), tuple(doubtful))
 
 
 def _refuse_existing(order: Order) -> None:
@@ -118,17 +133,20 @@ def _refuse_itself(output: Path, source: Source) -> None:
         raise UserError("the output would replace the source", value=str(output), advice="name another output")
 
 
-def _names(source: Source, name: str) -> list[str]:
-    """All columns, in the order in which the files name them."""
-    names = list(dict.fromkeys(column for file in source.files for column in column_names(file)))
-    if not names:
-        raise UserError("the source holds no rows with columns", where=name, advice="name another source")
-    return names
+def _filled(source: Source, order: Order) -> dict[str, bool]:
+    """All columns, in the order in which the files name them, and whether each holds any text or list."""
+    found: dict[str, bool] = {}
+    for file in source.files:
+        for name, filled in columns_of(file).items():
+            found[name] = found.get(name, False) or filled
+    if not found:
+        raise UserError("the source holds no rows with columns", where=order.source, advice="name another source")
+    return found
 
 
-def _outcomes(order: Order, source: Source, columns: Columns) -> Iterator[Problem | BadRow | None]:
+def _outcomes(order: Order, source: Source, columns: Columns, doubtful: list[str]) -> Iterator[Problem | BadRow | None]:
     """What each row makes: a problem, a bad row, or None where it is not among those that are taken. One row at a time
-    is held, as large sources do not fit the memory of a login node.
+    is held, as large sources do not fit the memory of a login node. The places of doubtful rows are appended.
     """
     ids: set[str] = set()
     rows = (row for file in source.files for row in read_rows(file, _needed(order, columns)))
@@ -137,21 +155,33 @@ def _outcomes(order: Order, source: Source, columns: Columns) -> Iterator[Proble
             problem = _problem(row, columns, f"{order.stem or order.output.stem}-{number}", order.keep)
             if columns.id is not None and problem is not None:
                 _refuse_repeated(problem, ids, columns.id)
+            if problem is not None and not order.known and boxes_differ(_value(row, columns.answer)):
+                doubtful.append(row.where)
             yield problem
         except BadRowError as error:
-            yield BadRow(row.where, str(error))
+            yield BadRow(row.where, str(error), isinstance(error, BadIdError))
+
+
+def _value(row: Row, column: str) -> object:
+    """The value of a column, None where the row has none.
+
+    Raises:
+        BadRowError: the row is no object.
+    """
+    if not isinstance(row.value, dict):
+        raise BadRowError(f"the row is of type {type(row.value).__name__}: it takes an object with columns")
+    return value_of(row.value, column)
 
 
 def _needed(order: Order, columns: Columns) -> list[str] | None:
     """The columns to read; None reads all, as a name with a point may reach into a column."""
-    names = [columns.problem, columns.answer, columns.id, order.keep.column if order.keep else None]
-    named = list(dict.fromkeys(name for name in names if name is not None))
+    named = list(dict.fromkeys([*columns.read, *([order.keep.column] if order.keep else [])]))
     return None if any("." in name for name in named) else named
 
 
 def _refuse_repeated(problem: Problem, ids: set[str], column: str) -> None:
     if problem.id in ids:
-        raise BadRowError(f"{column} repeats the value {problem.id!r} of an earlier row")
+        raise BadIdError(f"{column} repeats the value {problem.id!r} of an earlier row")
     ids.add(problem.id)
 
 
@@ -178,14 +208,15 @@ def _problem(row: Row, columns: Columns, new_id: str, keep: AtMost | None) -> Pr
     """The problem of a row, None where the row is not taken; a new id counts the rows of the source, so that a row left
     out changes no other id.
     """
-    if not isinstance(row.value, dict):
-        raise BadRowError(f"the row is of type {type(row.value).__name__}: it takes an object with columns")
-    if keep is not None and not keep.keeps(row.value):
+    answer = _value(row, columns.answer)
+    if keep is not None and not keep.keeps(cast("dict[str, Any]", row.value)):
         return None
+    problem = "\n\n".join(problem_text(_value(row, name), name) for name in columns.of_problem)
+    choices = None if columns.choices is None else Choices.of(_value(row, columns.choices), columns.choices)
     return Problem(
-        id=new_id if columns.id is None else id_text(value_of(row.value, columns.id), columns.id),
-        problem=problem_text(value_of(row.value, columns.problem), columns.problem),
-        answer=answer_text(value_of(row.value, columns.answer), columns.answer),
+        id=new_id if columns.id is None else id_text(_value(row, columns.id), columns.id),
+        problem=problem if choices is None else choices.below(problem),
+        answer=answer_text(answer, columns.answer) if choices is None else choices.letter(answer, columns.answer),
     )
 
 
@@ -193,11 +224,11 @@ def _refuse_bad(order: Order, parsed: _Parsed) -> None:
     if parsed.bad and not order.drop_bad:
         first = parsed.bad[0]
         others = f"; {len(parsed.bad) - 1} more rows make none" if len(parsed.bad) > 1 else ""
-        repeated = "repeats the value" in first.reason
+        of_id = any(row.of_id for row in parsed.bad)
         raise UserError(
             f"a row makes no problem: {first.reason}{others}",
             where=first.where,
-            advice=("give every row a new id with --new-ids, or " if repeated else "correct the source, or ")
+            advice=("give every row a new id with --new-ids, or " if of_id else "correct the source, or ")
             + "leave such rows out with --drop-bad",
         )
     if not parsed.problems:
@@ -224,7 +255,7 @@ def _record(order: Order, source: Source, columns: Columns, parsed: _Parsed, tex
         config=source.part.config if source.part else None,
         split=source.part.split if source.part else None,
         files=[FileChecksum(name=file.name, sha256=sha) for file, sha in zip(source.files, sums, strict=True)],
-        columns=ColumnNames(problem=columns.problem, answer=columns.answer, id=columns.id),
+        columns=ColumnNames(problem=columns.problem, answer=columns.answer, id=columns.id, choices=columns.choices),
         rows=parsed.rows,
         problems=len(parsed.problems),
         dropped=len(parsed.bad),

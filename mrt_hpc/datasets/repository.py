@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from mrt_hpc.datasets.rows import READERS
+from mrt_hpc.datasets.rows import READERS, kind_of
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def _of_one_kind(names: list[str], where: str) -> tuple[str, ...]:
     """The same rows are often there as JSON and as parquet: both together would hold each problem twice. A CSV file
     beside another kind is such a copy; only where there is nothing else it is the data set.
     """
-    names = [name for name in names if not name.lower().endswith(".csv")] or names
-    kinds = sorted({PurePosixPath(name).suffix.lower() for name in names})
+    names = [name for name in names if kind_of(name) != ".csv"] or names
+    kinds = sorted({kind_of(name) for name in names})
     if len(kinds) > 1:
         raise UserError(
             "the split has files of several kinds, which may hold the same rows",
@@ -137,7 +137,7 @@ def _parts(names: Sequence[str], configs: list[dict[str, Any]]) -> dict[Part, li
 
 def _is_data(name: str) -> bool:
     path = PurePosixPath(name)
-    return path.suffix.lower() in READERS and not any(piece.startswith((".", "_")) for piece in path.parts)
+    return kind_of(name) in READERS and not any(piece.startswith((".", "_")) for piece in path.parts)
 
 
 def _part_of(name: str) -> Part:

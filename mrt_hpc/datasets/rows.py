@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from io import BufferedReader, TextIOWrapper
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv)"
+ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv); texts also as .gz or .zst"
+COMPRESSED = (".gz", ".zst")
+"""Endings behind that of a text."""
+LARGEST_CSV_FIELD = 2**30
+"""Bytes; Python's limit of 128 KiB is shorter than some solutions."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ def read_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterato
     Raises:
         UserError: the ending of the name is unknown, there is no such file, or it is damaged.
     """
-    reader = READERS.get(file.path.suffix.lower())
+    reader = READERS.get(kind_of(file.path.name))
     if reader is None:
         raise UserError("not a kind of data file that can be read", value=file.name, expected=ONE_KIND)
     if not file.path.is_file():
@@ -57,21 +65,74 @@ def read_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterato
     return reader(file) if columns is None or reader is not _parquet else _parquet(file, columns)
 
 
-def column_names(file: SourceFile) -> list[str]:
-    """All columns of one file, in the order in which its rows name them.
+def kind_of(name: str) -> str:
+    """The ending that names the kind of a data file, as in ``.jsonl`` of ``rows.jsonl.gz``; a parquet file has no other
+    ending behind its own.
+    """
+    path = PurePath(name.lower())
+    inner = PurePath(path.stem).suffix
+    return inner if path.suffix in COMPRESSED and inner != ".parquet" else path.suffix
+
+
+def columns_of(file: SourceFile) -> dict[str, bool]:
+    """All columns of one file, in the order in which its rows name them, and whether each holds any text or list.
 
     Raises:
         UserError: as :func:`read_rows`.
     """
-    if READERS.get(file.path.suffix.lower()) is _parquet and file.path.is_file():
+    if READERS.get(kind_of(file.path.name)) is _parquet and file.path.is_file():
         with _reading_parquet(file):
-            return [str(name) for name in pq.read_schema(file.path).names]
-    rows = (row.value for row in read_rows(file))
-    return list(dict.fromkeys(str(name) for value in rows if isinstance(value, dict) for name in value))
+            names = [str(name) for name in pq.read_schema(file.path).names]
+        return {name: _holds_text(file, name) for name in names}
+    found: dict[str, bool] = {}
+    for row in read_rows(file):
+        for name, value in row.value.items() if isinstance(row.value, dict) else ():
+            found[str(name)] = found.get(str(name), False) or _is_text(value)
+    return found
+
+
+def _holds_text(file: SourceFile, column: str) -> bool:
+    """Whether any row of a parquet file has a text or list in a column; its rows are read up to the first."""
+    return any(isinstance(row.value, dict) and _is_text(row.value.get(column)) for row in _parquet(file, [column]))
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a list or an object with content, or a text that is no number."""
+    if not isinstance(value, str):
+        return isinstance(value, (list, dict)) and bool(value)
+    try:
+        float(value)
+    except ValueError:
+        return bool(value.strip())
+    return False
+
+
+@contextmanager
+def _opened(file: SourceFile) -> Iterator[BinaryIO]:
+    """The bytes of a text file, decompressed.
+
+    Raises:
+        UserError: it cannot be decompressed whole.
+    """
+    try:
+        ending = file.path.suffix.lower()
+        if ending == ".gz":
+            with gzip.open(file.path) as unzipped:
+                yield cast("BinaryIO", unzipped)
+        elif ending == ".zst":
+            with pa.input_stream(str(file.path), compression="zstd") as stream:
+                yield BufferedReader(stream)
+        else:
+            with file.path.open("rb") as plain:
+                yield plain
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"the file cannot be read whole: {error}", where=file.name, advice="fetch or write the file once more"
+        ) from error
 
 
 def _json_lines(file: SourceFile) -> Iterator[Row]:
-    with file.path.open("rb") as stream:
+    with _opened(file) as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
                 where = f"{file.name}, line {number}"
@@ -80,7 +141,8 @@ def _json_lines(file: SourceFile) -> Iterator[Row]:
 
 def _json(file: SourceFile) -> Iterator[Row]:
     """The items of a list, or of the one list in an object. Some tools write JSON lines under this ending, too."""
-    content = file.path.read_bytes()
+    with _opened(file) as stream:
+        content = stream.read()
     if _is_lines(content):
         yield from _json_lines(file)
         return
@@ -127,9 +189,11 @@ def _parsed(text: bytes, where: str) -> Any:
 def _csv(file: SourceFile) -> Iterator[Row]:
     """The rows below the line with the names of the columns."""
     number = 0
+    usual = csv.field_size_limit(LARGEST_CSV_FIELD)
     try:
-        with file.path.open(newline="", encoding="utf-8-sig") as stream:
-            for number, value in enumerate(csv.DictReader(stream, strict=True), start=1):
+        with _opened(file) as stream:
+            text = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            for number, value in enumerate(csv.DictReader(text, strict=True), start=1):
                 if None in value:
                     raise csv.Error("a row has more cells than there are columns")
                 yield Row(f"{file.name}, row {number}", value)
@@ -140,6 +204,8 @@ def _csv(file: SourceFile) -> Iterator[Row]:
             expected="UTF-8 text whose first line names the columns",
             advice="fetch or write the file once more",
         ) from error
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _parquet(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[Row]:

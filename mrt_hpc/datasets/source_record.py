@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,11 +25,12 @@ class FileChecksum(_Model):
 
 
 class ColumnNames(_Model):
-    """The columns that were read; ``id`` is null where ids were made."""
+    """The columns that were read; ``id`` is null where ids were made, ``choices`` where the problems have none."""
 
     problem: str
     answer: str
     id: str | None
+    choices: str | None
 
 
 class SourceRecord(_Model):
@@ -69,17 +70,10 @@ class SourceRecord(_Model):
 
         Raises:
             FileNotFoundError: there is none.
-            UserError: the file holds something else.
+            UnreadableError: it is no file, or holds something else.
         """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise UserError(
-                "this is not the record of a data file",
-                where=path,
-                value=str(error.errors(include_url=False)[0]["msg"]),
-                advice="remove it, or prepare the data file again: mrt-hpc data prepare SOURCE OUT --force",
-            ) from error
+        advice = f"rm -r {path}, or prepare the data file again: mrt-hpc data prepare SOURCE OUT --force"
+        return read_typed(path, cls, "the record of a data file", advice=advice)
 
 
 def record_file(path: Path) -> Path:

@@ -20,6 +20,7 @@ from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION, Extraction
 from mrt_hpc.recipe.verifier import VerifierSettings
 
 if TYPE_CHECKING:
+    from mrt_hpc.errors import UserError
     from mrt_hpc.recipe.sections.grading import Grading
 
 
@@ -80,6 +81,12 @@ class Verifier(VerifierSettings):
     def may_take_long(self, answer: str) -> bool:  # noqa: ARG002 - some can tell
         """Whether an answer looks as if judging it took long: others then do not wait for it."""
         return False
+
+    def refusal(self) -> UserError | None:
+        """The reason why nothing can be judged on this machine, where the verifier needs something that it lacks. It
+        tries the real thing, in seconds at most: ``plan`` and ``doctor`` show the reason, and a task stops with it.
+        """
+        return None
 
     def with_defaults(self, grading: Grading) -> Self:  # noqa: ARG002 - some take over more
         """The verifier with the settings that it takes from the recipe's ``grading``."""

@@ -84,7 +84,7 @@ class Lane:
         """The processes; started where they are not.
 
         Raises:
-            UserError: they do not start.
+            UserError: they do not start, or the verifier cannot judge on this machine.
         """
         if self.pool is None:
             self.pool = self._new()
@@ -112,6 +112,8 @@ class Lane:
         return future
 
     def _new(self) -> ProcessPool:
+        if (refusal := self.verifier.refusal()) is not None:
+            raise refusal
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", worker.__name__, *self.verifier.preload])
         pool = ProcessPool(

@@ -3,44 +3,82 @@
 from __future__ import annotations
 
 import ast
-import contextlib
+import builtins
+import importlib.util
+import math
 import os
 import re
-import resource
-import signal
-import subprocess
-import sys
 import tempfile
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.domains.base import Judgement, Verifier, after_thought
 from mrt_hpc.domains.boxed import THOUGHT_END
-from mrt_hpc.recipe.base import PositiveFloat
-from mrt_hpc.run.parent_death import die_with_parent
+from mrt_hpc.domains.sandbox import Limits, does_not_work, evaluate_apart
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.base import Gib, Seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Place = tuple[int, int]
+"""Line and column of an assertion."""
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 WALL_FACTOR = 4.0
 """Seconds on the clock for a second of the processor, at most."""
-KEPT = ("PATH", "LANG", "LC_ALL")
-"""Variables of the environment that a program gets."""
-MOST_FILE_BYTES = 10 * 2**20
+PROBE = """
+import os, socket
+
+def escapes(file, process):
+    found = []
+    def trying(name, action, refusal=OSError):
+        try:
+            action()
+        except refusal:
+            return
+        except BaseException:
+            pass
+        found.append(name)
+    trying("read your files", lambda: open(file).read())
+    trying("see your processes", lambda: os.kill(process, 0), ProcessLookupError)
+    trying("start processes", lambda: os.fork() or os._exit(0))
+    trying("open sockets", socket.socket)
+    trying("write outside of its folder", lambda: open("/escaped", "w"))
+    return found
+"""
+"""An answer that tries to get out of its sandbox, and says what it could do."""
+BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.TryStar, ast.While, ast.Match, ast.ClassDef)
+"""What is in one of them may be passed over."""
+UNSUPPORTED = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
 class PythonVerifier(Verifier):
     """A program in the last fenced code block after the thought, right where it passes the assertions of the gold
-    answer, which are run behind it.
+    answer. Programs run in a sandbox made by bubblewrap, without which there is no grading.
 
-    The program runs in an empty folder, without the secrets of the environment, with limits on time, memory, processes
-    and files. This protects a run from programs that hang or fill the disk. It is no sandbox: a program can read files
-    that you can read, and reach the network where the node can.
+    A program is right only where this was shown: its code was executed as a module; then each assertion of the gold
+    answer that stands in no branch ran and held, in its place; and the gold answer came to its end. The adversary is
+    the answer: an optimiser that finds any way to a reward, with all of Python at hand. Its sandbox
+    (:mod:`mrt_hpc.domains.sandbox`) has no network, files or processes of yours, and limits on memory, processor time
+    and files. The assertions are evaluated in a second sandbox, where no code of the answer runs, and only that one
+    holds the nonce and the pipe of the verdict. The two exchange plain values, so an early exit, a class that equals
+    everything, changed ``builtins`` or a walk through frames changes nothing there; and the answer never sees the gold
+    answer. Faults of the kernel and of bubblewrap are out of scope.
+
+    Gold answers call functions and classes of the answer by their names. They give and get plain values (None, numbers,
+    texts, bytes, lists, tuples, sets, dicts; what is changed in place comes back), or objects of the answer, which
+    stay in its sandbox: their methods and attributes can be used, they equal no plain value, and have no truth value.
+    Names of Python's own mean Python's own. A gold answer is not read where no assertion depends on the answer, or it
+    has coroutines, catches or derives from classes of the answer, or imports what is not installed.
     """
 
     reads_boxes = False
     type: Literal["python"] = "python"
-    time_limit_s: PositiveFloat = 2.0
+    time_limit_s: Seconds = 2.0
     """Processor seconds for a program with its assertions."""
-    memory_limit_gib: PositiveFloat = 1.0
-    """Memory of a program, GiB."""
+    memory_limit_gib: Gib = 1.0
+    """Memory of a program, GiB. Its assertions, in a process of their own, may take as much again."""
 
     def extract(
         self, text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
@@ -52,58 +90,130 @@ class PythonVerifier(Verifier):
         blocks = _BLOCK.findall(searched)
         return blocks[-1].strip() or None if blocks else None
 
+    def refusal(self) -> UserError | None:
+        """The reason why there is no sandbox here: a program that tries to get out of one is judged."""
+        try:
+            with tempfile.NamedTemporaryFile() as file:
+                held = self.judge(PROBE, f"assert escapes({file.name!r}, {os.getpid()}) == []").correct
+        except UserError as error:
+            return error
+        return None if held else does_not_work("a program in the sandbox could get out of it, or did not run")
+
     def reads(self, gold: str) -> bool:
-        """Whether the assertions are Python."""
-        return is_python(gold)
+        """Whether the assertions are Python, depend on the answer, and can be evaluated."""
+        return bool(assertions(gold))
 
     def judge(self, answer: str, gold: str) -> Judgement:
-        """Whether the program ends well with the assertions behind it."""
+        """Whether it was shown that the assertions hold.
+
+        Raises:
+            UserError: there is no sandbox, or none starts.
+        """
         if not is_python(answer):
             return Judgement(correct=False, readable=False)
-        with tempfile.TemporaryDirectory(prefix="mrt-hpc-program-") as folder:
-            return Judgement(correct=self._ends_well(f"{answer}\n\n{gold}\n", folder), readable=True)
+        if not (asserted := assertions(gold)):
+            return Judgement(correct=False, readable=False, error="the gold answer has no assertion on the answer")
+        limits = Limits(math.ceil(self.time_limit_s), int(self.memory_limit_gib * 2**30))
+        outcome = evaluate_apart(answer, gold, limits, WALL_FACTOR * self.time_limit_s)
+        shown = outcome.finished and asserted.were_all_in(outcome.held)
+        return Judgement(correct=shown, readable=outcome.fault is None, error=outcome.fault)
 
-    def _ends_well(self, program: str, folder: str) -> bool:
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ} | {
-            "HOME": folder,
-            "TMPDIR": folder,
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=self._limit,
-        )
-        try:
-            process.communicate(program.encode(), timeout=WALL_FACTOR * self.time_limit_s + 1.0)
-        except subprocess.TimeoutExpired:
+
+@dataclass(frozen=True)
+class Assertions:
+    """The assertions of a gold answer that depend on the answer; false where there are none."""
+
+    always: frozenset[Place] = frozenset()
+    """Those that run wherever the gold answer comes to its end."""
+    in_branches: frozenset[Place] = frozenset()
+    """Those that may be passed over."""
+
+    def __bool__(self) -> bool:
+        return bool(self.always or self.in_branches)
+
+    def were_all_in(self, held: frozenset[Place]) -> bool:
+        """Whether those that held are all that had to, and at least one."""
+        return self.always <= held and not held.isdisjoint(self.always | self.in_branches)
+
+
+def assertions(gold: str) -> Assertions:
+    """The assertions of a gold answer; none where it cannot be evaluated."""
+    if not is_python(gold):
+        return Assertions()
+    tree = ast.parse(gold)
+    unknown = _names(tree, ast.Load) - _bound(tree) - set(dir(builtins))
+    if not unknown or not _can_be_evaluated(tree, unknown):
+        return Assertions()
+    known = set(dir(builtins)) | _imported(tree)
+    found = [(one, branch) for one, branch in _asserted(tree, _names(tree, ast.Load)) if _can_fail(one, known)]
+    places = [((one.lineno, one.col_offset), branch) for one, branch in found]
+    return Assertions(
+        frozenset(place for place, branch in places if not branch),
+        frozenset(place for place, branch in places if branch),
+    )
+
+
+def _asserted(node: ast.AST, used: set[str], *, branch: bool = False) -> Iterator[tuple[ast.Assert, bool]]:
+    """The assertions below a node, and whether they stand in a branch; those of functions that are never called left
+    out.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Assert):
+            yield child, branch
+        elif not isinstance(child, ast.FunctionDef) or branch or child.name in used:
+            yield from _asserted(child, used, branch=branch or isinstance(child, BRANCHES))
+
+
+def _can_fail(one: ast.Assert, known: set[str]) -> bool:
+    """Whether what is asserted depends on more than constants and names of Python's own."""
+    return not isinstance(one.test, ast.Tuple) and bool(_names(one.test, ast.Load) - known)
+
+
+def _can_be_evaluated(tree: ast.Module, unknown: set[str]) -> bool:
+    """Whether all that a gold answer does can be done in a process without the answer.
+
+    Args:
+        tree: of the gold answer.
+        unknown: names that are the answer's.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, UNSUPPORTED):
             return False
-        finally:
-            _end(process)
-        return process.returncode == 0
-
-    def _limit(self) -> None:
-        """In the program's own process, before it begins."""
-        die_with_parent()
-        seconds, memory = int(self.time_limit_s) + 1, int(self.memory_limit_gib * 2**30)
-        for kind, limit in (
-            (resource.RLIMIT_CPU, seconds),
-            (resource.RLIMIT_AS, memory),
-            (resource.RLIMIT_FSIZE, MOST_FILE_BYTES),
-            (resource.RLIMIT_CORE, 0),
-        ):
-            resource.setrlimit(kind, (limit, limit))
+        if isinstance(node, ast.ExceptHandler) and node.type is not None and unknown & _names(node.type, ast.Load):
+            return False
+        if isinstance(node, ast.ClassDef) and any(unknown & _names(base, ast.Load) for base in node.bases):
+            return False
+    return all(importlib.util.find_spec(name) for name in _modules(tree))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The program and all that it has started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended, with all that it started
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _modules(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0] or "."
+
+
+def _names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    aliases = (a for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for a in node.names)
+    return {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """The names that a gold answer gives a meaning to."""
+    found = _names(tree, ast.Store) | _imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            found.add(node.name)
+    return found
 
 
 def is_python(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Makes the verifier of a recipe's section."""
+"""Makes the verifiers of a recipe's sections, and asks them whether they can judge on this machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
+from mrt_hpc.recipe.sections.data import ProblemSource
 
 if TYPE_CHECKING:
-    from mrt_hpc.recipe.sections.data import ProblemSource
+    from mrt_hpc.errors import UserError
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.sections.grading import Grading
 
 
@@ -22,3 +25,17 @@ def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:
     """
     verifier = as_kind(problems.verifier or MathVerifier(), Verifier).with_defaults(grading)
     return verifier.with_extraction(problems.extraction or DEFAULT_EXTRACTION)
+
+
+def verifiers_of(recipe: Experiment) -> list[Verifier]:
+    """The verifiers of all problems of a recipe, each once."""
+    training = [] if isinstance(recipe, EvaluationRecipe) else [recipe.data]
+    sources = [*training, *(benchmark.problems for benchmark in recipe.evaluation.benchmarks)]
+    problems = [source for source in sources if isinstance(source, ProblemSource)]
+    return list(dict.fromkeys(verifier_of(source, recipe.grading) for source in problems))
+
+
+def refusals(recipe: Experiment) -> list[UserError]:
+    """The reasons why answers to problems of a recipe cannot be judged on this machine; most have none."""
+    found = (verifier.refusal() for verifier in verifiers_of(recipe))
+    return [refusal for refusal in found if refusal is not None]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.base import Judgement
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.parent_death import die_with_pool_owner
 
 if TYPE_CHECKING:
@@ -46,16 +47,21 @@ def _in_a_line(error: Exception) -> str:
 
 def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
     """The judgement of one pair and the processor seconds it took; an error of the verifier makes the answer
-    unreadable.
+    unreadable, but for what this machine lacks.
 
     Processor time does not pass while others have the core, so that a busy machine makes no right answer wrong. Past
     ``limit_s`` the kernel ends the process by SIGPROF, which has no handler: one in Python would have to wait for the
     end of a long multiplication.
+
+    Raises:
+        UserError: the verifier cannot judge on this machine.
     """
     started = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
         judgement = verifier.judge(answer, gold)
+    except UserError:
+        raise
     except Exception as error:  # any error that a hostile answer causes, MemoryError and RecursionError too, scores 0
         judgement = Judgement(correct=False, readable=False, error=_in_a_line(error))
     finally:

@@ -17,9 +17,17 @@ import msgspec
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.protocol import GENERATE_PATH, Request, RequestBatch, Sample, SamplingSettings, read_sample_line
+from mrt_hpc.inference.protocol import (
+    GENERATE_PATH,
+    NOT_FINITE,
+    Request,
+    RequestBatch,
+    Sample,
+    SamplingSettings,
+    read_sample_line,
+)
 from mrt_hpc.inference.server_control import READ_LOG
-from mrt_hpc.run.records import FinishReason
+from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -31,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Completion", "GenerationClient", "Request", "SamplingSettings", "connect"]
 
 ATTEMPTS = 5
-SLIGHTLY_ABOVE_ONE = 1e-3
-"""The tolerance for the logarithm of a probability, which rounding may raise slightly above 0."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -152,7 +158,10 @@ class GenerationClient:
             if (i, j) not in waiting:
                 raise ServerGone(f"sample {j} of request {i} arrived twice")
             if (reason := _reason_of_refusal(sample)) is not None:
-                raise self._refusal(reason, f"a prompt of {len(requests[i].prompt_ids)} tokens")
+                prompt = f"a prompt of {len(requests[i].prompt_ids)} tokens"
+                if reason.startswith(NOT_FINITE):
+                    raise self._not_finite(reason, f"{prompt}, seed {requests[i].seeds[j]}")
+                raise self._refusal(reason, prompt)
             yield _completion(sample, requests[i], i, j, started)
         if waiting:
             raise ServerGone("the response ended early")
@@ -175,6 +184,17 @@ class GenerationClient:
     def _refusal(self, reason: str, value: str) -> UserError:
         what = f"the vLLM server refused a request: {reason}"
         return UserError(what, value=value, where=self.where, advice=self.advice)
+
+    def _not_finite(self, reason: str, value: str) -> UserError:
+        """The error of a sample that is not asked for again: the same seed with the same weights gives the same."""
+        return UserError(
+            f"the vLLM server computes numbers that are not finite ({reason})",
+            value=value,
+            where=self.where,
+            expected="finite log-probabilities",
+            advice="where activations overflow, another number format helps: --set serving.dtype=bfloat16 (or float32) "
+            "with another --run directory; else look for NaN and infinities in the weights that it serves",
+        )
 
     def _give_up(self, state: RetryCallState) -> None:
         cause = state.outcome.exception() if state.outcome else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.token_pieces import SPACE_MARK
 from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, load_tokenizer
+from mrt_hpc.recipe.chat_template import COMPLETION, QUESTION, CheckedTemplate, given_to, opened, template_text, user
 from mrt_hpc.run.data import read_examples
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from transformers import PreTrainedTokenizerFast
 
     from mrt_hpc.recipe.sections.prompt import Prompt
@@ -27,8 +30,6 @@ BEFORE = ("\n", "7", ".")
 
 ROLES = ("user", "assistant")
 """The roles of a question and of its answer in a conversation."""
-COMPLETION = "COMPLETION-OF-THE-MODEL"
-"""Stands for a completion in a conversation whose other texts are looked for."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class Prompter:
                 the recipe names as such is no single token.
         """
         tokenizer = load_tokenizer(directory)
-        if prompt.chat_template is not None:
-            tokenizer.chat_template = Path(prompt.chat_template).read_text()
+        tokenizer.chat_template = template_text(directory, prompt)
         stops = (*stop_tokens(directory, tokenizer), *_further_stops(tokenizer, prompt))
         if not stops:
             raise UserError(
@@ -62,22 +62,46 @@ class Prompter:
                 advice="add eos_token to that file, or fetch all files of the model again",
             )
         examples = read_examples(Path(prompt.examples)) if prompt.examples is not None and prompt.shots else []
-        return Prompter(tokenizer, prompt, tuple(dict.fromkeys(stops)), tuple(examples))
+        found = Prompter(tokenizer, prompt, tuple(dict.fromkeys(stops)), tuple(examples))
+        return replace(found, stop_token_ids=(*found.stop_token_ids, *found.unnamed_stops()))
 
     def text(self, problem: str) -> str:
         """Return the prompt of a problem, up to the opening of the thought."""
-        question = problem + self.prompt.instruction
-        shots = [(shot.problem + self.prompt.instruction, shot.solution) for shot in self._shots(problem)]
-        if self.tokenizer.chat_template is None:
+        return self._asked(problem + self.prompt.instruction, self.shots(problem))
+
+    def _asked(self, question: str, examples: Sequence[SolvedProblem]) -> str:
+        """The prompt of a whole question behind some examples, up to the opening of the thought."""
+        shots = [(shot.problem + self.prompt.instruction, shot.solution) for shot in examples]
+        if self.template is None:
             text = "".join(f"{asked}\n{solution}\n\n" for asked, solution in shots) + question + "\n"
         else:
             turns = [(role, content) for shot in shots for role, content in zip(ROLES, shot, strict=True)]
             messages = [{"role": role, "content": content} for role, content in [*turns, ("user", question)]]
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self._opened(text)
+            text = self.template.render(messages, True)
+        return opened(text, self.prompt.thought_start)
 
-    def _shots(self, problem: str) -> list[SolvedProblem]:
-        """The examples that are shown before a problem.
+    def frame(self, examples: Sequence[SolvedProblem]) -> tuple[str, str]:
+        """Return what a prompt holds before a question and behind it."""
+        before, _, behind = self._asked(QUESTION, examples).rpartition(QUESTION)
+        return before, behind
+
+    @cached_property
+    def template(self) -> CheckedTemplate | None:
+        """The chat template, as transformers renders it; None for a model without one."""
+        text = self.tokenizer.chat_template
+        where = self.prompt.chat_template or str(self.tokenizer.name_or_path)
+        return None if text is None else CheckedTemplate(self.rendered, self.prompt, text, where)
+
+    def rendered(self, messages: Sequence[Mapping[str, str]], open_next: bool) -> str:
+        """Return the text of messages by the chat template, which may fail in any way."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=open_next, **given_to(self.prompt)
+            )
+        )
+
+    def shots(self, problem: str) -> list[SolvedProblem]:
+        """Return the examples that are shown before a problem.
 
         Raises:
             UserError: there are too few.
@@ -98,13 +122,11 @@ class Prompter:
         the opening of the next thought.
 
         Raises:
-            UserError: the chat template leaves out earlier turns of the model.
+            UserError: the chat template leaves out earlier turns of the model, or refuses them.
         """
-        if self.tokenizer.chat_template is None:
-            return self._opened(f"\n\n{question}\n\n")
-        turns = [("user", "1"), ("assistant", COMPLETION), ("user", question)]
-        messages = [{"role": role, "content": content} for role, content in turns]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        if self.template is None:
+            return opened(f"\n\n{question}\n\n", self.prompt.thought_start)
+        text = self.template.render([user("1"), {"role": "assistant", "content": COMPLETION}, user(question)], True)
         _, found, between = text.partition(COMPLETION)
         if not found:
             raise UserError(
@@ -113,11 +135,7 @@ class Prompter:
                 expected="a template that repeats the messages of the assistant",
                 advice="name another template in prompt.chat_template",
             )
-        return self._opened(between)
-
-    def _opened(self, text: str) -> str:
-        opened = text.endswith(self.prompt.thought_start) or text.endswith(self.prompt.thought_start.rstrip("\n"))
-        return text if opened else text + self.prompt.thought_start
+        return opened(between, self.prompt.thought_start)
 
     def prompt_ids(self, problem: Problem, max_tokens: int) -> list[int]:
         """Return the token ids of a problem's prompt.
@@ -137,9 +155,55 @@ class Prompter:
 
     def encoded(self, problem: str) -> list[int]:
         """Return the token ids of the prompt of a problem, whatever its length."""
-        # A chat template writes the start-of-sequence token itself.
-        special = self.tokenizer.chat_template is None
-        return list(self.tokenizer.encode(self.text(problem), add_special_tokens=special))
+        return self.begun(self._plain_ids(self.text(problem)))
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """Return the tokens of a whole sequence with those that the tokenizer writes before every text, such as the
+        start-of-sequence token, unless the chat template has written them.
+
+        Raises:
+            UserError: the chat template has written them twice.
+        """
+        first = self._first_ids
+        if first and ids[: 2 * len(first)] == first * 2:
+            raise UserError(
+                "the prompt begins with the start-of-sequence token twice",
+                value=self.tokenizer.decode(ids[: 2 * len(first)]),
+                where=self.prompt.chat_template or self.tokenizer.name_or_path or None,
+                expected="a chat template that writes it once, or not at all",
+                advice="set prompt.chat_template to a file with such a template",
+            )
+        return ids if ids[: len(first)] == first else [*first, *ids]
+
+    @cached_property
+    def _first_ids(self) -> list[int]:
+        """The tokens that the tokenizer itself writes before a text."""
+        whole, own = list(self.tokenizer.encode("7", add_special_tokens=True)), self._plain_ids("7")
+        return next((whole[:n] for n in range(len(whole)) if whole[n : n + len(own)] == own), [])
+
+    def unnamed_stops(self) -> list[int]:
+        """Return the token with which the chat template ends an answer, where no token that stops a completion stands
+        between an answer and the next question: the model would write on after its end.
+        """
+        turns = None if self.template is None else self.template.turns()
+        if self.template is None or turns is None:
+            return []
+        between, at_end = self._added_in(turns[1]), self._added_in(self.template.ending())
+        stops = set(self.stop_token_ids)
+        return [] if stops & {*between, *at_end[:1]} else between[:1]
+
+    def special_in(self, text: str) -> list[str]:
+        """Return the special tokens, and the tags of the thought, that the tokenizer reads in a text of somebody."""
+        tags = {tag.strip() for tag in (self.prompt.thought_start, self.prompt.thought_end)}
+        special = {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        found = [token for token in special if token in text]
+        read = set(self._plain_ids(text)) if found else set()
+        return [*(token for token in found if special[token] in read), *(tag for tag in tags if tag and tag in text)]
+
+    def _added_in(self, text: str) -> list[int]:
+        """The ids of the tokens in a text that were added to the vocabulary, those of spaces aside."""
+        added = self.tokenizer.added_tokens_decoder
+        return [i for i in self._plain_ids(text) if i in added and added[i].content.strip(f" \n\t{SPACE_MARK}")]
 
     @property
     def end_token_id(self) -> int:

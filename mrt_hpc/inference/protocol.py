@@ -9,6 +9,7 @@ sample is two flat lists.
 from __future__ import annotations
 
 from binascii import crc32
+from math import isfinite
 
 import msgspec
 
@@ -17,6 +18,8 @@ MOST_LOGPROBS = 64
 """The maximum number of tokens whose log-probabilities a request may ask for at one position."""
 FIRST_VERSION_VARIABLE = "MRT_HPC_WEIGHTS_VERSION"
 """The environment variable of the server with the weights version that it starts with."""
+NOT_FINITE = "NotFinite"
+"""The beginning of the reason why a sample was refused whose log-probabilities are not all finite."""
 PAUSE_PATH = "/pause"
 """vLLM's route that pauses the engine, before new weights are loaded."""
 SERVED_PATH = "/mrt/served"
@@ -92,6 +95,17 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """[T * top]"""
     error: str | None = None
     """The reason why the request was refused, if it was."""
+
+
+def not_finite(sample: Sample) -> str | None:
+    """Return which number of a sample is NaN or infinite, behind ``NOT_FINITE``; None where all are finite. JSON holds
+    neither, so the server has to tell it.
+    """
+    for name, values in (("logprobs", sample.logprobs), ("scores", sample.scores), ("tops", sample.top_logprobs)):
+        if not all(map(isfinite, values)):
+            place = next(place for place, value in enumerate(values) if not isfinite(value))
+            return f"{NOT_FINITE}: number {place} of {len(values)} {name} is {values[place]}"
+    return None
 
 
 _encode = msgspec.json.Encoder().encode

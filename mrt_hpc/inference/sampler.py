@@ -8,6 +8,7 @@ the prefix is still in the server's cache; other traces continue meanwhile. This
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
@@ -243,3 +244,8 @@ class RolloutSampler:
 def tokens_within(pieces: Sequence[bytes], length: int) -> int:
     """Return the number of tokens that lie wholly within the first ``length`` bytes."""
     return sum(1 for end in accumulate(map(len, pieces)) if end <= length)
+
+
+def tokens_reaching(pieces: Sequence[bytes], length: int) -> int:
+    """Return the number of tokens that hold the first ``length`` bytes; there are so many bytes."""
+    return bisect_left([0, *accumulate(map(len, pieces))], length)

@@ -14,6 +14,7 @@ import torch
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.import_path import import_path
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class ServerCommand:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
             "HF_HUB_OFFLINE": "1",
+            "NCCL_RAS_ENABLE": "0",  # it would answer questions about the server at a port of its own
+            **({} if self.settings.over_ray else ON_LOOPBACK),
         }
         if self.settings.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.settings.gpus)

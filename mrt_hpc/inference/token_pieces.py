@@ -64,9 +64,9 @@ class StoredTokens:
     """The tokens of one ``tokenizer.json``."""
 
     names: dict[int, str]
-    """The token of each id, as the vocabulary writes it."""
-    added: dict[int, str]
-    """The added tokens, as they stand in a text."""
+    """The token of each id, as the vocabulary writes it: added ones too, which the decoder writes as all others."""
+    special: dict[int, str]
+    """The special tokens, as they stand in a text."""
 
     @classmethod
     def read(cls, path: Path) -> StoredTokens:
@@ -78,8 +78,10 @@ class StoredTokens:
         """
         stored = json.loads(path.read_bytes())
         try:
-            added = {int(token["id"]): str(token["content"]) for token in stored.get("added_tokens", [])}
-            return cls(_vocabulary(stored["model"]["vocab"]), added)
+            added = {int(token["id"]): token for token in stored.get("added_tokens", [])}
+            names = {i: str(token["content"]) for i, token in added.items()}
+            special = {i: name for i, name in names.items() if added[i].get("special")}
+            return cls({**_vocabulary(stored["model"]["vocab"]), **names}, special)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no tokenizer.json: {error!r}") from error
 
@@ -104,7 +106,7 @@ class StoredTokens:
 
     def _piece(self, token: int, rule: Callable[[str], bytes]) -> bytes:
         """An id that the tokenizer does not know (a padded vocabulary has such rows) is empty."""
-        return self.added[token].encode() if token in self.added else rule(self.names.get(token, ""))
+        return self.special[token].encode() if token in self.special else rule(self.names.get(token, ""))
 
 
 def _vocabulary(stored: Any) -> dict[int, str]:

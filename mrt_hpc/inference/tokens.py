@@ -63,12 +63,10 @@ class TokenBytes:
     """The bytes of every token of one tokenizer, computed once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
         to_bytes = _rule(tokenizer)
-        self.table: dict[int, bytes] = {
-            i: to_bytes(token) for token, i in tokenizer.get_vocab().items() if i not in added
-        }
-        self.table.update((i, content.encode()) for i, content in added.items())
+        self.table: dict[int, bytes] = {i: to_bytes(token) for token, i in tokenizer.get_vocab().items()}
+        special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.table.update((i, content.encode()) for i, content in special.items())
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
         """Return [T] the bytes of each token; special tokens as they are written. An id the tokenizer does not know (a

@@ -43,6 +43,7 @@ class ReloadExtension:
         start = time.monotonic()
         self.model_runner.reload_weights(weights_path=directory)
         model = self.model_runner.get_model()
+        _refuse_not_finite(model)
         embeddings = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
         for embedding in embeddings:
             _repack(embedding)
@@ -51,6 +52,15 @@ class ReloadExtension:
         for embedding in inputs[:1]:  # a later stage of a model whose layers are divided has none
             _verify_rows(embedding, Path(directory))
         return {"seconds": time.monotonic() - start, "directory": directory}
+
+
+def _refuse_not_finite(model: torch.nn.Module) -> None:
+    """Refuse a model that holds a NaN or an infinity. The extremes of a tensor are NaN where it holds one."""
+    for name, weights in model.named_parameters():
+        if weights.is_floating_point() and weights.numel():
+            extremes = torch.stack(weights.float().aminmax() if weights.itemsize == 1 else weights.aminmax())
+            if not extremes.isfinite().all():
+                raise RuntimeError(f"after the reload {name} holds a NaN or an infinity")
 
 
 def _repack(embedding: VocabParallelEmbedding) -> None:
@@ -67,7 +77,7 @@ def _verify_product(embedding: VocabParallelEmbedding) -> None:
     computed = embedding.quant_method.apply(embedding, probe).float()
     expected = probe.float() @ weight.float().T
     error = ((computed - expected).norm() / expected.norm().clamp_min(1e-12)).item()
-    if error > (1e-4 if weight.dtype == torch.float32 else 2e-2):
+    if not error <= (1e-4 if weight.dtype == torch.float32 else 2e-2):  # a NaN is neither above nor below
         raise RuntimeError(
             f"after the reload an output head does not compute with its visible weights: relative error {error:.3g}"
         )

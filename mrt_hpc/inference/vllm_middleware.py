@@ -26,6 +26,7 @@ from mrt_hpc.inference.protocol import (
     Request,
     RequestBatch,
     Sample,
+    not_finite,
     sample_line,
 )
 
@@ -139,7 +140,9 @@ async def _sample(
     """Sample once and put the result, or the refusal, on the queue."""
     try:
         result = await _final_output(engine, request, request.seeds[j], cache_salt)
-        finished.put_nowait(_as_sample(request, i, j, result))
+        sample = _as_sample(request, i, j, result)
+        fault = not_finite(sample)
+        finished.put_nowait(sample if fault is None else Sample(i, j, error=fault))
     except Exception as error:  # the error reaches the client, which raises it
         finished.put_nowait(Sample(i, j, error=f"{type(error).__name__}: {error}"))
 

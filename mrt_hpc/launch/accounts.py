@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.analysis.spending import CLOCKS_APART_S, Accounts, Allocation
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import QueueState
-from mrt_hpc.launch.ledger import submissions
+from mrt_hpc.launch.ledger import shown_submissions
 from mrt_hpc.launch.queued_jobs import backend_of
 
 if TYPE_CHECKING:
@@ -25,12 +25,19 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
     """Ask each queue for all attempts of all jobs that the run's ledger names.
 
     Returns:
-        The accounts, and a sentence for each queue that has none to tell.
+        The accounts, and a sentence for each queue that has none to tell, and each submission that cannot be read.
     """
-    sent = submissions(layout)
+    sent, untold = shown_submissions(layout)
     found: list[Allocation] = []
-    untold: list[str] = []
-    for backend, mine in _by_backend(layout, sent):
+    times = {one.job_id: one.time for one in sent}
+    try:
+        queues = [*_by_backend(layout, sent)]
+    except UserError as error:
+        return Accounts([], times), [
+            *untold,
+            f"accounting was not asked ({error.what}): the hours are those of the run's events",
+        ]
+    for backend, mine in queues:
         by_id = {one.job_id: one for one in mine}
         try:
             told = backend.allocations(list(by_id))
@@ -41,7 +48,7 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
             if told is None:
                 untold.append("this cluster keeps no accounting: the hours are those of the run's own events")
         found += [_allocation(one, by_id) for one in told or () if _is_of_run(one, by_id)]
-    return Accounts(found, {one.job_id: one.time for one in sent}), untold
+    return Accounts(found, times), untold
 
 
 def _by_backend(layout: RunLayout, sent: list[Submission]) -> Iterator[tuple[Backend, list[Submission]]]:

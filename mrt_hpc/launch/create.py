@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.schema import Recipe
+    from mrt_hpc.recipe.sections.prompt import Prompt
     from mrt_hpc.run.records import Problem
 
 
@@ -232,7 +233,6 @@ def check_model(recipe: Experiment) -> None:
     Raises:
         UserError: naming the field, and what is missing, damaged, unknown or too short.
     """
-    template = recipe.prompt.chat_template
     for field, path in prompt_files(recipe).items():
         if not path.is_file():
             what = "a chat template" if field.endswith("chat_template") else "JSON lines with solved problems"
@@ -244,14 +244,14 @@ def check_model(recipe: Experiment) -> None:
     if isinstance(recipe.model, HuggingFaceModel):
         refuse_unfetched(recipe.model.path, "model.path")
         refuse_delta(Path(recipe.model.path))
-        files = ModelFiles(Path(recipe.model.path), "model.path", template_given=template is not None)
+        files = ModelFiles(Path(recipe.model.path), "model.path", _prompts(recipe))
         files.check(longest_sequence(recipe))
         _check_division(files, recipe, "inference", "evaluation")
         files.check_sharing(recipe.training.sequence_parallel)
     if recipe.prover is not None and recipe.prover.model is not None:
         refuse_unfetched(recipe.prover.model, "prover.model")
         refuse_delta(Path(recipe.prover.model))
-        files = ModelFiles(Path(recipe.prover.model), "prover.model", template_given=template is not None)
+        files = ModelFiles(Path(recipe.prover.model), "prover.model", (recipe.prompt,), takes_variables=False)
         files.check(recipe.prover.model_max_tokens or longest_in_training(recipe), trained=False)
         _check_division(files, recipe, "inference")
 
@@ -259,13 +259,18 @@ def check_model(recipe: Experiment) -> None:
 def _check_models(recipe: EvaluationRecipe) -> None:
     """Refuse models that are there and cannot work. One that a run is still to publish is checked by the first job."""
     for number, model in enumerate(recipe.models):
-        prompts = [benchmark_sampling(recipe, b).prompt for b in recipe.evaluation.benchmarks]
-        template_given = all(prompt.chat_template is not None for prompt in prompts)
         if model.run is None or Path(model.path).is_dir():
             refuse_unfetched(model.path, f"models.{number}.path")
-            files = ModelFiles(Path(model.path), f"models.{number}.path", template_given=template_given)
+            files = ModelFiles(Path(model.path), f"models.{number}.path", _prompts(recipe))
             files.check(longest_sequence(recipe), trained=False)
             _check_division(files, recipe, "evaluation")
+
+
+def _prompts(recipe: Experiment) -> tuple[Prompt, ...]:
+    """The different prompts that are written for the policy: in training, and in each benchmark."""
+    own = [] if isinstance(recipe, EvaluationRecipe) else [recipe.prompt]
+    found = [*own, *(benchmark_sampling(recipe, benchmark).prompt for benchmark in recipe.evaluation.benchmarks)]
+    return tuple(prompt for number, prompt in enumerate(found) if prompt not in found[:number])
 
 
 def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
@@ -288,8 +293,7 @@ def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> N
         return
     first = layout.weights_version(0)  # the directory that it was copied from may be gone
     directory = first if first.exists() else Path(recipe.model.path)
-    template_given = recipe.prompt.chat_template is not None
-    ModelFiles(directory, "model.path", template_given=template_given).check(longest_sequence(recipe))
+    ModelFiles(directory, "model.path").check(longest_sequence(recipe))
 
 
 def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> None:
@@ -303,4 +307,5 @@ def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> N
     key.write_text(secrets.token_urlsafe(32))
     for directory in (layout.logs, layout.events, layout.jobs, layout.told):
         directory.mkdir()
+    write_text(layout.identity, f"{secrets.token_hex(16)}\n")
     write_text(layout.recipe_lock, lock_text(recipe))

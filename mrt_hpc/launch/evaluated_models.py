@@ -85,7 +85,7 @@ def models_asked(texts: Sequence[str]) -> ModelsAsked:
         if is_hub_name(text):
             models.append(_model_of_hub(text))
         elif asked.is_run:
-            recipes.append(read_recipe_lock(asked.layout.recipe_lock))
+            recipes.append(read_recipe_lock(asked.layout.recipe_lock, looking=True))
             found = versions_of_run(asked)
             models += [_model_of_run(asked, version) for version in found]
             awaited += chain.from_iterable(publishing_jobs(asked.layout, found).values())

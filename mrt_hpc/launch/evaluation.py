@@ -23,7 +23,7 @@ from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.prompts import with_open_forced_texts
 from mrt_hpc.recipe.sections.prompt import Prompt
 from mrt_hpc.recipe.suites import SECTION, read_suite, with_prompt_of
-from mrt_hpc.recipe.user_code import own_files
+from mrt_hpc.recipe.user_code import import_from, own_files
 from mrt_hpc.recipe.validate import validate
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.prompt_files import prompt_files
@@ -91,6 +91,7 @@ def evaluation_recipe(asked: EvaluationAsked) -> EvaluationRecipe:
         apply(source, override)
     source.data[SECTION] = with_prompt_of(source.data[SECTION], source.data.get("prompt"))
     whole = with_open_forced_texts(with_absolute_paths(source.data, Path.cwd()))
+    import_from(source.path.parent, whole)
     recipe = validate(replace(source, data=whole), EvaluationRecipe, whole)
     recipe = recipe.model_copy(update={"inputs": inputs_of(recipe)})
     return recipe.model_copy(update={"name": name_of(recipe)})
@@ -229,7 +230,7 @@ def submit_evaluation(
     plan = evaluation_plan(recipe, site)
     refuse_other_queue(awaited, site)
     refuse_unfit(recipe, site)
-    refuse_objections(site.backend(), plan, listener.warn)
+    refuse_objections(recipe, plan, site.backend(), listener.warn)
     refuse_lost_models(recipe, root)
     layout = create_or_open(root, recipe, plan, group_access=site.group_access)
     pin_models(recipe, layout, listener.warn)

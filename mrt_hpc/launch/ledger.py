@@ -16,21 +16,24 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.site_file import SiteFile
-from mrt_hpc.recipe.user_code import import_from, origin
+from mrt_hpc.recipe.user_code import import_from, named_modules, origin
 from mrt_hpc.run.atomic import creating, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_typed, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mrt_hpc.plan.jobs import Job
     from mrt_hpc.recipe.site import SiteSettings
     from mrt_hpc.run.layout import RunLayout
 
-EARLIER = "slurm"
-"""The kind of every site with a queue in earlier versions, which did not record it."""
+
+UNRECORDED = "slurm"
+"""The kind of a site whose profile is not recorded: the only one that comes with the package and has a queue."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,10 @@ class Submission:
     job: str
     job_id: str
     """The id that the queue gave it."""
-    time: float
+    time: Moment
     site: str
     """Name of the site profile."""
-    tasks: tuple[int, ...] | None = None
+    tasks: tuple[Whole, ...] | None = None
     """Indices of the tasks that it runs; None for all tasks of the job."""
 
 
@@ -51,7 +54,7 @@ class Submission:
 class LocalProcess:
     """The process that runs the plan on its own machine."""
 
-    pid: int
+    pid: ProcessNumber
     started: str
     """The start time that the kernel reports; a later process with the same number has another one."""
     host: str
@@ -67,6 +70,16 @@ class LocalProcess:
         return self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
 
 
+@dataclass(frozen=True)
+class SiteRecord:
+    """A site profile that jobs were submitted with."""
+
+    site: dict[str, Any]
+    """The fields that are not the defaults."""
+    folder: Path | None = None
+    """The folder of its module, where its kind is a class of the user's own."""
+
+
 def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks: Sequence[int] | None = None) -> None:
     """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all."""
     some = {} if tasks is None else {"tasks": list(tasks)}
@@ -75,15 +88,31 @@ def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks
 
 
 def submissions(layout: RunLayout) -> list[Submission]:
-    """All submitted jobs of the run, the oldest first; of earlier versions, too, which knew only Slurm."""
-    paths = [*list_directory(layout.jobs, "slurm-*.json"), *list_directory(layout.jobs, "queued-*.json")]
-    return sorted((_submission(json.loads(p.read_text())) for p in paths), key=lambda s: s.time)
+    """All submitted jobs of the run, the oldest first.
+
+    Raises:
+        UnreadableError: the record of one is damaged.
+    """
+    return _by_time(map(_submission, _submitted(layout)))
 
 
-def _submission(entry: dict[str, Any]) -> Submission:
-    tasks, job_id = entry.get("tasks"), entry.get("job_id") or entry["slurm_id"]
-    some = None if tasks is None else tuple(tasks)
-    return Submission(entry["job"], job_id, entry["time"], entry["site"], some)
+def shown_submissions(layout: RunLayout) -> tuple[list[Submission], list[str]]:
+    """The submitted jobs whose records can be read, to be shown, and a line for each of the others."""
+    found, faults = readable(_submitted(layout), _submission)
+    return _by_time(found), faults
+
+
+def _submitted(layout: RunLayout) -> list[Path]:
+    return list_directory(layout.jobs, "queued-*.json")
+
+
+def _by_time(found: Iterable[Submission]) -> list[Submission]:
+    return sorted(found, key=lambda one: one.time)
+
+
+def _submission(path: Path) -> Submission:
+    advice = f"squeue --me shows whether that job is still queued; then rm -r {path}, and the same command again"
+    return read_typed(path, Submission, "the record of a submitted job", advice=advice)
 
 
 def record_site(layout: RunLayout, site: SiteSettings) -> None:
@@ -97,20 +126,25 @@ def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
     """The profile of this name, as jobs of the run were last submitted with it.
 
     Raises:
-        UserError: its kind is a class of the user's own that is not there any more.
+        UserError: its kind is a class of the user's own that is not there any more, or that another user can change.
     """
     path = _site_file(layout, name)
-    earlier: dict[str, Any] = {"site": {"type": EARLIER, "name": name}}
-    entry = json.loads(path.read_text()) if path.is_file() else earlier
-    if entry.get("folder") is not None:
-        import_from(Path(entry["folder"]))
+    advice = f"rm -r {path}, and the same submit command again, which writes it"
     try:
-        return SiteFile.model_validate_json(json.dumps({"site": entry["site"]}), strict=True).site
+        entry = read_typed(path, SiteRecord, "the record of a site profile", advice=advice)
+    except FileNotFoundError:
+        entry = SiteRecord({"type": UNRECORDED, "name": name})
+    if named_modules(entry.site):
+        refuse_changeable(path, f"the class of the site profile {name} is not imported")
+        if entry.folder is not None:
+            import_from(entry.folder, entry.site)
+    try:
+        return SiteFile.model_validate_json(json.dumps({"site": entry.site}), strict=True).site
     except ValidationError as error:
         raise UserError(
             f"the site profile {name} with which jobs were submitted cannot be read: {error.errors()[0]['msg']}",
             where=path,
-            value=entry["site"]["type"],
+            value=entry.site.get("type"),
             advice="put the module of that class back to where it was, and type the same command again",
         ) from error
 
@@ -120,9 +154,18 @@ def _site_file(layout: RunLayout, name: str) -> Path:
 
 
 def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
-    """For each job of the plan the latest submission of all its tasks, and later ones that sent some of them again."""
+    """For each job of the plan the latest submission of all its tasks, and later ones that sent some of them again.
+
+    Raises:
+        UnreadableError: the record of one is damaged.
+    """
+    return latest_of(submissions(layout))
+
+
+def latest_of(sent: Iterable[Submission]) -> dict[str, list[Submission]]:
+    """As :func:`current_submissions`, of submissions in the order of time."""
     found: dict[str, list[Submission]] = {}
-    for one in submissions(layout):
+    for one in sent:
         found[one.job] = [one] if one.tasks is None else [*found.get(one.job, ()), one]
     return found
 
@@ -166,9 +209,14 @@ def local_process(layout: RunLayout) -> LocalProcess | None:
     return entry if entry is not None and entry.is_here and entry.pid != os.getpid() else None
 
 
-def last_process(layout: RunLayout) -> LocalProcess | None:
-    """The process that held the run last, on any machine, whether it still runs or not; None where none did."""
-    return _newest_claim(layout)[1]
+def shown_process(layout: RunLayout) -> tuple[LocalProcess | None, list[str]]:
+    """The process that held the run last, on any machine, whether it still runs or not; None where none did, or where
+    its record is damaged, which the line beside says.
+    """
+    try:
+        return _newest_claim(layout)[1], []
+    except UnreadableError as error:
+        return None, [error.line]
 
 
 def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
@@ -181,7 +229,17 @@ def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
     paths = list_directory(layout.jobs, "local-*.json")
     if not paths:
         return 0, None
-    return int(paths[-1].stem.removeprefix("local-")), LocalProcess(**json.loads(paths[-1].read_text()))
+    # where the newest is damaged, no earlier one is an answer: its process may run
+    advice = f"make sure that no process runs the run; then rm -r {paths[-1]}, and the same command again"
+    try:
+        return _generation(paths[-1]), read_typed(paths[-1], LocalProcess, "the record of a process", advice=advice)
+    except FileNotFoundError as error:
+        raise UnreadableError("the record of a process leads nowhere", where=paths[-1], advice=advice) from error
+
+
+def _generation(path: Path) -> int:
+    number = path.stem.removeprefix("local-")
+    return int(number) if number.isdecimal() else 0
 
 
 def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:

@@ -20,7 +20,7 @@ from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.ranks import start_ranks, stop, task_code
 from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.default_int_handler)
     layout = RunLayout(Path(run_dir).absolute())
     try:
-        retries = read_lock(layout.recipe_lock).resilience.retries
+        retries = look_at_lock(layout.recipe_lock).resilience.retries
         record = run_one_task(layout, read_plan(layout.plan).job(name), int(index), retries)
     except UserError as error:
         print(error.message(), file=sys.stderr)

@@ -11,7 +11,7 @@ from mrt_hpc.recipe.begun import differences
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.from_lock import changed_recipe
 from mrt_hpc.recipe.sections.model import HuggingFaceModel
-from mrt_hpc.run.fork_record import ForkRecord, read_fork
+from mrt_hpc.run.fork_record import Changed, ForkRecord, read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.prompt_files import read_experiment
@@ -50,7 +50,7 @@ class Origin:
         layout.first_model.mkdir()
         try:
             take_over(self.weights, layout.first_model)
-            digest = verify(layout.first_model).digest
+            digest = verify(layout.first_model, anywhere=True).digest
         except (FileNotFoundError, DamagedError) as error:
             raise UserError(
                 f"weights version {self.record.version} was removed, or is damaged: {error}",
@@ -91,7 +91,9 @@ class Fork:
     origin: Origin
 
 
-def fork_of(layout: RunLayout, at: str, overrides: Sequence[str], root: Callable[[str], Path]) -> Fork:
+def fork_of(
+    layout: RunLayout, at: str, overrides: Sequence[str], root: Callable[[str], Path], *, trust: bool = False
+) -> Fork:
     """The run that begins with a weights version of another run.
 
     Args:
@@ -99,12 +101,13 @@ def fork_of(layout: RunLayout, at: str, overrides: Sequence[str], root: Callable
         at: the number of the weights version, or ``first`` or ``last``.
         overrides: changed fields of its recipe, as texts of the form ``schedule.iterations=100``.
         root: gives the directory of the new run by the name of its recipe.
+        trust: whether the new run takes code of the other one also where another user can change it.
 
     Raises:
         UserError: there is no such version, it is damaged, or the changed recipe or its data are wrong.
     """
     refuse_another_model(overrides)
-    base = _recipe(layout)
+    base = _recipe(layout, trust=trust)
     version = version_at(layout, at)
     weights = layout.weights_version(version)
     digest = verify(weights).digest
@@ -113,7 +116,7 @@ def fork_of(layout: RunLayout, at: str, overrides: Sequence[str], root: Callable
     place = root(wanted.name).absolute()
     model = HuggingFaceModel(type="hugging_face", path=str(RunLayout(place).first_model))
     changes = differences(base.model_dump(mode="json"), wanted.model_dump(mode="json"))
-    told = [{"field": f, "old": old, "new": new} for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
+    told = [Changed(field=f, old=old, new=new) for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
     there = read_fork(RunLayout(place))  # a fork that has begun has read its data
     data = forked_data(layout, base, wanted) if there is None else there.data
     record = ForkRecord(str(layout.root), base.name, version, digest, tuple(told), data)
@@ -136,13 +139,13 @@ def refuse_another_model(overrides: Sequence[str]) -> None:
             )
 
 
-def _recipe(layout: RunLayout) -> Recipe:
+def _recipe(layout: RunLayout, *, trust: bool) -> Recipe:
     """The recipe of a run, with the run's own copies of the files of its prompts.
 
     Raises:
         UserError: it is an evaluation on its own.
     """
-    recipe = read_experiment(layout)
+    recipe = read_experiment(layout, trust=trust)
     if isinstance(recipe, EvaluationRecipe):
         raise UserError(
             "this is the directory of an evaluation on its own, which trains nothing",

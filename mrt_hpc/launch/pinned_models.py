@@ -97,11 +97,11 @@ def _pinned(run: RunLayout, version: int, evaluation: RunLayout) -> bool:
 
 def _is_at_risk(run: RunLayout, version: int) -> bool:
     """Whether the training may remove a version that is not pinned."""
-    return not stays(run, read_recipe_lock(run.recipe_lock), version)
+    return not stays(run, read_recipe_lock(run.recipe_lock, looking=True), version)
 
 
 def _cannot_be_kept(run: RunLayout, version: int) -> UserError:
-    recipe = read_recipe_lock(run.recipe_lock)
+    recipe = read_recipe_lock(run.recipe_lock, looking=True)
     kept = sorted(v for v in range(recipe.schedule.iterations + 1) if stays(run, recipe, v))
     return UserError(
         f"weights version {version} would be removed before the evaluation starts: you cannot write to its run, and so "

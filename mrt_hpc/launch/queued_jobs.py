@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import QueueState, Site
-from mrt_hpc.launch.ledger import current_submissions, local_process, process_elsewhere, recorded_site
+from mrt_hpc.launch.ledger import (
+    current_submissions,
+    latest_of,
+    local_process,
+    process_elsewhere,
+    recorded_site,
+    shown_submissions,
+)
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.lock import look_at_lock
+from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.run.pins import release
 
 if TYPE_CHECKING:
@@ -135,6 +143,8 @@ class QueueLook:
     """By the name of a queue, why it was not reached."""
     backends: Mapping[str, Backend] = field(default_factory=dict)
     """By the job's name, the back end that it was submitted with last."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each submission whose record cannot be read."""
 
     def meaning(self, job: str, reason: str) -> WaitReason | None:
         """The meaning of a reason why a task of a job waits; None where it is not known."""
@@ -175,16 +185,19 @@ class _RunQueues:
     queues: list[JobQueue]
     unloaded: dict[str, str]
     """By the names of sites whose back end cannot be loaded, why."""
+    faults: list[str]
+    """A line for each submission whose record cannot be read."""
 
     @classmethod
     def of(cls, layout: RunLayout) -> _RunQueues:
-        sent = current_submissions(layout)
+        readable, faults = shown_submissions(layout)
+        sent = latest_of(readable)
         ids = {job: [one.job_id for one in parts] for job, parts in sent.items()}
         try:
-            return cls(ids, job_queues(layout, sent), {})
+            return cls(ids, job_queues(layout, sent), {}, faults)
         except UserError as error:
             sites = ", ".join(sorted({one.site for parts in sent.values() for one in parts}))
-            return cls(ids, [], {sites: _short(error)})
+            return cls(ids, [], {sites: _short(error)}, faults)
 
     def look(self, answers: Mapping[str, dict[str, QueuedTask] | UserError]) -> QueueLook:
         """What the answers of the queues say about this run."""
@@ -201,7 +214,7 @@ class _RunQueues:
                 by_id.setdefault(task.job_id, []).append(task)
             for job, mine in queue.jobs.items():
                 tasks.setdefault(job, []).extend(task for one in mine for task in by_id.get(one, ()))
-        return QueueLook(self.ids, tasks, unreached, backends)
+        return QueueLook(self.ids, tasks, unreached, backends, tuple(self.faults))
 
 
 def _short(error: UserError) -> str:
@@ -216,8 +229,10 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         What was done, a sentence each.
 
     Raises:
-        UserError: there is nothing to cancel, or a queue cannot be asked.
+        UserError: there is nothing to cancel, a queue cannot be asked, or another user can change which process and
+            which jobs the run says are its own.
     """
+    refuse_changeable(layout.jobs, "nothing is cancelled that this folder names")
     process, queues = local_process(layout), job_queues(layout, current_submissions(layout))
     if process is not None:
         os.kill(process.pid, signal.SIGINT)
@@ -232,7 +247,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
 
 def _released(layout: RunLayout) -> list[str]:
     """Remove the pins of an evaluation on its own, and return the names of the models that were pinned."""
-    recipe = read_lock(layout.recipe_lock)
+    recipe = look_at_lock(layout.recipe_lock)
     return release(recipe, layout) if isinstance(recipe, EvaluationRecipe) else []
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.placement import Placement
+from mrt_hpc.run.access import cache_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ def _start(
     with log.open("ab") as stream:
         return subprocess.Popen(
             [sys.executable, "-m", "mrt_hpc.launch.entry", str(layout.root), job.name, str(index)],
-            env={**THREADS_THAT_WAIT, **environment, **placement.environment()},
+            env={**THREADS_THAT_WAIT, **cache_variables(), **environment, **placement.environment()},
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,

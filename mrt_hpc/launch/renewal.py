@@ -5,7 +5,6 @@ the same submission finishes it, and a submission with the old values reverts it
 
 from __future__ import annotations
 
-import json
 import uuid
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -33,6 +32,7 @@ from mrt_hpc.run.evaluation_settings import (
 from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.prompt_files import keep_prompt_files
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file, write_task
+from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,10 +115,10 @@ class Renewal:
             UserError: data of a benchmark are not there, or wrong; or sequences are too long for the model.
         """
         locked, journal = read_lock(layout.recipe_lock), _journal(layout)
-        found = changes(layout, recipe) or [Change(**change) for change in journal["changes"]]
+        found = changes(layout, recipe) or [*journal.changes]
         check_length(layout, locked, recipe)
         sources = problem_sources(layout, recipe)
-        paths = changed_data(layout, locked, recipe) | {layout.root / name for name in journal["data"]}
+        paths = changed_data(layout, locked, recipe) | {layout.root / name for name in journal.data}
         data = {path: problems_of(sources[path]) for path in sorted(paths & sources.keys())}
         return Renewal(layout, locked, recipe, plan, found, data, pruned_versions(layout, evaluated_versions(recipe)))
 
@@ -221,10 +221,26 @@ def is_of_resources(change: Change) -> bool:
     return change.field.partition(".")[0] in FREE_SECTIONS
 
 
-def _journal(layout: RunLayout) -> dict[str, Any]:
-    """Read the changes of an interrupted submission; none if there is no journal."""
-    nothing: dict[str, Any] = {"changes": [], "data": []}
-    return {**nothing, **json.loads(layout.renewal.read_text())} if layout.renewal.exists() else nothing
+@dataclass(frozen=True)
+class Journal:
+    """The changes of a submission that are being applied."""
+
+    changes: tuple[Change, ...] = ()
+    data: tuple[str, ...] = ()
+    """The run's files of problems that are written anew, relative to the run directory."""
+
+
+def _journal(layout: RunLayout) -> Journal:
+    """Read the changes of an interrupted submission; none if there is no journal.
+
+    Raises:
+        UnreadableError: the journal is damaged.
+    """
+    advice = f"rm -r {layout.renewal}, and the same submit command again, which compares the recipe with the run anew"
+    try:
+        return read_typed(layout.renewal, Journal, "the record of an interrupted submission", advice=advice)
+    except FileNotFoundError:
+        return Journal()
 
 
 def _tell(layout: RunLayout, found: Sequence[Change]) -> None:

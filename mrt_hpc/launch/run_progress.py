@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING
 
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.task_state import TaskRecord, TaskState, read_tasks
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_tasks, shown_tasks
+from mrt_hpc.run.typed_file import readable
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
@@ -33,13 +35,15 @@ class Progress:
     wait for them."""
     reward: float | None
     """The mean reward of the last trained iteration."""
-    answered: float | None
-    """The share of its traces in which an answer was found."""
+    warnings: tuple[str, ...]
+    """What looks wrong with that iteration, or with the optimiser steps of the run."""
     evaluations_done: int
     evaluations: int
     report: bool
     stale: bool
     """Whether the report is older than the newest metrics or evaluation."""
+    unreadable: tuple[str, ...] = ()
+    """A line where the metrics of that iteration cannot be read."""
 
 
 Records = Mapping[str, Sequence[TaskRecord]]
@@ -47,12 +51,10 @@ Records = Mapping[str, Sequence[TaskRecord]]
 
 
 def read_records(plan: Plan, layout: RunLayout) -> dict[str, list[TaskRecord]]:
-    """The latest record of each task of a run; each file is read once.
-
-    Raises:
-        UserError: a file is damaged.
+    """The latest record of each task of a run, to be shown; each file is read once. A task whose file is damaged is
+    ``unreadable``.
     """
-    return {job.name: task_records(job, layout) for job in plan.jobs}
+    return {job.name: shown_tasks(layout, job.name, job.tasks) for job in plan.jobs}
 
 
 def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> Progress:
@@ -68,24 +70,31 @@ def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> P
     done = max(published_versions(layout), default=0)
     collection = collection_of(done)
     units = [u for job in plan.jobs for u in job.evaluations]
+    measured, faults = readable([layout.metrics(done - 1)] if done else [], IterationMetrics.read)
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
         groups_collected=_collected(layout, collection) if _collects(plan, collection) else None,
-        reward=_measured(layout, done - 1, "reward_mean"),
-        answered=_measured(layout, done - 1, "answered_share"),
+        reward=measured[0].reward_mean if measured else None,
+        warnings=tuple(warnings(layout, done - 1)),
         evaluations_done=_evaluated(plan, layout, records),
         evaluations=len(units),
         report=layout.report.exists(),
         stale=_written(layout.report) < max(_results_written(plan, layout), default=0.0),
+        unreadable=tuple(faults),
     )
 
 
 def _collected(layout: RunLayout, collection: int) -> int:
-    """The number of groups of a collection."""
+    """The number of groups of a collection; those of a damaged archive do not count, as they are sampled again."""
     from mrt_hpc.run.archive import sampled_positions  # it takes a third of a second to import, and few runs collect
+    from mrt_hpc.run.groups import complete_groups
+    from mrt_hpc.run.manifest import DamagedError
 
-    return len(sampled_positions(layout, collection))
+    try:
+        return len(sampled_positions(layout, collection))
+    except DamagedError:
+        return len(complete_groups(layout.groups(collection)))
 
 
 def _evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
@@ -111,10 +120,10 @@ def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
 
 
 def _written(path: Path) -> float:
-    """Return a file's modification time in seconds since the epoch; 0 where the file does not exist."""
+    """Return a file's modification time in seconds since the epoch; 0 where there is no such file."""
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:
+    except OSError:
         return 0.0
 
 
@@ -122,16 +131,23 @@ def _collects(plan: Plan, collection: int) -> bool:
     return any(collection in job.iterations for job in plan.jobs)
 
 
-def _measured(layout: RunLayout, iteration: int, name: str) -> float | None:
-    path = layout.metrics(iteration)
-    if iteration < 0 or not path.exists():
-        return None
-    value = json.loads(path.read_text()).get(name)
-    return None if value is None else float(value)
+def warnings(layout: RunLayout, iteration: int) -> Iterator[str]:
+    """What looks wrong with an iteration, and with the optimiser steps of the run, a sentence each."""
+    with suppress(FileNotFoundError, UserError):  # not written yet; or damaged, which the report says
+        yield from IterationMetrics.read(layout.metrics(max(0, iteration))).warnings
+    if skipped := list_directory(layout.skipped_steps, "*.json"):
+        yield (
+            f"{len(skipped)} optimiser step(s) were skipped, as loss or gradient was not finite; the sequences of the "
+            f"last one are in {skipped[-1]}"
+        )
 
 
 def task_records(job: Job, layout: RunLayout) -> list[TaskRecord]:
-    """The latest record of each task of a job."""
+    """The latest record of each task of a job, for decisions.
+
+    Raises:
+        UnreadableError: a file is damaged.
+    """
     return read_tasks(layout, job.name, job.tasks)
 
 

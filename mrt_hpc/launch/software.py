@@ -7,14 +7,13 @@ the file. Where these are the same, the content is trusted to be the same, and i
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mrt_hpc
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import recorded_versions, versions
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,36 +64,36 @@ class FileState:
         return FileState(str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ino)
 
 
+@dataclass(frozen=True)
+class ImageRecord:
+    """The image that tasks were last submitted with."""
+
+    sha256: str
+    file: FileState | None = None
+
+
 def _image(layout: RunLayout, site: Site) -> Iterator[str]:
     before, file = _recorded_image(layout), site.image_file()
-    state = None if file is None else asdict(FileState.of(file))  # before the digest, so that a later change is noticed
-    if state is not None and before.get("file") == state:
+    state = None if file is None else FileState.of(file)  # before the digest, so that a later change is noticed
+    if before is not None and state is not None and before.file == state:
         return
     image = site.image_digest()
     if image is None:
         return
-    if before and before["sha256"] != image:
-        yield f"the image has changed (sha256 {before['sha256'][:12]} before, {image[:12]} now): {HOLDS}"
-    if (now := {"sha256": image, "file": state}) != before:
-        write_json(layout.image_lock, now)
+    if before is not None and before.sha256 != image:
+        yield f"the image has changed (sha256 {before.sha256[:12]} before, {image[:12]} now): {HOLDS}"
+    if (now := ImageRecord(image, state)) != before:
+        write_json(layout.image_lock, asdict(now))
 
 
-def _recorded_image(layout: RunLayout) -> dict[str, Any]:
-    """``sha256`` of the image of the last submission, and the state of its ``file``, which records of earlier versions
-    lack; empty before the first submission with an image.
+def _recorded_image(layout: RunLayout) -> ImageRecord | None:
+    """The image of the last submission; None before the first submission with one.
 
     Raises:
-        UserError: the record is damaged.
+        UnreadableError: the record is damaged.
     """
+    advice = f"rm -r {layout.image_lock}, and the same command again, which writes it"
     try:
-        content: dict[str, Any] = json.loads(layout.image_lock.read_text())
-        return {"sha256": str(content["sha256"]), "file": content.get("file")}
+        return read_typed(layout.image_lock, ImageRecord, "the record of the image", advice=advice)
     except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"the record of the image cannot be read: {error}",
-            where=layout.image_lock,
-            expected="the file that `mrt-hpc submit` wrote",
-            advice=f"rm {layout.image_lock}, and the same command again, which writes it",
-        ) from error
+        return None

@@ -11,8 +11,9 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from mrt_hpc.domains.verifiers import refusals
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.backend import Order
+from mrt_hpc.launch.backend import Objections, Order
 from mrt_hpc.launch.changes import refuse_other_recipe, with_warmup_begun
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import claimed, local_process, record_site, record_submission
@@ -72,7 +73,7 @@ def submit(recipe: Recipe, site: Site, root: Path, listener: Listener, origin: O
     recipe = kept_recipe(RunLayout(root), recipe, listener.tell)
     plan = compile_plan(recipe, site)
     refuse_unfit(recipe, site)
-    refuse_objections(site.backend(), plan, listener.warn)
+    refuse_objections(recipe, plan, site.backend(), listener.warn)
     layout = create_or_open(root, recipe, plan, group_access=site.group_access, origin=origin)
     start(recipe, plan, layout, site, listener)
 
@@ -118,13 +119,24 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
         yield True, f"process {process.pid} runs it now: first mrt-hpc cancel {layout.root}"
 
 
-def refuse_objections(backend: Backend, plan: Plan, warn: Callable[[str], None]) -> None:
+def objections_to(recipe: Experiment, plan: Plan, backend: Backend) -> Objections:
+    """The objections of a site to a plan, and those of the verifiers to this machine, where its tasks run here."""
+    found = backend.objections(plan)
+    errors = refusals(recipe)
+    if backend.queue is None and errors:
+        refused = (f"{error.what} ({error.value}); {error.advice}" for error in errors)
+        return Objections(found.doubts, (*found.refused, *refused), found.error or errors[0])
+    elsewhere = (f"{error.what} (whether a node can: mrt-hpc doctor --on-node)" for error in errors)
+    return replace(found, doubts=(*found.doubts, *elsewhere))
+
+
+def refuse_objections(recipe: Experiment, plan: Plan, backend: Backend, warn: Callable[[str], None]) -> None:
     """Report the doubts about a plan at a site, before anything is created.
 
     Raises:
-        UserError: the site would refuse the plan, or never start it.
+        UserError: the site would refuse the plan, or never start it, or answers cannot be judged there.
     """
-    objections = backend.objections(plan)
+    objections = objections_to(recipe, plan, backend)
     for sentence in objections.doubts:
         warn(sentence)
     if objections.error is not None:

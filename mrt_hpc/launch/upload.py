@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.offline import waiting_directories
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import UnreadableError, read_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def upload_run(layout: RunLayout, tell: Callable[[str], None]) -> Uploaded:
         UserError: the run does not track, its tasks are queued or running, or W&B is not installed, cannot be reached
             or refuses.
     """
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     if not (layout.wandb / "run_id").is_file():
         raise _no_tracking(layout, recipe)
     command = wandb_command()
@@ -82,7 +82,7 @@ def _attach_report(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None
     record = layout.wandb / "attached.json"
     found = [path for path in (layout.report, layout.page, *list_directory(layout.plots)) if path.is_file()]
     sums = {str(path.relative_to(layout.root)): checksum(path) for path in found}
-    if not found or (record.is_file() and json.loads(record.read_text()) == sums):
+    if not found or _attached(record) == sums:
         return 0
     if importlib.util.find_spec("wandb") is None:
         tell("the report is not attached: W&B is not installed in the environment of mrt-hpc (pip install wandb)")
@@ -92,6 +92,14 @@ def _attach_report(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None
     attach(layout, recipe, found)
     write_json(record, sums)
     return len(found)
+
+
+def _attached(record: Path) -> dict[str, str]:
+    """The checksums of what is in the W&B run already; none where the record cannot be read: it is attached again."""
+    try:
+        return read_typed(record, dict[str, str], "the record of what was attached", advice=f"rm -r {record}")
+    except (FileNotFoundError, UnreadableError):
+        return {}
 
 
 def _run(command: list[str], layout: RunLayout) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.draft import Draft
-from mrt_hpc.recipe.base import Positive, misfit
+from mrt_hpc.recipe.base import Tokens, misfit
 from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class BudgetForcing(Mode):
 
     cuts_episodes: ClassVar[bool] = False
     type: Literal["budget_forcing"] = "budget_forcing"
-    budgets: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    budgets: Annotated[tuple[Tokens, ...], Field(min_length=1)]
     """The numbers of tokens at which the thought is cut, in ascending order. They may exceed evaluation.max_tokens."""
     extend: bool = False
     """Whether a thought that ends before the largest budget goes on: a word is inserted in place of the closing tag."""
@@ -42,7 +42,7 @@ class BudgetForcing(Mode):
     """The words that continue a thought with ``extend``, in rotation."""
     forced_text: str = DEFAULT_FORCED_TEXT
     """The text that ends a thought at a budget and starts the answer."""
-    answer_tokens: Positive = 1024
+    answer_tokens: Tokens = 1024
     """The maximum number of tokens of an answer."""
 
     @property

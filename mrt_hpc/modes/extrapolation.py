@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mrt_hpc.modes.base import Mode, closes_thought, needs_tags, needs_words
 from mrt_hpc.modes.draft import Draft
-from mrt_hpc.recipe.base import Count, Positive, misfit
+from mrt_hpc.recipe.base import Count, Tokens, misfit
 from mrt_hpc.recipe.prompts import CONTINUATION_WORDS, DEFAULT_FORCED_TEXT
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class Extrapolation(Mode):
     """The words that continue the thought, in rotation."""
     extensions: Count = 8
     """The number of extensions."""
-    tokens: Positive = 2048
+    tokens: Tokens = 2048
     """The maximum number of tokens that one extension samples."""
     value_every: Count = 2
     """The number of extensions between two values."""
     forced_text: str = DEFAULT_FORCED_TEXT
     """The text that ends the thought after the last extension and starts the answer, unless the model ends it."""
-    answer_tokens: Positive = 1024
+    answer_tokens: Tokens = 1024
     """The maximum number of tokens of the answer."""
 
     def budgets(self, base: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.rounds import Rounds, longest_turn, said_again
-from mrt_hpc.recipe.base import Positive
+from mrt_hpc.recipe.base import Tokens
 from mrt_hpc.recipe.prompts import DEFAULT_SEND_BACK
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class HistoryConditioned(Mode):
     type: Literal["history_conditioned"] = "history_conditioned"
     backtrack: str | None = DEFAULT_SEND_BACK
     """The sentence after the attempt that sends the model back; null says the problem again in its place."""
-    attempt_tokens: Positive | None = None
+    attempt_tokens: Tokens | None = None
     """The maximum number of tokens of the first attempt; null takes evaluation.max_tokens."""
 
     @property

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.rounds import Rounds, longest_turn, said_again
-from mrt_hpc.recipe.base import Count, Positive
+from mrt_hpc.recipe.base import Count, Tokens
 from mrt_hpc.recipe.prompts import DEFAULT_SEND_BACK
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Linearised(Mode):
     """The number of attempts of a sample, the first one included."""
     window: Count = 1
     """The maximum number of attempts that a prompt holds."""
-    round_tokens: Positive | None = None
+    round_tokens: Tokens | None = None
     """The maximum number of tokens of one attempt; null takes evaluation.max_tokens."""
     backtrack: str | None = DEFAULT_SEND_BACK
     """The sentence after an attempt that sends the model back; null says the problem again in its place."""

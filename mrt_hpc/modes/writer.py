@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mrt_hpc.inference.protocol import Request, SamplingSettings
-from mrt_hpc.inference.sampler import tokens_within
+from mrt_hpc.inference.sampler import tokens_reaching, tokens_within
 from mrt_hpc.inference.traces import Start
 from mrt_hpc.modes.draft import Draft, as_stage
 from mrt_hpc.modes.paragraphs import paragraph_break, whole_paragraphs
@@ -78,8 +78,8 @@ class Writer:
         tag, pieces = self.plan.thought_end, self.pieces(draft)[before:]
         at = b"".join(pieces).find(tag)
         if at >= 0:
-            closed = next(n for n in range(len(pieces) + 1) if len(b"".join(pieces[:n])) >= at + len(tag))
-            return Thought(draft.kept(before + tokens_within(pieces, at)), draft.kept(before + closed), ended=True)
+            closed = before + tokens_reaching(pieces, at + len(tag))
+            return Thought(draft.kept(before + tokens_within(pieces, at)), draft.kept(closed), ended=True)
         if draft.completions[-1].finish_reason is FinishReason.STOP:
             return Thought(draft.kept(len(draft) - 1), None, ended=True)
         return Thought(draft, None, ended=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.run.typed_file import UnreadableError, read_typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,13 +154,10 @@ def read_plan(path: Path) -> Plan:
     """The plan of a run.
 
     Raises:
-        UserError: the file is missing or damaged.
+        UnreadableError: the file is missing or damaged.
     """
+    advice = "the same submit command with another --run directory, which makes a run of its own"
     try:
-        return Plan.model_validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the plan cannot be read: {error}",
-            where=path,
-            advice="the same submit command with another --run directory, which makes a run of its own",
-        ) from error
+        return read_typed(path, Plan, "the plan", advice=advice)
+    except FileNotFoundError as error:
+        raise UnreadableError("the run has no plan", where=path, advice=advice) from error

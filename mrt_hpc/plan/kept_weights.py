@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.plan.compile import evaluated_versions
+from mrt_hpc.recipe.algorithm import AlgorithmSettings
 from mrt_hpc.run.pins import pinned_versions
 from mrt_hpc.run.weights import is_delta, published_versions, with_bases
 
@@ -33,8 +34,13 @@ def kept_versions(recipe: Recipe, version: int) -> set[int]:
 
 
 def _lasting(recipe: Recipe) -> set[int]:
-    """The weights versions that are models of their own to the run, also when it has ended."""
-    return {0, *evaluated_versions(recipe), *recipe.algorithm.traces_versions(recipe.schedule.iterations)}
+    """The weights versions that are models of their own to the run, also when it has ended. Those that sample traces
+    are not known where the algorithm was not imported: they count as versions that may go.
+    """
+    algorithm = recipe.algorithm
+    known = isinstance(algorithm, AlgorithmSettings)
+    traces = algorithm.traces_versions(recipe.schedule.iterations) if known else ()
+    return {0, *evaluated_versions(recipe), *traces}
 
 
 def stays(layout: RunLayout, recipe: Recipe, version: int) -> bool:

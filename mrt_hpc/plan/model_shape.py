@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.model_files import text_config
+from mrt_hpc.run.typed_file import file_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,10 +101,12 @@ def shape_in(directory: Path) -> ModelShape:
         UnknownShapeError: the directory has no readable config.json, or the model is of another kind.
     """
     try:
-        config = json.loads((directory / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
+        config = json.loads(file_bytes(directory / "config.json"))
+        return shape_of(config)
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, UnknownShapeError):
+            raise
         raise UnknownShapeError(f"{directory / 'config.json'} cannot be read") from error
-    return shape_of(config)
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:

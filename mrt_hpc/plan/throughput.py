@@ -18,6 +18,7 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections.model import HuggingFaceModel
+from mrt_hpc.run.typed_file import file_bytes
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel, Experiment
@@ -172,9 +173,9 @@ def _by_files(directory: Path) -> float | None:
     """By the size of the safetensors files and the number format that config.json names."""
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     try:
-        config = json.loads((directory / "config.json").read_text())
+        config = json.loads(file_bytes(directory / "config.json"))
         width = BYTES[config.get("dtype") or config.get("torch_dtype") or "bfloat16"]
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None  # an estimate does without; whether the model can be used is checked elsewhere
     return size / width / 1e9 or None
 

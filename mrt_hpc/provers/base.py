@@ -10,7 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from mrt_hpc.recipe.base import Count, Positive
+from mrt_hpc.recipe.base import Count, Tokens
 from mrt_hpc.recipe.prompts import BOX
 from mrt_hpc.recipe.prover import ProverSettings
 
@@ -91,7 +91,7 @@ class SamplingProver(Prover):
 
     branches: Count = 4
     """G, the number of branches at each boundary."""
-    max_tokens: Positive = 512
+    max_tokens: Tokens = 512
     """The maximum number of tokens of a branch."""
     seeds: Literal["common", "independent"] = "independent"
     """Whether the branches of all boundaries of a trace share their random numbers. Shared ones make the noise of two
@@ -113,7 +113,7 @@ class BoxedProver(SamplingProver):
     r"""A prover whose branches begin inside ``\boxed{``."""
 
     opens_box: ClassVar[bool] = True
-    max_tokens: Positive = 64
+    max_tokens: Tokens = 64
     """The maximum number of tokens of a branch."""
     box: str = BOX
     """The text that is written after forced_text, unless forced_text ends with it."""

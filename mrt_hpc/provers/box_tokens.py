@@ -109,6 +109,11 @@ class Closing:
             ids[piece].append(i)
         return ids
 
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token: no piece of an answer that is longer need be looked up."""
+        return max(map(len, self._ids), default=0)
+
     def is_closed(self, token_ids: Sequence[int]) -> bool:
         """Whether the box is closed within these tokens."""
         return box_end(b"".join(self.tokens.pieces(token_ids))) is not None
@@ -125,11 +130,12 @@ class Closing:
         for at in reversed(range(len(text) + 1)):  # the steps behind a token are known before the token's own
             following = {
                 token: end
-                for end in range(at + 1, len(text) + 1)
+                for end in range(at + 1, min(at + self._longest, len(text)) + 1)
                 if steps[end].closing or steps[end].following
                 for token in self._ids.get(text[at:end], ())
             }
-            steps[at] = WritingStep(self._closings(text[at:]), following)
+            closing = self._closings(text[at:]) if len(text) - at < self._longest else ()
+            steps[at] = WritingStep(closing, following)
         return Writing(answer, tuple(token_ids), tuple(steps))
 
     def _closings(self, rest: bytes) -> tuple[int, ...]:

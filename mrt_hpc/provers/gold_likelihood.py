@@ -9,7 +9,7 @@ from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.mrt.values import Estimate, KnownAnswer, likelihood
 from mrt_hpc.provers.base import Prover, with_box
 from mrt_hpc.provers.scoring import Scorer
-from mrt_hpc.recipe.base import Positive
+from mrt_hpc.recipe.base import Tokens
 from mrt_hpc.recipe.prompts import BOX
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class GoldLikelihood(Prover):
     type: Literal["gold_likelihood"] = "gold_likelihood"
     box: str = BOX
     """The text that is written after forced_text, unless forced_text ends with it."""
-    max_tokens: Positive = 64
+    max_tokens: Tokens = 64
     """The maximum number of tokens of the gold answer; the value of prefixes counts as 0 where it is longer."""
 
     @property

@@ -10,7 +10,7 @@ from mrt_hpc.mrt.values import Estimate, KnownAnswer, rao_blackwell
 from mrt_hpc.provers.base import BoxedProver
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.scoring import Scorer
-from mrt_hpc.recipe.base import Positive
+from mrt_hpc.recipe.base import Count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ class RaoBlackwell(BoxedProver):
     """
 
     type: Literal["rao_blackwell"] = "rao_blackwell"
-    known_answers: Positive = 8
+    known_answers: Count = 8
     """The maximum number of known answers a problem: the gold answer, and those seen most often in traces and branches
     before.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mrt_hpc.recipe.base import Positive, Section, misfit
+from mrt_hpc.recipe.base import Count, Section, misfit
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -83,7 +83,7 @@ class Refreshed(AlgorithmSettings):
     """Starts from traces that may be sampled again by later weights."""
 
     collects: ClassVar[bool] = True
-    refresh_every: Positive | None = None
+    refresh_every: Count | None = None
     """Iterations after which all traces that training starts from are sampled again, by the weights of that iteration;
     null samples them once, by weights version 0. It is a multiple of
     schedule.iterations_per_job. Training continues from the weights and the optimiser state that it has, and the

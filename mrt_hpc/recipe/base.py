@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-"""Iterations, steps, and problems, rollouts and branches of one: more are a mistake, and no run ends with them."""
-NotNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+
+@dataclass(frozen=True)
+class Because:
+    """Why a range ends where it does: the end of the sentence that refuses a number beyond it."""
+
+    reason: str
+
+
+Count = Annotated[int, Field(ge=1, le=1_000_000), Because("no run ends with more")]
+"""Iterations, steps, and problems, rollouts and branches of one."""
+NotNegative = Annotated[int, Field(ge=0, le=1_000_000), Because("no run ends with more")]
+"""A count that may be 0."""
+Items = Annotated[int, Field(ge=1, le=1_000_000_000), Because("no node reads more")]
+"""Lines of a data file."""
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1), Because("generators take 63 bits")]
+Tokens = Annotated[int, Field(ge=1, le=10_000_000), Because("no model holds a longer text")]
+Temperature = Annotated[float, Field(ge=0.01, le=10), Because("below it vLLM's numbers overflow, above it is noise")]
+SamplingTemperature = Annotated[float, Field(ge=0, le=10), Because("above it is noise")]
+"""0 is greedy."""
+LearningRate = Annotated[float, Field(ge=1e-12, le=1), Because("below it no weight changes, above it none stays")]
+Norm = Annotated[float, Field(ge=1e-6, le=1e6), Because("below it nothing is learnt, above it nothing is clipped")]
+Beta = Annotated[float, Field(ge=0, lt=1), Because("with 1 AdamW divides by zero")]
+Seconds = Annotated[float, Field(ge=0.05, le=604_800), Because("less is over at once, more than a week is no limit")]
+Minutes = Annotated[float, Field(ge=0.001, le=525_600), Because("less is over at once, more than a year is no limit")]
+WholeMinutes = Annotated[int, Field(ge=1, le=5_256_000), Because("ten years are no limit")]
+Gib = Annotated[float, Field(ge=0.001, le=1_000_000), Because("no node has more memory")]
+Rate = Annotated[float, Field(ge=1e-6, le=1e12), Because("no machine is faster")]
+"""Tokens, or gigabytes, each second."""
+Gpus = Annotated[int, Field(ge=0, le=1024), Because("no node has more")]
+Cores = Annotated[int, Field(ge=1, le=65_536), Because("no node has more")]
+"""Cores, processes or servers of a node."""
+Nodes = Annotated[int, Field(ge=1, le=1_000_000), Because("no cluster has more")]
+"""Nodes, or ranks on all of them."""
+Queued = Annotated[int, Field(ge=1, le=100_000_000), Because("no queue holds more")]
+"""Jobs and array tasks in a queue."""
 Share = Annotated[float, Field(ge=0, le=1)]
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 """Number formats of weights and activations."""
@@ -38,6 +69,26 @@ def _one_line(text: str) -> str:
 
 Line = Annotated[str, AfterValidator(_one_line)]
 """Text within a line of a job script; a line break would put the rest on a line of its own."""
+
+
+def _path(text: str) -> str:
+    if not text.strip() or "\0" in text or not text.strip("/. "):
+        raise PydanticCustomError("no_path", "the path of a file or folder, which this text cannot be")
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_path)]
+"""The path of a file or folder that somebody has made: not empty, not the root of the filesystem."""
+
+
+def _visible(text: str) -> str:
+    if text and not text.strip():
+        raise PydanticCustomError("blank", "a text that is not of white space alone, which no paragraph begins with")
+    return text
+
+
+Visible = Annotated[str, AfterValidator(_visible)]
+"""A text that a paragraph can begin with; the empty one begins each."""
 
 
 def misfit(field: str, reason: str, fits: str | None = None) -> PydanticCustomError:

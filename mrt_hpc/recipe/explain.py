@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import BaseModel
 
 from mrt_hpc.recipe.choices import Choice, choices_of
-from mrt_hpc.recipe.words import field_in_words, registry_in, tag_of, values_in_words, whole_annotation, yaml_text
+from mrt_hpc.recipe.words import (
+    field_in_words,
+    reason_of_range,
+    registry_in,
+    tag_of,
+    values_in_words,
+    whole_annotation,
+    yaml_text,
+)
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -105,6 +113,15 @@ def values_at(model: type[BaseModel], location: Location) -> str | None:
         if (at := _below(at, step)) is None:
             return None
     return values_in_words(_inner(at, dict)[0] if of_key else at)
+
+
+def reason_at(model: type[BaseModel], location: Location) -> str | None:
+    """Why the range of the field at ``location`` ends where it does; None where nothing is said."""
+    at: Any = model
+    for step in location:
+        if (at := _below(at, step)) is None:
+            return None
+    return reason_of_range(at)
 
 
 def meaning_at(model: type[BaseModel], location: Location) -> str:

@@ -33,15 +33,16 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         overrides: texts of the form ``training.learning_rate=2e-6``; the value is YAML.
 
     Raises:
-        UserError: the first thing wrong, and how many more there are.
+        UserError: the first thing wrong, and how many more there are; or a class would be imported from beside the
+            file, where another user can change it.
     """
-    import_from(path.parent)
     source = read_recipe_source(path, advice=f"mrt-hpc plan {path}")
     for override in overrides:
         apply(source, override)
     absolute = replace(source, data=with_absolute_paths(source.data, path.parent.absolute()))
     whole = with_suite(absolute, advice=f"mrt-hpc plan {path}")
     data = with_cached_models(with_open_forced_texts(whole.data))
+    import_from(path.parent, data)
     return validate(replace(whole, data=data), Recipe, data)
 
 
@@ -51,6 +52,6 @@ def load_site(path: Path) -> SiteSettings:
     Raises:
         UserError: the first thing wrong with it.
     """
-    import_from(path.parent)
     source = read_source(path, advice=f"mrt-hpc plan RECIPE --site {path}")
+    import_from(path.parent, source.data)
     return validate(source, SiteFile, {"site": source.data}, prefix=("site",)).site

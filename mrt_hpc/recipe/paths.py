@@ -61,7 +61,7 @@ def _values(value: Any, path: tuple[str, ...]) -> Iterator[str]:
 def _changed(value: Any, path: tuple[str, ...], folder: Path, *, names: bool) -> Any:
     """The value with the path at its end made absolute; ``names`` says whether a name of the hub may stand there."""
     if not path:
-        is_path = isinstance(value, str) and not (names and is_hub_name(value))
+        is_path = isinstance(value, str) and value.strip() and not (names and is_hub_name(value))
         return str(folder / expanded(value)) if is_path else value
     step, *rest = path
     if step == EACH:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import Positive, PositiveFloat, Section
+from mrt_hpc.recipe.base import PathText, Section, Temperature, Tokens
 from mrt_hpc.recipe.prompts import DEFAULT_FORCED_TEXT
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ class ProverSettings(Section):
     """The text that is written after the prefix: it closes the thought and starts the answer. Where prompt.thought_end
     is empty, the default is a text of the same meaning without a tag.
     """
-    temperature: PositiveFloat = 0.9
+    temperature: Temperature = 0.9
     """The temperature of mu, for sampled branches and for exact probabilities alike."""
-    model: str | None = None
+    model: PathText | None = None
     """The Hugging Face directory of another model that serves as mu, on a server of its own, or its name
     ``hub:OWNER/NAME@REVISION``; null takes the policy itself.
     """
     memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """The share of the memory for serving, and of the cores without a GPU, that the server of another model takes."""
-    model_max_tokens: Positive | None = None
+    model_max_tokens: Tokens | None = None
     """Tokens of the longest sequence that the server of another model holds; null takes what the policy's server holds.
     A tokenizer that cuts the same text into more tokens needs more.
     """

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic_core import core_schema
 
 from mrt_hpc.recipe.base import Section, misfit
@@ -34,6 +35,18 @@ if TYPE_CHECKING:
 
 
 S = TypeVar("S", bound=Section)
+LOOKING = "looking"
+"""The context of a validation that imports no class of the user's own."""
+
+
+class NotImported(Section):
+    """A section of a class of the user's own, for commands that only look at a run: its type is a text, and its fields
+    are plain values.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
 
 
 @dataclass(frozen=True)
@@ -75,13 +88,9 @@ class Registry(Generic[S]):
         return TypeAdapter(self.union)
 
     def find(self, name: Any) -> type[S] | None:
-        """The class of a ``type``, built in or the user's own; None where there is none."""
-        where = self.built_in.get(name) or (name if isinstance(name, str) and ":" in name else None)
-        try:
-            found: type[S] | None = None if where is None else imported(where)
-        except (ImportError, AttributeError, ValueError):
-            return None
-        return found
+        """The class of the package that a ``type`` names; None where it names none."""
+        where = self.built_in.get(name) if isinstance(name, str) else None
+        return None if where is None else imported(where)
 
     def of_user(self, name: str) -> type[Section]:
         """The class that ``module:Class`` names, or that which stands for ``module:function``.
@@ -91,10 +100,11 @@ class Registry(Generic[S]):
         """
         try:
             found = imported(name)
-        except (ImportError, AttributeError, ValueError) as error:
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
             what = f"module:{self._user_may_name} of an importable module, which may lie beside this file: {error!r}"
             raise misfit("type", what) from error
-        if isinstance(found, FunctionType) and self.of_functions is not None:
+        is_own = name.partition(":")[0].partition(".")[0] not in sys.stdlib_module_names
+        if isinstance(found, FunctionType) and self.of_functions is not None and is_own:
             found = imported(self.of_functions)
         if not (isinstance(found, type) and issubclass(found, Section)):
             raise misfit("type", f"a class of kind {self.kind}: {name} is none")
@@ -112,6 +122,8 @@ class Registry(Generic[S]):
                 value = {"type": value}
             name = value.get("type") if isinstance(value, dict) else None
             if isinstance(name, str) and ":" in name:
+                if info.context == LOOKING:
+                    return NotImported.model_validate_json(json.dumps(value), strict=True)
                 return self.of_user(name).model_validate_json(json.dumps(value), strict=True)
             return (
                 self._adapter.validate_json(json.dumps(value), strict=True) if info.mode == "json" else built_in(value)

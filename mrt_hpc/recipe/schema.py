@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, model_validator
 
 from mrt_hpc.recipe.algorithm import AlgorithmSettings, check_refresh
-from mrt_hpc.recipe.base import Name, NotNegative, Section, misfit
+from mrt_hpc.recipe.base import Name, Section, Seed, misfit
 from mrt_hpc.recipe.combinations import (
     colocation_fits,
     data_fit,
@@ -28,7 +28,7 @@ from mrt_hpc.recipe.combinations import (
     weights_fit,
 )
 from mrt_hpc.recipe.prover import ProverSettings
-from mrt_hpc.recipe.registry import ALGORITHMS, PROVERS
+from mrt_hpc.recipe.registry import ALGORITHMS, LOOKING, PROVERS
 from mrt_hpc.recipe.sections.data import ProblemSource, TrainingData
 from mrt_hpc.recipe.sections.episodes import Episodes
 from mrt_hpc.recipe.sections.evaluation import Evaluation
@@ -50,7 +50,7 @@ class Recipe(Section):
 
     name: Name
     """The name of the experiment, and of its run directory unless another one is given."""
-    seed: NotNegative = 0
+    seed: Seed = 0
     """The seed from which all other seeds follow."""
     model: Model
     """The starting policy."""
@@ -97,7 +97,9 @@ class Recipe(Section):
         return self.data
 
     @model_validator(mode="after")
-    def _method_fits(self) -> Recipe:
+    def _method_fits(self, info: ValidationInfo) -> Recipe:
+        if info.context == LOOKING:
+            return self  # it was checked when the run was made, with the classes that are not there now
         data_fit(self)
         prompt_fits(self)
         prover_fits(self)
@@ -114,7 +116,9 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _schedule_fits(self) -> Recipe:
+    def _schedule_fits(self, info: ValidationInfo) -> Recipe:
+        if info.context == LOOKING:
+            return self
         ahead, per_job = self.schedule.max_staleness + 1, self.schedule.iterations_per_job
         sequential = self.schedule.coupling is Coupling.SEQUENTIAL and self.algorithm.samples_rollouts
         if sequential and per_job > ahead:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import VARIABLE, Line, Name, PositiveFloat, Section
+from mrt_hpc.recipe.base import VARIABLE, Gib, Line, Name, Rate, Section
 
 EnvironmentName = Annotated[str, Field(pattern=VARIABLE)]
 
@@ -18,13 +18,13 @@ EnvironmentName = Annotated[str, Field(pattern=VARIABLE)]
 class MeasuredThroughput(Section):
     """Rates that were measured on this site, for the estimate of ``mrt-hpc plan``; the report of a run shows them."""
 
-    sampled_tokens_per_second: PositiveFloat | None = None
+    sampled_tokens_per_second: Rate | None = None
     """The tokens per second that one inference task samples on all its GPUs; null takes a stated rate of the GPU, if
     any. A task of an evaluation with fewer or more GPUs is expected to sample in proportion.
     """
-    trained_tokens_per_second: PositiveFloat | None = None
+    trained_tokens_per_second: Rate | None = None
     """The tokens per second that one rank of the trainer computes; null takes a stated rate of the GPU, if any."""
-    checkpoint_gb_per_second: PositiveFloat = 1.0
+    checkpoint_gb_per_second: Rate = 1.0
     """The gigabytes per second at which the ranks of the trainer together write a checkpoint into the run directory and
     compute its checksums; a checkpoint has 12 bytes for each parameter.
     """
@@ -55,7 +55,7 @@ class SiteSettings(Section):
     """The environment variables of every task; in job scripts their values are quoted."""
     throughput: MeasuredThroughput = MeasuredThroughput()
     """The measured speed of processes on this site."""
-    gpu_memory_gib: PositiveFloat | None = None
+    gpu_memory_gib: Gib | None = None
     """The memory of one GPU that a program can use, GiB, as ``nvidia-smi`` shows it. `mrt-hpc plan` compares it with
     what a recipe needs; null takes that of gpu_type, where the name is known.
     """

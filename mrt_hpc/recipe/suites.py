@@ -31,8 +31,8 @@ def read_suite(path: Path, *, advice: str) -> Source:
     Raises:
         UserError: the file is missing, or holds no fields.
     """
-    import_from(path.parent)
     source = read_source(path, advice=advice)
+    import_from(path.parent, source.data)
     data = with_absolute_paths({SECTION: {SUITE: path.stem, **source.data}}, path.parent.absolute())
     places = {(SECTION, *location): Place(1, place.line, path) for location, place in source.places.items()}
     return Source(path, data, {(SECTION,): Place(1, 1, path), **places})

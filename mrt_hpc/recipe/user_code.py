@@ -6,25 +6,65 @@ the run directory keeps a copy, so that its tasks and a later report use the cod
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import inspect
 import shutil
 import sys
 import sysconfig
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.recipe.ownership import refuse_changeable
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from importlib.machinery import ModuleSpec
 
     from mrt_hpc.recipe.evaluation_recipe import Experiment
 
+NAMING = ("type", "verifier")
+"""The fields whose text may name a class or a function of the user's own."""
+CODE = (".py", ".pyc", ".so")
+COMPILED = "__pycache__"
 
-def import_from(folder: Path) -> None:
-    """Let modules in a folder be imported by their names; what is installed under a name comes first."""
-    if (text := str(folder.absolute())) not in sys.path:
-        sys.path.append(text)
+
+def import_from(folder: Path, content: Any, *, trust: bool = False) -> None:
+    """Let the modules whose classes a file names be imported from a folder; what is installed under a name comes first.
+
+    Args:
+        folder: where they may lie.
+        content: of the file, before it is checked.
+        trust: whether the user has said that the folder may be one that other users can change.
+
+    Raises:
+        UserError: the folder, or code in it, could be changed by another user.
+    """
+    wanted = [name for name in named_modules(content) if _spec(name) is None]
+    if not wanted or not folder.is_dir():
+        return
+    place = folder.resolve()
+    if not trust:
+        for path in (place, *_code_in(place, wanted)):
+            refuse_changeable(path, f"the code of {', '.join(wanted)} is not imported from this folder")
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
+    importlib.invalidate_caches()
+
+
+def _code_in(folder: Path, modules: Iterable[str]) -> Iterator[Path]:
+    """The files and folders of a folder that Python reads when it imports these modules, or others beside them."""
+    yield from (path for path in folder.iterdir() if path.suffix in CODE or path.name == COMPILED)
+    for package in (folder / name for name in modules):
+        if package.is_dir():
+            yield from (package, *package.rglob("*"))
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Where a top-level module is; None for one that is not there, and for the program itself."""
+    try:
+        return importlib.util.find_spec(module)
+    except ValueError:
+        return None
 
 
 def origin(name: str) -> Path | None:
@@ -33,42 +73,50 @@ def origin(name: str) -> Path | None:
     """
     if ":" not in name:
         return None
-    spec = importlib.util.find_spec(name.partition(":")[0].partition(".")[0])
+    spec = _spec(name.partition(":")[0].partition(".")[0])
     if spec is None or spec.origin is None:
         return None
     path = Path(spec.origin)
     return path.parent.parent if path.name == "__init__.py" else path.parent
 
 
-def module_file(name: str) -> Path:
-    """The file of the module whose class or function ``module:name`` is.
+def module_file(name: str, folder: Path | None = None) -> Path:
+    """The file of the module whose class or function ``module:name`` is. Nothing is imported.
+
+    Args:
+        name: of the class or function.
+        folder: where the module lies if it is not on the search path; None where it is.
 
     Raises:
         ImportError: there is no such module.
     """
-    return Path(inspect.getfile(importlib.import_module(name.partition(":")[0])))
+    top, *inner = name.partition(":")[0].split(".")
+    spec = _spec(top) or (None if folder is None else PathFinder.find_spec(top, [str(folder)]))
+    for part in inner:
+        spec = spec and PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or [])
+    if spec is None or spec.origin is None:
+        raise ImportError(f"there is no module of {name}")
+    return Path(spec.origin)
 
 
-def modules_named(recipe: Experiment) -> list[str]:
-    """The top-level modules whose classes a recipe names, each once."""
-    names = (name.partition(":")[0].partition(".")[0] for name in _types(recipe.model_dump(mode="json")))
+def named_modules(content: Any) -> list[str]:
+    """The top-level modules whose classes or functions the content of a file names, each once."""
+    names = (name.partition(":")[0].partition(".")[0] for name in _named(content))
     return list(dict.fromkeys(names))
 
 
-def _types(value: Any) -> Iterator[str]:
-    """Every ``type`` below a value that names a class."""
+def _named(value: Any) -> Iterator[str]:
+    """Every ``type`` below a value that names a class; a verifier may be written as its type alone."""
     if isinstance(value, dict):
-        name = value.get("type")
-        if isinstance(name, str) and ":" in name:
-            yield name
+        yield from (name for key in NAMING if isinstance(name := value.get(key), str) and ":" in name)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for item in items:
-        yield from _types(item)
+        yield from _named(item)
 
 
 def own_code(recipe: Experiment) -> list[Path]:
     """The modules and packages with classes that the recipe names and that are not installed."""
-    found = [importlib.util.find_spec(name) for name in modules_named(recipe)]
+    found = [_spec(name) for name in named_modules(recipe.model_dump(mode="json"))]
     origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
     paths = [origin.parent if origin.name == "__init__.py" else origin for origin in origins]
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core.core_schema import ErrorType
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.recipe.explain import child, default_at, field_names_at, meaning_at, values_at
+from mrt_hpc.recipe.explain import child, default_at, field_names_at, meaning_at, reason_at, values_at
 from mrt_hpc.recipe.words import yaml_text
 
 if TYPE_CHECKING:
@@ -31,11 +31,17 @@ OF_THE_LIBRARY = set(get_args(ErrorType)) - {"value_error", "assertion_error"}
 """Kinds of faults whose message is pydantic's, not the package's own."""
 
 
-def validate(source: Source, model: type[Model], data: dict[str, Any], prefix: Location = ()) -> Model:
+BEYOND = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+"""Kinds of faults of a number that lies outside the range of its field."""
+
+
+def validate(
+    source: Source, model: type[Model], data: dict[str, Any], prefix: Location = (), context: str | None = None
+) -> Model:
     """Check ``data`` strictly against ``model``; JSON is the way in, so that lists may fill tuples and texts enums."""
     _refuse_other_names(source, data, ())
     try:
-        return model.model_validate_json(json.dumps(data, default=str), strict=True)
+        return model.model_validate_json(json.dumps(data, default=str), strict=True, context=context)
     except ValidationError as error:
         raise _explain(error, source, model, prefix) from None
 
@@ -132,7 +138,9 @@ def _expected_value(kind: str, location: Location, model: type[BaseModel]) -> st
     values, meaning = values_at(model, location) or "fields with values", meaning_at(model, location)
     if kind == "finite_number":
         values = values.replace("a number", "a finite number", 1)
-    return f"{values}: {meaning}" if meaning else values
+    found = f"{values}: {meaning}" if meaning else values
+    reason = reason_at(model, location) if kind in BEYOND else None
+    return found if reason is None else f"{found} ({reason})"
 
 
 def _expected_tag(context: dict[str, Any], location: Location, model: type[BaseModel]) -> str:

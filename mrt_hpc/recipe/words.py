@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import types
 import typing
+from datetime import date
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mrt_hpc.recipe.base import PATTERNS
+from mrt_hpc.recipe.base import PATTERNS, Because
 from mrt_hpc.recipe.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 BOUNDS = ("ge", "gt", "le", "lt")
-SCALARS = {bool: "true or false", str: "text", int: "a whole number", float: "a number", type(None): "null"}
+SCALARS = {
+    bool: "true or false", str: "text", int: "a whole number", float: "a number", date: "a day", type(None): "null",
+}  # fmt: skip
 
 
 def field_in_words(field: FieldInfo) -> str:
@@ -116,6 +119,13 @@ def _scalar(kind: Any, constraints: list[Any]) -> str:
     patterns = [PATTERNS[p] for c in constraints if (p := getattr(c, "pattern", None)) is not None]
     bounds = {name: bound for c in constraints for name in BOUNDS if (bound := getattr(c, name, None)) is not None}
     return " ".join([word, *([_range(bounds)] if bounds else []), *(f"of {words}" for words in patterns)])
+
+
+def reason_of_range(annotation: Any) -> str | None:
+    """Why the range of a field ends where it does; None where its annotation does not say."""
+    arguments = get_args(annotation)
+    own = [one.reason for one in _flat(arguments[1:]) if isinstance(one, Because)]
+    return next(iter([*own, *filter(None, map(reason_of_range, arguments))]), None)
 
 
 def _range(bounds: dict[str, float]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.page.content import Happening
 from mrt_hpc.run.events import EventKind, read_events
-from mrt_hpc.run.task_state import TaskState, read_task
+from mrt_hpc.run.task_state import TaskState, shown_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,6 +19,7 @@ _WORDS = {
     EventKind.SERVER_RESTARTED: "vLLM server started again",
     EventKind.SHARD_DISCARDED: "result came second and was dropped",
     EventKind.RECIPE_CHANGED: "recipe changed",
+    EventKind.STEP_SKIPPED: "optimiser step skipped, as loss or gradient was not finite",
     EventKind.GRADING: "answers that the grader could not judge",
 }
 """The events that are shown besides the ends of attempts."""
@@ -54,7 +55,7 @@ def lost(began: float, task: str) -> Happening:
 
 def _is_running(layout: RunLayout, event: Mapping[str, Any]) -> bool:
     """Whether an attempt that began with this event is the one that its task is in now."""
-    record = read_task(layout, event["job"], event["task"])
+    record = shown_task(layout, event["job"], event["task"])
     return record.state is TaskState.RUNNING and record.attempt == event["attempt"]
 
 

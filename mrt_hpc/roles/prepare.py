@@ -22,8 +22,9 @@ from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
 from mrt_hpc.roles.preparation.tokenizer_check import check_tokenizer
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.manifest import MANIFEST, verify
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.pins import release
+from mrt_hpc.run.safetensors_file import refuse_not_finite
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import publish, refuse_delta, take_over
@@ -103,7 +104,7 @@ def publish_copy(task: Task, version: int, source: Path, field: str, *, trained:
     refuse_delta(source)
     check_architecture(source, field, trained=trained)
     if (source / MANIFEST).exists():  # a weights version of another run
-        task.retrying(lambda: verify(source), f"reading {source}")
+        task.retrying(lambda: verify(source, anywhere=True), f"reading {source}")
     if trained:
         check_training(source, field, task.recipe)
     check_tokenizer(task.experiment, source, field)
@@ -137,12 +138,13 @@ def check_prover_model(task: Task) -> None:
     """Refuse a prover model that cannot be used.
 
     Raises:
-        UserError: its architecture is not known here, or its tokenizer loses text.
+        UserError: its architecture is not known here, its tokenizer loses text, or its weights are not finite.
     """
     prover = task.recipe.prover
     if prover is not None and prover.model is not None:
         check_architecture(Path(prover.model), "prover.model", trained=False)
         check_tokenizer(task.recipe, Path(prover.model), "prover.model")
+        check_finite(Path(prover.model), Path(prover.model))
 
 
 def check_architecture(directory: Path, field: str, *, trained: bool = True) -> None:
@@ -205,8 +207,34 @@ def check_training(directory: Path, field: str, recipe: Recipe) -> None:
 
 
 def copy_model(source: Path, directory: Path) -> None:
-    """Take a model over. The manifest of another run's weights version stays behind: the new version gets its own."""
+    """Take a model over. The manifest of another run's weights version stays behind: the new version gets its own.
+
+    Raises:
+        UserError: its weights are not finite.
+    """
     take_over(source, directory, without=(MANIFEST,))
+    check_finite(directory, source)
+
+
+def check_finite(directory: Path, source: Path) -> None:
+    """Refuse a model of which a number is not finite.
+
+    Args:
+        directory: of its files.
+        source: the place that an error names.
+
+    Raises:
+        UserError: one is NaN or infinite.
+    """
+    try:
+        refuse_not_finite(directory)
+    except DamagedError as damage:
+        raise UserError(
+            f"the model cannot be used: {damage.what}",
+            where=source,
+            expected="weights that are finite numbers",
+            advice="fetch the model again (mrt-hpc model fetch NAME), or take another one",
+        ) from damage
 
 
 def _warm_start(task: Task, directory: Path) -> None:
@@ -217,4 +245,5 @@ def _warm_start(task: Task, directory: Path) -> None:
     if model.warm_start_steps is not None:
         settings = replace(settings, steps=model.warm_start_steps)
     report = warm_start(settings, directory, log.info)
+    refuse_not_finite(directory)
     log.info("warm start: %s", report)

@@ -69,33 +69,36 @@ def run(task: Task) -> None:
         )
 
 
-def write_report(layout: RunLayout, page: Path | None = None) -> tuple[str, ...]:
+def write_report(layout: RunLayout, page: Path | None = None, *, trust: bool = False) -> tuple[str, ...]:
     """Write report.md and the plots from what is there, and then the page, so that an error there loses nothing else.
 
     Args:
         layout: the run directory.
-        page: where the page goes; None puts it beside the report.
+        page: where the page goes, and nothing else is written then; None puts it beside the report.
+        trust: whether classes of the run are imported also where another user can change them.
 
     Returns:
         What is missing, a sentence each.
     """
-    recipe, plan = read_lock(layout.recipe_lock), read_plan(layout.plan)
+    recipe, plan = read_lock(layout.recipe_lock, trust=trust), read_plan(layout.plan)
     found = measurements(layout, recipe)
     if isinstance(recipe, EvaluationRecipe):
-        write_evaluation_report(evaluation_summary(layout, recipe, found), layout.root)
-        log.info("report: %s", layout.report)
+        if page is None:
+            write_evaluation_report(evaluation_summary(layout, recipe, found), layout.root)
+            log.info("report: %s", layout.report)
         write_page(page or layout.page, model_records(layout, recipe, plan, found, recipe.name))
         return found.missing
     summary = run_summary(layout, recipe, plan, found)
-    write_summary(summary, layout.root)
-    log.info("report: %s", layout.report)
+    if page is None:
+        write_summary(summary, layout.root)
+        log.info("report: %s", layout.report)
     write_page(page or layout.page, [run_record(layout, recipe, plan, summary, recipe.name)])
     return found.missing
 
 
-def write_comparison(layouts: Sequence[RunLayout], page: Path) -> None:
+def write_comparison(layouts: Sequence[RunLayout], page: Path, *, trust: bool = False) -> None:
     """Write one page with several runs, and models of evaluations, side by side; their own reports stay as they are."""
-    recipes = [read_lock(layout.recipe_lock) for layout in layouts]
+    recipes = [read_lock(layout.recipe_lock, trust=trust) for layout in layouts]
     records = []
     for layout, recipe, name in zip(layouts, recipes, run_names(layouts, recipes), strict=True):
         plan, found = read_plan(layout.plan), measurements(layout, recipe)
@@ -241,7 +244,8 @@ def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
     benchmarks = [b.name for b in recipe.evaluation.benchmarks]
     settings = evaluation_settings(layout, recipe)
     iterations = 0 if isinstance(recipe, EvaluationRecipe) else recipe.schedule.iterations
-    return read_measurements(layout, iterations, evaluated_versions(recipe), benchmarks, settings)
+    found = read_measurements(layout, iterations, evaluated_versions(recipe), benchmarks, settings)
+    return replace(found, missing=(*found.missing, *found.unreadable))
 
 
 def evaluation_summary(layout: RunLayout, recipe: EvaluationRecipe, found: Measurements) -> ModelEvaluations:

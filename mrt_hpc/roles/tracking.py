@@ -7,22 +7,26 @@ fails here stops a run: all that W&B and TensorBoard get stands in the files of 
 
 from __future__ import annotations
 
-import json
 import logging
+import os
+import tempfile
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mrt_hpc.roles.event_files import IterationEvents, Points, warn, write_events, write_iterations
+from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.atomic import creating, remove_leftovers, sync_directory, sync_tree, temporary_sibling, write_json
 from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import read_typed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
@@ -36,6 +40,10 @@ EVALUATION = "evaluation"
 """The first part of the names of what evaluations measured."""
 VERSION = f"{EVALUATION}/version"
 """W&B draws evaluations over this, the weights version, instead of the step."""
+LONGEST_FOLDER = 34
+"""Characters of the folder for temporary files. W&B's sockets lie up to 73 characters below it, and the path of a
+socket has at most 107.
+"""
 
 
 class Tracker:
@@ -112,16 +120,32 @@ def _offline_run(recipe: Recipe, identity: str, directory: Path, **settings: Any
     """Begin an offline W&B directory below ``directory``, which exists, with these settings of W&B."""
     import wandb  # takes a second to import, and most recipes do not ask for it
 
-    return wandb.init(
-        project=recipe.tracking.project,
-        name=recipe.name,
-        id=identity,
-        resume="allow",
-        mode="offline",
-        dir=str(directory),
-        config=recipe.model_dump(mode="json"),
-        settings=settings,
-    )
+    with _private_sockets():
+        return wandb.init(
+            project=recipe.tracking.project,
+            name=recipe.name,
+            id=identity,
+            resume="allow",
+            mode="offline",
+            dir=str(directory),
+            config=recipe.model_dump(mode="json"),
+            settings=settings,
+        )
+
+
+@contextmanager
+def _private_sockets() -> Iterator[None]:
+    """W&B's processes that are started in the block put their sockets into a folder that no other user may enter. They
+    would put them into the folder for temporary files, with the rights that the umask leaves.
+    """
+    before, parent = os.environ.get("TMPDIR"), tempfile.gettempdir()
+    place = private_folder(Path(parent if len(parent) <= LONGEST_FOLDER else "/tmp"), f"mrt-hpc-wandb-{os.geteuid()}")
+    os.environ["TMPDIR"] = str(place)
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        os.environ |= {} if before is None else {"TMPDIR": before}
 
 
 # -- evaluations ------------------------------------------------------------------------------------------------------
@@ -172,6 +196,16 @@ def evaluation_row(summary: EvaluationSummary) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
+class LoggedRows:
+    """What was logged of the evaluations of a run."""
+
+    logged: tuple[dict[str, float], ...] = ()
+    """All rows that are logged."""
+    staged: str | None = None
+    """The last finished directory, relative to the file of this record."""
+
+
+@dataclass(frozen=True)
 class _Evaluations:
     """The evaluations of a run in W&B: offline directories, and the record of what they hold."""
 
@@ -179,24 +213,24 @@ class _Evaluations:
 
     @property
     def record(self) -> Path:
-        """``logged``: all rows that are logged; ``staged``: the last finished directory, relative to this file's."""
+        """Holds :class:`LoggedRows`."""
         return self.task.layout.wandb / "evaluations.json"
 
     def log(self, evaluations: Sequence[EvaluationSummary]) -> None:
         """Log the new rows. A directory counts when the record names it."""
         self.task.layout.offline_runs.mkdir(parents=True, exist_ok=True)
         self._settle()
-        logged: list[dict[str, float]] = self._read()["logged"]
+        logged = self._read().logged
         if new := [row for row in map(evaluation_row, evaluations) if row not in logged]:
             staged = self._staged(new, first_step=self.task.plan.iterations + len(logged))
             write_json(self.record, {"logged": [*logged, *new], "staged": str(staged.relative_to(self.record.parent))})
             self._settle()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> LoggedRows:
         if self.record not in list_directory(self.record.parent):
-            return {"logged": [], "staged": None}
-        content: dict[str, Any] = json.loads(self.record.read_text())
-        return content
+            return LoggedRows()
+        advice = f"rm -r {self.record}, and mrt-hpc report {self.task.layout.root}: all evaluations are logged again"
+        return read_typed(self.record, LoggedRows, "the record of logged evaluations", advice=advice)
 
     def _staged(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:
         """A finished offline directory with these rows, whose name is free among those that `wandb sync` looks for: W&B
@@ -227,7 +261,7 @@ class _Evaluations:
 
     def _settle(self) -> None:
         """Put what the record names in its place, and remove all else that an attempt has left."""
-        layout, staged = self.task.layout, self._read()["staged"]
+        layout, staged = self.task.layout, self._read().staged
         if staged is not None and (directory := self.record.parent / staged).is_dir():
             directory.rename(self._in_place(directory))
             sync_directory(layout.offline_runs)

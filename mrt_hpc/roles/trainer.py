@@ -13,19 +13,21 @@ import logging
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.measures import few_answers
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.longest import longest_trained
 from mrt_hpc.recipe.sections.data import SmallWorldProblems
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.task.segment_end import is_trained
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts, newest_good_checkpoint
 from mrt_hpc.roles.training.iteration_data import IterationData, IterationReader, iteration_readers
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
+from mrt_hpc.roles.training.sampler_agreement import agreement, comparable, refuse_disagreement
 from mrt_hpc.roles.training.turn_taking import TurnTaking
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
@@ -60,6 +62,8 @@ class Next(Enum):
     """What the trainer does next."""
 
     WAIT = "wait"
+    COMPARE = "compare"
+    """The first group is there: the policy that has sampled it must be the one that the trainer holds."""
     TRAIN = "train"
     PUBLISH = "publish"
     """The weights version that inference waits for is missing: it was damaged and set aside. It is published as a whole
@@ -78,7 +82,7 @@ def run(task: Task) -> None:
         Interrupted: the task was told to leave, and has saved its state.
     """
     choose_kernels(task.recipe.training.deterministic)
-    ranks = Ranks(task.rank, task.world_size, task.local_rank)
+    ranks = Ranks(task.rank, task.world_size, task.local_rank, task.job.resources.nodes)
     limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
     rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)
     try:
@@ -125,6 +129,8 @@ class Trainer:
     """The texts of the training problems by id; None where given samples are learnt."""
     turns: TurnTaking = field(init=False)
     _longest_step_s: float = 0.0
+    _compared: bool = False
+    """Whether a group was compared with the policy of this attempt, or none could be before its first update."""
 
     def __post_init__(self) -> None:
         self.turns = TurnTaking(self.task)
@@ -138,14 +144,18 @@ class Trainer:
     def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> Trainer:
         """The trainer at the newest good checkpoint, or at weights version 0."""
         layout, recipe = task.layout, task.recipe
-        newest = rendezvous.on_rank_zero(lambda: newest_good_checkpoint(task))
+        found = rendezvous.on_rank_zero(lambda: newest.name if (newest := newest_good_checkpoint(task)) else None)
+        newest = None if found is None else layout.checkpoints / found
         readers = iteration_readers(task)  # before anything that takes long: given samples may be missing
         reference = layout.weights_version(0) if recipe.training.kl_coefficient > 0 else None
+        if newest is None or reference is not None:
+            rendezvous.on_rank_zero(lambda: verified_weights(task, 0).version)
         engine = build(trainer_settings(recipe), layout.weights_version(0), ranks, reference)
         problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
         iteration = 0
         if newest is not None:
-            iteration = int(checkpoint.load(engine, newest)["iteration"])
+            cursor = checkpoint.load(engine, newest)
+            iteration, engine.skipped_in_a_row = int(cursor["iteration"]), int(cursor.get("skipped_in_a_row", 0))
             task.events.emit(EventKind.RESUMED, iteration=iteration, checkpoint=newest.name, rank=task.rank)
         artifacts = TrainingArtifacts(task, engine, saved=iteration)
         artifacts.reconcile(iteration)
@@ -166,6 +176,8 @@ class Trainer:
             self._leave()
         elif what is Next.PUBLISH:
             self.artifacts.publish(self.iteration, in_full=True)
+        elif what is Next.COMPARE:
+            self._compare()
         else:
             self._iterate(timeline)
 
@@ -182,8 +194,12 @@ class Trainer:
     def _await_next(self) -> Next:
         """What to do next, the same on every rank."""
         wait = self.task.peer_wait(f"rollouts of iteration {self.iteration}", self.reader.samplers)
+
         # No rank waits longer than a round for the first one.
-        while (what := rendezvous.on_rank_zero(lambda: self._look_for_a_round(wait))) in (Next.WAIT, Next.PASS_ON):
+        def look() -> Next:
+            return Next(rendezvous.on_rank_zero(lambda: self._look_for_a_round(wait).value))
+
+        while (what := look()) in (Next.WAIT, Next.PASS_ON):
             if what is Next.PASS_ON:
                 self.turns.pass_on()
         if what is not Next.LEAVE:
@@ -210,7 +226,25 @@ class Trainer:
             return Next.LEAVE
         if not self.artifacts.is_published(self.iteration):
             return Next.PUBLISH if self.task.turn.take() else None
-        return Next.TRAIN if self.reader.is_complete() and self.task.turn.take() else None
+        complete = self.reader.is_complete()
+        if not self._compared and self.reader.comparable is not None:
+            return Next.COMPARE if self.task.turn.take() else None
+        return Next.TRAIN if complete and self.task.turn.take() else None
+
+    def _compare(self) -> None:
+        """Compare the policy that has sampled the first group with the one that the trainer holds, once in an attempt.
+
+        Raises:
+            UserError: they differ: nothing is learnt.
+        """
+        self.task.spend(Use.LOADING)
+        position = rendezvous.on_rank_zero(lambda: self.reader.comparable)
+        assert position is not None  # the first rank has seen it
+        rollouts = comparable(self.reader.group(position), self.iteration)
+        found = agreement(self.engine, rollouts)
+        group = self.task.layout.group(self.iteration, position)
+        refuse_disagreement(found, self.task.recipe, self.iteration, group)
+        self._compared = True
 
     def _refuse_to_be_late(self) -> None:
         """Request the end of this task where the next step and its checkpoint would not end before the time limit."""
@@ -237,12 +271,14 @@ class Trainer:
 
     def _iterate(self, timeline: Timeline) -> None:
         """One iteration: update, publish, checkpoint."""
+        self._compared = True
         self.task.spend(Use.LOADING)
         with timeline.phase("loading"):
             data = self.reader.data()
         self.task.spend(Use.TRAINING)
         with timeline.phase("optimisation"):
-            stats = self.engine.update([*data.sequences, *data.branches])
+            keep = partial(self.artifacts.keep_skipped, self.iteration)
+            stats = self.engine.update([*data.sequences, *data.branches], keep)
         self._longest_step_s = max(self._longest_step_s, timeline.working)
         done, self.reader = self.iteration, self.readers(self.iteration + 1)
         self.artifacts.emit(EventKind.STEP, iteration=done)
@@ -259,7 +295,7 @@ class Trainer:
         self.tracker.log(metrics)
         reward = "" if metrics.reward_mean is None else f"reward {metrics.reward_mean:.3f}, "
         log.info("iteration %d: %sloss %.4f, %.1f s", done, reward, stats.loss, timeline.total)
-        if warning := few_answers(metrics.answered_share, f"iteration {done}"):
+        for warning in metrics.warnings:
             log.warning("%s", warning)
 
     def _checkpoint_due(self) -> bool:

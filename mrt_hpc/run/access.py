@@ -1,20 +1,42 @@
-"""Sets who may read a run: its owner alone, or the owner's group as well. The mode of the run directory shows which."""
+"""Sets who may read a run: its owner alone, or the owner's group as well. The mode of the run directory shows which.
+Folders for files that only this user may read or write, in places that all users of a node share, are made here, too,
+and it says who may connect to the processes of one node.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 from mrt_hpc.run.atomic import tree
 
-if TYPE_CHECKING:
-    from pathlib import Path
+log = logging.getLogger(__name__)
 
 READ_BY_GROUP = stat.S_ISGID | stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP
 """Mode of a run directory that the group reads; what is made in it belongs to the same group."""
 CLOSED_TO_OTHERS = 0o027
 """Umask of the processes that write in such a directory: the group reads, and others do neither."""
+
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+"""The environment of processes that compute together on one node: gloo and NCCL listen on the loopback address only,
+whatever a site has set for several nodes.
+"""
+CACHES_FOLDER = "mrt-hpc-caches"
+"""The folder of a node for what is compiled there: its name, before the number of the user."""
+CACHES = {
+    "XDG_CACHE_HOME": "other",
+    "VLLM_CACHE_ROOT": "vllm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""What is compiled on a node is kept there, not in the home directory, where quotas are small and nodes wait for each
+other: the variables that say where, unless they are set already, and the folders below that of the caches."""
 
 
 def open_to_group(root: Path) -> None:
@@ -43,3 +65,46 @@ def share_as_directory(directory: Path) -> None:
         for file in tree(directory)[1]:
             if not (mode := stat.S_IMODE(file.stat().st_mode)) & stat.S_IRGRP:
                 file.chmod(mode | stat.S_IRGRP)
+
+
+def private_folder(parent: Path, name: str) -> Path:
+    """A folder that only this user may enter, which each later call finds again.
+
+    Any user of a node can make a folder, or a link to one, under a name that is known before: what is found under the
+    name is used only if it is private. Otherwise a folder with a random end to its name takes its place.
+
+    Args:
+        parent: a folder that exists, as that for temporary files.
+        name: of the folder.
+    """
+    path = parent / name
+    others = (Path(entry) for entry in os.scandir(parent) if entry.name.startswith(f"{name}-"))
+    if (found := next(filter(_is_private, (path, *sorted(others))), None)) is None:
+        found = path if _made(path) or _is_private(path) else Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    if found != path:
+        log.warning("%s belongs to another user, is a link, or is open to others; %s is used instead", path, found)
+    return found
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _is_private(path: Path) -> bool:
+    """Whether this user owns a folder, and no other user has any right to it. A link is no folder."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return mine and stat.S_IMODE(found.st_mode) & 0o777 == stat.S_IRWXU
+
+
+def cache_variables() -> dict[str, str]:
+    """The environment variables of a process of this node, by which what it compiles is kept in a private folder."""
+    folder = private_folder(Path(tempfile.gettempdir()), f"{CACHES_FOLDER}-{os.geteuid()}")
+    return {name: str(folder / below) for name, below in CACHES.items()}

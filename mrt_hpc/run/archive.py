@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import commit_directory, is_temporary, replacing, temporary_sibling, tree
 from mrt_hpc.run.groups import Group, complete_groups, group_of, read_group
-from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest
+from mrt_hpc.run.layout import GROUPS
+from mrt_hpc.run.manifest import (
+    MANIFEST,
+    DamagedError,
+    Manifest,
+    parse_manifest,
+    read_manifest,
+    refuse_misplaced,
+)
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
@@ -53,6 +61,8 @@ class GroupArchive:
     @cached_property
     def _zip(self) -> zipfile.ZipFile:
         """Opened once: opening reads the names of all members."""
+        if not self.path.is_file():
+            raise zipfile.BadZipFile("it is no file")
         return zipfile.ZipFile(self.path)
 
     def manifest(self, position: int) -> Manifest:
@@ -61,7 +71,9 @@ class GroupArchive:
         Raises:
             DamagedError: it is missing, or not as it was written.
         """
-        return parse_manifest(self.file(position, MANIFEST).decode(errors="replace"), self.path)
+        manifest = parse_manifest(self.file(position, MANIFEST), self.path)
+        refuse_misplaced(manifest, self.path.parent / GROUPS / f"{position:05d}")
+        return manifest
 
     def read(self, position: int) -> Group:
         """One group, verified.

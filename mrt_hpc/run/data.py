@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.run.atomic import write_text
+from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
+from mrt_hpc.run.typed_file import UnreadableError, Whole, read_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -160,10 +161,37 @@ def left_out_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}.left_out.json")
 
 
+def data_checksum(path: Path) -> str:
+    """SHA-256 of a run's file of problems.
+
+    Raises:
+        UnreadableError: it is not there, or is no file.
+    """
+    if not path.is_file():
+        raise UnreadableError(
+            "the run's copy of its problems is not there",
+            where=path,
+            expected="a file of JSON lines",
+            advice="the same submit command again, which writes it",
+        )
+    return checksum(path)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The problems that were left out of a file."""
+
+    tokens: dict[str, Whole]
+    """Of their prompts, by problem id."""
+
+
 def left_out(path: Path) -> dict[str, int]:
     """Tokens of the prompts of the problems that were left out of a file, by problem id."""
-    record = left_out_file(path)
-    return dict(json.loads(record.read_text())["tokens"]) if record.exists() else {}
+    advice = f"rm -r {left_out_file(path)}: nothing but reports name these problems"
+    try:
+        return read_typed(left_out_file(path), LeftOut, "the list of problems left out", advice=advice).tokens
+    except FileNotFoundError:
+        return {}
 
 
 def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
-from mrt_hpc.run.atomic import checksum, write_json
+from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.data import data_checksum
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.prompt_files import prompt_contents
+from mrt_hpc.run.typed_file import Whole, read_typed
 from mrt_hpc.run.weights import full_versions, published_versions
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def evaluation_settings(layout: RunLayout, recipe: Experiment) -> dict[str, Eval
     """The settings of each benchmark, by its name.
 
     Raises:
-        OSError: the run has no data of a benchmark.
+        UnreadableError: the run has no data of a benchmark.
     """
     return {benchmark.name: settings_of(layout, recipe, benchmark) for benchmark in recipe.evaluation.benchmarks}
 
@@ -69,7 +71,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
     """The settings of one benchmark.
 
     Raises:
-        OSError: the run has no data of it.
+        UnreadableError: the run has no data of it.
     """
     now = _settings(layout, recipe, benchmark)
     return EvaluationSettings(now, _unnamed(layout).get(benchmark.name, now))
@@ -80,7 +82,7 @@ def _settings(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> Re
     prompt = benchmark.prompt or how.prompt
     sampled = _digest(
         {
-            "problems": checksum(layout.benchmark_data(benchmark.name)),
+            "problems": data_checksum(layout.benchmark_data(benchmark.name)),
             "samples": benchmark.samples,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -130,8 +132,10 @@ def _extraction(problems: ProblemSource) -> dict[str, Any]:
 
 
 def _named(section: Section) -> dict[str, Any]:
-    """The fields without their defaults, so that a field that a later version adds changes no digest."""
-    return section.model_dump(mode="json", exclude_defaults=True)
+    """The fields without their defaults, so that a field that a later version adds changes no digest. Of a class of the
+    user's own, all fields: a run is also looked at without the class, which knows the defaults.
+    """
+    return section.model_dump(mode="json", exclude_defaults=":" not in getattr(section, "type", ""))
 
 
 def _digest(value: Any) -> str:
@@ -139,9 +143,12 @@ def _digest(value: Any) -> str:
 
 
 def _unnamed(layout: RunLayout) -> dict[str, RecordedSettings]:
-    path = layout.first_evaluation_settings
-    told = json.loads(path.read_text()) if path.exists() else {}
-    return {name: RecordedSettings(**settings) for name, settings in told.items()}
+    advice = f"restore it from a backup, or remove it and evaluate again: rm -r {layout.first_evaluation_settings}"
+    try:
+        known = dict[str, RecordedSettings]
+        return read_typed(layout.first_evaluation_settings, known, "the settings of evaluations", advice=advice)
+    except FileNotFoundError:
+        return {}
 
 
 def keep_first_settings(layout: RunLayout, locked: Experiment) -> None:
@@ -171,11 +178,21 @@ def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
     return sorted(v for v in set(wanted).difference(full_versions(layout)) if v < max(published, default=0))
 
 
+@dataclass(frozen=True)
+class PassedOver:
+    """The weights versions that had been removed when an evaluation of them was asked for."""
+
+    versions: tuple[Whole, ...]
+
+
 def passed_over(layout: RunLayout) -> list[int]:
     """Versions that had been pruned when an evaluation of them was asked for, and that are not there."""
-    path = layout.versions_passed_over
-    told = json.loads(path.read_text())["versions"] if path.exists() else []
-    return sorted(set(told).difference(full_versions(layout)))
+    advice = f"rm -r {layout.versions_passed_over}, and the same submit command again, which writes it"
+    try:
+        passed = read_typed(layout.versions_passed_over, PassedOver, "the list of removed versions", advice=advice)
+    except FileNotFoundError:
+        return []
+    return sorted(set(passed.versions).difference(full_versions(layout)))
 
 
 def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:

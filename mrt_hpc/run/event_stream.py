@@ -9,9 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
-from mrt_hpc.run.events import EventKind
+from mrt_hpc.run.events import EventKind, event_of
 from mrt_hpc.run.retries import retrying
 
 if TYPE_CHECKING:
@@ -63,6 +61,8 @@ class EventStream:
     """Whether a line is decoded; the last new one of a file always is. Of a run of thousands of tasks nearly all events
     are of one or two kinds, which few readers need one by one.
     """
+    faults: dict[str, str] = field(default_factory=dict, init=False)
+    """What is wrong with the first damaged event of a file, by its name."""
     _read: dict[str, int] = field(default_factory=dict, init=False)
     """Bytes read of each file, by its name."""
     _ended: set[str] = field(default_factory=set, init=False)
@@ -87,7 +87,7 @@ class EventStream:
             names = retrying(lambda: _names(self.directory), "listing the events")
         except FileNotFoundError:
             return
-        yield from (name for name in names if name.endswith(".jsonl") and name not in self._ended)
+        yield from (name for name in names if name not in self._ended)
 
     def _new_of(self, name: str) -> Iterator[ProcessEvent]:
         begin = self._read.get(name, 0)
@@ -96,16 +96,27 @@ class EventStream:
         self._read[name] = begin + len(whole)
         process = process_of(name)
         lines = whole.splitlines()
+        faults: list[str] = []
         for line in [*filter(self.wanted, lines[:-1]), *lines[-1:]]:
-            if (event := _event(line)) is not None:
+            if (event := _event(line, faults)) is not None:
                 if event["kind"] == EventKind.TASK_ENDED:
                     self._ended.add(name)
                 yield ProcessEvent(process, event)
+        if faults:
+            self.faults[name] = faults[0]
 
 
 def _names(directory: Path) -> list[str]:
     with os.scandir(directory) as entries:
-        return [entry.name for entry in entries]
+        return [entry.name for entry in entries if is_log(entry)]
+
+
+def is_log(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry of the folder is a file of events: a pipe, or a link that leads in a circle, is none."""
+    try:
+        return entry.name.endswith(".jsonl") and entry.is_file()
+    except OSError:
+        return False
 
 
 def last_event(path: Path) -> ProcessEvent | None:
@@ -113,7 +124,7 @@ def last_event(path: Path) -> ProcessEvent | None:
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - LONGEST_EVENT))
         lines = stream.read().splitlines()
-    found = (event for line in reversed(lines) if (event := _event(line)) is not None)
+    found = (event for line in reversed(lines) if (event := _event(line, [])) is not None)
     return next((ProcessEvent(process_of(path.name), event) for event in found), None)
 
 
@@ -130,12 +141,10 @@ def _tail(path: str, begin: int) -> bytes:
         return stream.read()
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None for one that a lost node or a full disk has left incomplete."""
+def _event(line: bytes, faults: list[str]) -> dict[str, Any] | None:
+    """The event of a line; None for one that is incomplete, or damaged, which is added to the faults."""
     try:
-        event = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return event_of(line)
+    except ValueError as error:
+        faults.append(str(error))
         return None
-    if isinstance(event, dict) and isinstance(event.get("time"), int | float) and isinstance(event.get("kind"), str):
-        return event
-    return None

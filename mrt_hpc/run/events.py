@@ -12,9 +12,13 @@ import socket
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required, TypedDict
+
+import msgspec
 
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
+from mrt_hpc.run.task_state import TaskState  # noqa: TC001 - the types of events are read at run time
+from mrt_hpc.run.typed_file import Moment, Whole  # noqa: TC001 - as above
 from mrt_hpc.run.uses import Use
 
 if TYPE_CHECKING:
@@ -39,6 +43,8 @@ class EventKind(StrEnum):
     """A server took a weights version in place."""
     STEP = "step"
     """An update of one iteration was computed."""
+    STEP_SKIPPED = "step_skipped"
+    """An optimiser step was not taken, as its loss or gradient was not finite; ``file`` holds its sequences."""
     CHECKPOINT = "checkpoint"
     """A checkpoint is complete."""
     RESUMED = "resumed"
@@ -63,6 +69,45 @@ class EventKind(StrEnum):
     """The job script of ``attempt`` ends; it writes this itself."""
 
 
+class _Earlier(TypedDict):
+    """The last sign of life of the attempt before."""
+
+    attempt: str
+    until: Moment
+
+
+class _Known(TypedDict, total=False):
+    """The fields of events that readers know; an event may have more."""
+
+    time: Required[Moment]
+    kind: Required[str]
+    what: str
+    host: str
+    pid: Whole
+    job: str
+    task: Whole
+    rank: Whole
+    world_size: Whole
+    attempt: str
+    began: Moment | None
+    earlier: _Earlier | None
+    outcome: TaskState
+    use: Use
+    version: Whole | None
+    benchmark: str
+    shard: Whole
+    rollout_tokens: Whole
+    branch_tokens: Whole
+
+
+_NEEDED = {
+    EventKind.TASK_STARTED: ("job", "task", "rank", "attempt"),
+    EventKind.TASK_ENDED: ("outcome",),
+    EventKind.ALLOCATION_ENDED: ("attempt",),
+    EventKind.USE: ("use",),
+    EventKind.PUBLISHED: ("version",),
+}
+"""The fields without which an event of a kind tells nothing."""
 PROGRESS = frozenset({EventKind.PART_COMMITTED, EventKind.SHARD_COMMITTED, EventKind.CHECKPOINT})
 """The events whose results stay when the attempt is lost; a weights version newer than its checkpoint does not stay."""
 
@@ -160,11 +205,47 @@ def read_events(directory: Path, kind: EventKind | None = None) -> list[dict[str
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of one process; a line that is none was being written when the node was lost or the disk was full."""
+    """The events of one process; a line that is none is passed over."""
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
+            event = event_of(line)
+        except ValueError:
             continue
-        if isinstance(event, dict) and {"time", "kind"} <= event.keys():
+        if event is not None:
             yield event
+
+
+def event_of(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None for one that a lost node or a full disk has left incomplete.
+
+    Raises:
+        ValueError: it is an event, and lacks a field of its kind, or has one of another type: it was damaged.
+    """
+    try:
+        event = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not {"time", "kind"} <= event.keys():
+        return None
+    try:
+        msgspec.convert(event, _Known)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    needed = _NEEDED.get(event["kind"], ()) if event.get("what") != "evaluation" else ("version", "benchmark", "shard")
+    if missing := [name for name in needed if event.get(name) is None]:
+        raise ValueError(f"{event['kind']} without {', '.join(missing)}")
+    return event
+
+
+def event_faults(directory: Path) -> Iterator[str]:
+    """A line for each file of events that is none, or that holds events that were damaged."""
+    for path in list_directory(directory, "*.jsonl"):
+        if not path.is_file():
+            yield f"the events of a process cannot be read: it is no file ({path})"
+            continue
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                event_of(line)
+            except ValueError as error:
+                yield f"an event is damaged, and is not counted: {error} ({path}, line {number})"
+                break

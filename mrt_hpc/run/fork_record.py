@@ -5,11 +5,11 @@ whether the data files are as they were.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.typed_file import Whole, read_typed
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -34,6 +34,14 @@ class ForkedData:
         return self.old != self.new
 
 
+class Changed(TypedDict):
+    """A changed field of the recipe."""
+
+    field: str
+    old: Any
+    new: Any
+
+
 @dataclass(frozen=True)
 class ForkRecord:
     """Where a forked run comes from."""
@@ -42,11 +50,11 @@ class ForkRecord:
     """The run directory, as it was then."""
     recipe: str
     """The name of its recipe."""
-    version: int
+    version: Whole
     """The number of the weights version in that run; in the new run they are version 0."""
     digest: str
     """Of the weights version."""
-    changes: tuple[dict[str, Any], ...] = ()
+    changes: tuple[Changed, ...] = ()
     """Each changed field of the recipe: ``field``, ``old`` and ``new``."""
     data: tuple[ForkedData, ...] = ()
     """The data files that both recipes name; none in records of earlier versions."""
@@ -66,25 +74,14 @@ class ForkRecord:
         }
 
 
-_OF_DATA = tuple(field.name for field in fields(ForkedData))
-
-
 def read_fork(layout: RunLayout) -> ForkRecord | None:
     """Where a run comes from; None for one that is no fork.
 
     Raises:
-        UserError: the record is damaged.
+        UnreadableError: the record is damaged.
     """
+    advice = f"restore it from a backup, or remove it: mrt-hpc status {layout.root} works without it"
     try:
-        content = json.loads(layout.forked_from.read_text())
-        data = tuple(ForkedData(*(one[name] for name in _OF_DATA)) for one in content.get("data", ()))
-        return ForkRecord(**{**content, "changes": tuple(content["changes"]), "data": data})
+        return read_typed(layout.forked_from, ForkRecord, "the record of the fork", advice=advice)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"the record of the fork cannot be read: {error}",
-            where=layout.forked_from,
-            expected="the file that `mrt-hpc fork` wrote",
-            advice=f"restore it from a backup, or remove it: mrt-hpc status {layout.root} works without it",
-        ) from error

@@ -7,21 +7,32 @@ one step; its manifest holds their checksums, what they cost and which weights s
 from __future__ import annotations
 
 import dataclasses
+from math import isfinite
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
 from mrt_hpc.run.parquet import read_records, write_records
-from mrt_hpc.run.records import AnswerProbability, Branch, GroupStatistics, PrefixValue, Rollout
+from mrt_hpc.run.records import (
+    SLIGHTLY_ABOVE_ONE,
+    AnswerProbability,
+    Branch,
+    GroupStatistics,
+    PrefixValue,
+    Rollout,
+)
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from io import BytesIO
     from pathlib import Path
 
     from mrt_hpc.run.manifest import Manifest
 
+_Record = Rollout | Branch | AnswerProbability | PrefixValue
 PARTS = {
     "rollouts": Rollout, "branches": Branch, "answers": AnswerProbability, "values": PrefixValue,
 }  # fmt: skip
@@ -48,6 +59,32 @@ class Group(Sampled):
     """Identity of its content, see ``Manifest.digest``."""
 
 
+def wrong_number(sampled: Sampled) -> str | None:
+    """What is wrong with the numbers of a group, in words: one that is not finite, or no log-probability; None where
+    all can be learnt from. A value may lie outside of 0 to 1, as some unbiased estimates do; a variance may be NaN.
+    """
+    traces: list[Rollout | Branch] = [*sampled.rollouts, *sampled.branches]
+    for r in traces:
+        logprobs = np.asarray(r.logprobs, dtype=np.float64)
+        if not np.all(np.isfinite(logprobs) & (logprobs <= SLIGHTLY_ABOVE_ONE)):
+            return f"a log-probability of a trace of {_place(r)} is above 0 or not finite"
+    numbers: dict[str, Sequence[_Record]] = {
+        "reward": [*traces, *sampled.answers],
+        "look_ahead": sampled.branches,
+        "probability": sampled.answers,
+        "value": sampled.values,
+        "baseline": sampled.values,
+    }
+    for name, records in numbers.items():
+        if bad := [record for record in records if not isfinite(getattr(record, name))]:
+            return f"the {name} of {_place(bad[0])} is {getattr(bad[0], name)}"
+    return None
+
+
+def _place(record: _Record) -> str:
+    return f"iteration {record.iteration}, problem {record.problem_id}, sample {record.sample}"
+
+
 def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
     """Write one group unless it is there already.
 
@@ -58,7 +95,18 @@ def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
 
     Returns:
         True when this group is now the one; False when another was committed first (this one is dropped).
+
+    Raises:
+        UserError: a number of it is not finite, so that nothing can be learnt from it.
     """
+    if (wrong := wrong_number(sampled)) is not None:
+        raise UserError(
+            f"what was sampled is not kept: {wrong}",
+            where=path,
+            expected="finite rewards and values, and log-probabilities of at most 0",
+            advice="look at the verifier and the prover of the recipe, and for a log-probability at the weights and "
+            "serving.dtype; then the same submit command",
+        )
 
     def write(directory: Path) -> None:
         for name, record_type in PARTS.items():
@@ -108,7 +156,26 @@ def group_of(
     parts: dict[str, Any] = {
         name: read_records(file(_file_name(name)), record, where, problems) for name, record in PARTS.items()
     }
-    return Group(**parts, statistics=_statistics(manifest.about, where), digest=manifest.digest)
+    group = Group(**parts, statistics=_statistics(manifest.about, where), digest=manifest.digest)
+    if (wrong := wrong_number(group)) is not None:
+        raise DamagedError(wrong, where=where)
+    return group
+
+
+def refuse_another_problem(group: Group, problem: str, where: Path) -> Group:
+    """Refuse a group of another problem than the one that is drawn for its position.
+
+    Args:
+        group: as it was read.
+        problem: the id of the drawn one.
+        where: the group is, for messages.
+
+    Raises:
+        DamagedError: it is of another one.
+    """
+    if others := {rollout.problem_id for rollout in group.rollouts} - {problem}:
+        raise DamagedError(f"the group is of problem {min(others)}", where=where, expected=f"problem {problem}")
+    return group
 
 
 def part_file(directory: Path, part: str) -> Path:

@@ -6,7 +6,6 @@ the observer's own monotonic clock: times of other hosts and modification times 
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.typed_file import file_bytes, typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,11 +79,10 @@ NO_NEWS = Beat("", -1)
 def read_beat(path: Path) -> Beat:
     """The latest beat; NO_BEAT where there is none, NO_NEWS where it cannot be read."""
     try:
-        content = json.loads(path.read_text())
-        return Beat(str(content["attempt"]), int(content["beat"]))
+        return typed(file_bytes(path), Beat)
     except FileNotFoundError:
         return NO_BEAT
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError):
         return NO_NEWS
 
 

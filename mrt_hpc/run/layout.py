@@ -32,6 +32,10 @@ def collecting_version(collection: int) -> int:
     return COLLECTION - collection
 
 
+GROUPS = "groups"
+"""The folder of an iteration's groups."""
+IDENTITY = "run_id"
+"""The file with the name of a run, or of a folder of results: see ``run.manifest``."""
 _WEIGHTS = re.compile(r"v(\d{6})")
 _CHECKPOINT = re.compile(r"step(\d{6})")
 
@@ -47,6 +51,11 @@ class RunLayout:
     def recipe_lock(self) -> Path:
         """The resolved recipe with versions: the run's identity."""
         return self.root / "recipe.lock.yaml"
+
+    @property
+    def identity(self) -> Path:
+        """The name that the run got when it was made and that no other run has: all that it commits bears it."""
+        return self.root / IDENTITY
 
     @property
     def renewal(self) -> Path:
@@ -157,7 +166,7 @@ class RunLayout:
 
     def groups(self, iteration: int) -> Path:
         """Parent of an iteration's groups."""
-        return self.iteration(iteration) / "groups"
+        return self.iteration(iteration) / GROUPS
 
     def group(self, iteration: int, position: int) -> Path:
         """The rollouts of one problem with their branches, complete or absent.
@@ -179,6 +188,15 @@ class RunLayout:
     def metrics(self, iteration: int) -> Path:
         """The metrics of the trainer in one iteration."""
         return self.iteration(iteration) / "metrics.json"
+
+    @property
+    def skipped_steps(self) -> Path:
+        """The optimiser steps that were skipped, a file each; absent if none was."""
+        return self.root / "skipped_steps"
+
+    def skipped_step(self, iteration: int, mini_batch: int) -> Path:
+        """The sequences of an optimiser step that was skipped."""
+        return self.skipped_steps / f"{iteration:06d}-{mini_batch:02d}.json"
 
     # -- evaluations
     def evaluations(self, version: int) -> Path:

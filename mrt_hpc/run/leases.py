@@ -12,11 +12,12 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - the types of records are read at run time
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import creating
-from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import UnreadableError, read_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,9 +108,8 @@ class Leases:
 def read_holder(path: Path) -> Holder | None:
     """The holder of a lease; None for a lease that cannot be read, which no task can hold."""
     try:
-        content = json.loads(retrying(path.read_text, "reading a lease"))
-        return Holder(Path(content["run"]), str(content["job"]), int(content["index"]), str(content["attempt"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return read_typed(path, Holder, "a lease", advice="nothing: no task holds it")
+    except (FileNotFoundError, UnreadableError):
         return None
 
 

@@ -1,8 +1,12 @@
 """Manifests: what makes a directory whole. Weights versions, checkpoints, groups and evaluation shards all have one.
 
-A manifest lists every file with its size and SHA-256, says where the directory came from, and is sealed by a checksum
-of its own. It is the last thing written before the directory takes its place in one step, so a directory under its own
-name is complete; whether it is still what was written, ``verify`` tells.
+A manifest lists every file with its size and SHA-256, says where the directory came from and where it belongs, and is
+sealed by a checksum of its own. It is the last thing written before the directory takes its place in one step, so a
+directory under its own name is complete; whether it is still what was written, ``verify`` tells.
+
+Where it belongs is its run and its path there, which say the iteration and the position of a group, the number of a
+weights version or a checkpoint, the benchmark and the shard of an evaluation. A reader compares them with the place
+where it reads: a whole directory of another run, iteration or position is as wrong as a damaged one.
 """
 
 from __future__ import annotations
@@ -17,13 +21,19 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.access import share_as_directory
 from mrt_hpc.run.atomic import checksum, checksums, commit_directory, temporary_sibling, tree, write_json
+from mrt_hpc.run.layout import IDENTITY
 from mrt_hpc.run.retries import error_number
+from mrt_hpc.run.typed_file import file_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence, Set
     from pathlib import Path
 
 MANIFEST = "MANIFEST.json"
+PLACE = "place"
+"""The entry of a manifest that says where its directory belongs."""
+LONGEST_IDENTITY = 200
+"""Bytes of the file with the name of a run."""
 FileSum = tuple[int, str]
 """Bytes of a file, and their SHA-256."""
 SMALL_BYTES = 2**20
@@ -94,7 +104,7 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
     try:
         write(temporary)
         share_as_directory(temporary)
-        write_manifest(temporary, **about)
+        write_manifest(temporary, **{PLACE: place_of(path), **about})
         return commit_directory(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -132,21 +142,74 @@ def _sums_of_written(directory: Path, names: Set[str]) -> dict[str, FileSum]:
     return dict(zip(paths, zip(sizes, digests, strict=True), strict=True))
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a complete directory.
+def place_of(path: Path) -> list[str]:
+    """Where a directory belongs: the name of its run (or folder of results), and its path there. Empty outside any."""
+    for root in path.parents:
+        try:
+            name = file_bytes(root / IDENTITY, LONGEST_IDENTITY).decode().strip()
+        except NOT_THERE:
+            continue
+        except ValueError as error:
+            raise UserError(
+                f"the name of the run cannot be read: {error}",
+                where=root / IDENTITY,
+                advice=f"grep -A2 {PLACE} {path / MANIFEST} shows the name; write it into that file",
+            ) from error
+        return [name, path.relative_to(root).as_posix()]
+    return []
+
+
+def refuse_misplaced(manifest: Manifest, path: Path) -> None:
+    """Refuse a directory that belongs to another place than the one at which it is read.
+
+    Args:
+        manifest: of the directory.
+        path: of the directory, or of the one that an archive has it of.
 
     Raises:
-        DamagedError: it is missing, unreadable, or not as it was written.
+        DamagedError: it is of another run, iteration, position, number or benchmark.
+        UserError: the file with the name of the run is gone.
+    """
+    said = manifest.about.get(PLACE)
+    found, here = [*map(str, said)] if isinstance(said, list) else [], place_of(path)
+    if found == here:
+        return
+    if not here:
+        raise UserError(
+            f"this is a part of the run {found[0]}, and no folder above it says that it is that run",
+            where=path,
+            expected=f"a file {IDENTITY} with that name in the run directory",
+            advice=f"where {IDENTITY} was deleted: echo {found[0]} > RUN/{IDENTITY}",
+        )
+    raise DamagedError(
+        "it is whole, and belongs to another place",
+        where=path,
+        expected=f"{here[1]} of the run {here[0]}; it is {' of the run '.join(reversed(found)) or 'of no run'}",
+    )
+
+
+def read_manifest(directory: Path, *, anywhere: bool = False) -> Manifest:
+    """The manifest of a complete directory.
+
+    Args:
+        directory: what it is of.
+        anywhere: whether the directory may belong to another place, as what a run takes over from another one does.
+
+    Raises:
+        DamagedError: it is missing, unreadable, not as it was written, or of another place.
     """
     path = directory / MANIFEST
     try:
-        text = path.read_text()
+        content = file_bytes(path)
     except (*NOT_THERE, ValueError) as error:
         raise DamagedError(f"no readable manifest: {error!r}", where=path) from error
-    return parse_manifest(text, path)
+    manifest = parse_manifest(content, path)
+    if not anywhere:
+        refuse_misplaced(manifest, directory)
+    return manifest
 
 
-def parse_manifest(text: str, where: Path) -> Manifest:
+def parse_manifest(text: bytes, where: Path) -> Manifest:
     """The manifest that a file holds.
 
     Raises:
@@ -172,17 +235,20 @@ def _inside(name: str) -> str:
     return name
 
 
-def verify(directory: Path, read: Callable[[Sequence[Path]], Iterable[str]] = checksums) -> Manifest:
+def verify(
+    directory: Path, read: Callable[[Sequence[Path]], Iterable[str]] = checksums, *, anywhere: bool = False
+) -> Manifest:
     """Compare every file with the manifest.
 
     Args:
         directory: what is verified.
         read: gives the SHA-256 of each file, in their order.
+        anywhere: as in :func:`read_manifest`.
 
     Raises:
-        DamagedError: naming the first file that is missing, cut short or changed.
+        DamagedError: naming the first file that is missing, cut short or changed; or it is of another place.
     """
-    manifest = read_manifest(directory)
+    manifest = read_manifest(directory, anywhere=anywhere)
     files = [directory / name for name in manifest.files]
     for file, (size, digest) in zip(files, manifest.files.values(), strict=True):
         if not file.is_file() or file.stat().st_size != size:

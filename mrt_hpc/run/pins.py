@@ -8,15 +8,16 @@ removes old versions. A pin counts until the evaluation removes it, or until its
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.typed_file import UnreadableError, read_typed
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PIN = re.compile(r"v(\d{6})\.[0-9a-f]{16}\.json")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What an evaluation keeps a weights version for."""
+
+    evaluation: Path
+    """Its directory."""
+    folder: int
+    """The inode of the folder that holds this directory."""
 
 
 def pin(run: RunLayout, version: int, evaluation: RunLayout) -> None:
@@ -88,8 +99,8 @@ def _is_abandoned(path: Path) -> bool:
     in a container of the trainer another folder may stand at its place. In doubt the pin counts.
     """
     try:
-        content = json.loads(retrying(path.read_text, "reading a pin"))
-        evaluation, folder = Path(content["evaluation"]), int(content["folder"])
-        return evaluation.parent.stat().st_ino == folder and evaluation not in list_directory(evaluation.parent)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        found = read_typed(path, Pin, "a pin", advice="nothing: it counts")
+        parent = found.evaluation.parent
+        return parent.stat().st_ino == found.folder and found.evaluation not in list_directory(parent)
+    except (OSError, ValueError, UnreadableError):
         return False

@@ -72,13 +72,17 @@ def _there(layout: RunLayout, path: Path) -> Path:
     return kept if kept.exists() else path
 
 
-def read_experiment(layout: RunLayout) -> Experiment:
+def read_experiment(layout: RunLayout, *, trust: bool = False) -> Experiment:
     """The recipe of a run, whose prompts name the run's own copies of their files.
+
+    Args:
+        layout: the run directory.
+        trust: see :func:`mrt_hpc.recipe.lock.read_lock`.
 
     Raises:
         UserError: the lock was damaged, or written by another version of the schema.
     """
-    recipe = read_lock(layout.recipe_lock)
+    recipe = read_lock(layout.recipe_lock, trust=trust)
 
     def own(prompt: Prompt) -> Prompt:
         places = {field: str(_there(layout, path)) for field, path in files_of(prompt).items()}

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 
 def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
-    """Checkpoints, weights versions and metrics younger than the state after ``iteration`` updates.
+    """Checkpoints, weights versions, metrics and skipped steps younger than the state after ``iteration`` updates.
 
     Rollouts stay, because they are complete and training uses them again.
     """
     checkpoints = [p for p in list_directory(layout.checkpoints) if (layout.step_of(p) or 0) > iteration]
     versions = [p for p in list_directory(layout.weights) if (layout.version_of(p) or 0) > iteration]
     metrics = [p for n in _numbers(layout) if n >= iteration and (p := layout.metrics(n)).exists()]
-    return [*checkpoints, *versions, *metrics]
+    skipped = [p for p in list_directory(layout.skipped_steps, "*.json") if int(p.name.partition("-")[0]) >= iteration]
+    return [*checkpoints, *versions, *metrics, *skipped]
 
 
 def evaluated_with_others(layout: RunLayout, version: int, digest: str) -> list[Path]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+SLIGHTLY_ABOVE_ONE = 1e-3
+"""The tolerance for the logarithm of a probability, which rounding may raise slightly above 0."""
+
 
 class FinishReason(StrEnum):
     """Why a completion ended."""

@@ -12,8 +12,9 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.groups import Sampled, commit_group, read_group
+from mrt_hpc.run.layout import IDENTITY
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class StoredSamples:
         """The samples of a fingerprint in a results folder; the folder keeps the fingerprint in readable form, too."""
         store = StoredSamples(results / fingerprint.digest[:24])
         if not store.readable_fingerprint.exists():
+            write_text(store.directory / IDENTITY, f"{store.directory.name}\n")
             write_json(store.readable_fingerprint, fingerprint.model_dump(mode="json"))
         return store
 

@@ -6,18 +6,18 @@ started it writes (see ``launch.attempt_end``). ``done`` is final: a task that i
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import Moment, UnreadableError, Whole, read_typed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from mrt_hpc.run.layout import RunLayout
@@ -40,6 +40,8 @@ class TaskState(StrEnum):
     """The last attempt was stopped from outside (preempted, cancelled, Ctrl-C); running it again continues its work."""
     FAILED = "failed"
     """It failed and is not started again: another attempt cannot help, or it failed too often."""
+    UNREADABLE = "unreadable"
+    """Its file cannot be read. Nothing writes this state: it is what commands show."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +52,21 @@ class TaskRecord:
     attempt: str = ""
     message: str = ""
     """The error, or the reason why the attempt returned its nodes."""
-    failures: int = 0
+    failures: Whole = 0
     """The number of consecutive failed attempts that have done nothing that stays; an attempt that had done something
     counts as the first. Preemptions, node losses and returned nodes do not count.
     """
-    time: float = 0.0
+    time: Moment = 0.0
     """Seconds since the epoch, by the writer's clock."""
     awaited: tuple[str, ...] = ()
     """Where the task has returned its nodes: the jobs of which one has to run before it can continue. Where it failed:
     the jobs whose failure was the cause.
     """
-    waits: int = 0
+    waits: Whole = 0
     """The number of attempts in a row that returned the nodes because the awaited jobs did not run, while no task of
     the segment has finished anything.
     """
-    finished: int = 0
+    finished: Whole = 0
     """The number of results of the segment at the last of these attempts."""
 
     def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
@@ -96,21 +98,14 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
     """The state of one task; WAITING when nothing was written yet.
 
     Raises:
-        UserError: the file is damaged.
+        UnreadableError: the file is damaged.
     """
     path = task_file(layout, job, index)
     try:
-        content = json.loads(retrying(path.read_text, "reading the state of a task"))
-        awaited = tuple(content.get("awaited", ()))
-        return TaskRecord(**{**content, "state": TaskState(content["state"]), "awaited": awaited})
+        advice = f"rm -r {path}: the task runs again, and its finished results stay"
+        return read_typed(path, TaskRecord, "the state of a task", advice=advice)
     except FileNotFoundError:
         return TaskRecord(TaskState.WAITING)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"the state of a task cannot be read: {error}",
-            where=path,
-            advice="remove the file: the task runs again, and its finished results stay",
-        ) from error
 
 
 def read_tasks(layout: RunLayout, job: str, tasks: int) -> list[TaskRecord]:
@@ -118,11 +113,30 @@ def read_tasks(layout: RunLayout, job: str, tasks: int) -> list[TaskRecord]:
     run may have thousands, cost nothing.
 
     Raises:
-        UserError: a file is damaged.
+        UnreadableError: a file is damaged.
     """
+    return list(_read_tasks(layout, job, tasks, read_task))
+
+
+def shown_tasks(layout: RunLayout, job: str, tasks: int) -> list[TaskRecord]:
+    """As :func:`read_tasks`, to be shown: a task whose file is damaged is ``unreadable``, and its message says why."""
+    return list(_read_tasks(layout, job, tasks, shown_task))
+
+
+def shown_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
+    """As :func:`read_task`, to be shown: where the file is damaged the task is ``unreadable``."""
+    try:
+        return read_task(layout, job, index)
+    except UnreadableError as error:
+        return TaskRecord(TaskState.UNREADABLE, message=error.message())
+
+
+def _read_tasks(
+    layout: RunLayout, job: str, tasks: int, read: Callable[[RunLayout, str, int], TaskRecord]
+) -> Iterator[TaskRecord]:
     there = {path.name for path in list_directory(task_file(layout, job, 0).parent)}
     waiting = TaskRecord(TaskState.WAITING)
-    return [read_task(layout, job, index) if f"{index:05d}.json" in there else waiting for index in range(tasks)]
+    yield from (read(layout, job, index) if f"{index:05d}.json" in there else waiting for index in range(tasks))
 
 
 def forget_failures(layout: RunLayout, job: str, tasks: Iterable[int]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import file_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,9 +69,9 @@ def take_back(layout: RunLayout, job: str, cause: str) -> None:
     """
     path = layout.told / cause
     try:
-        if path.read_text() == f"{job}\n":
+        if file_bytes(path) == f"{job}\n".encode():
             path.unlink(missing_ok=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return
 
 

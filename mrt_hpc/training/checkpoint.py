@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
-from torch import distributed
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.atomic import commit_directory, remove_leftovers, temporary_sibling, write_json
@@ -28,17 +27,20 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import (
     MANIFEST,
     NOT_THERE,
+    PLACE,
     FileSum,
     is_of_the_filesystem,
+    place_of,
     read_manifest,
     unreadable,
     verify,
     write_manifest,
 )
 from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.safetensors_file import is_finite, not_finite, refuse_not_finite
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
-from mrt_hpc.training.rendezvous import agree, on_rank_zero
+from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from mrt_hpc.run.bit_changes import Bytes
     from mrt_hpc.training.engine import TrainerEngine
 
 STATE = "state.json"
@@ -93,10 +96,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
     try:
         own = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
         agree(own.failure)
-        generator_states: list[Any] = [None] * trainer.ranks.world_size
-        written: list[Any] = [None] * trainer.ranks.world_size
-        distributed.all_gather_object(generator_states, Generators.capture().state)
-        distributed.all_gather_object(written, own.files)
+        shares = exchange({"generators": Generators.capture().state, "files": own.files})
         state = {
             "step": trainer.step,
             "optimizer_steps": trained.optimizer_steps,
@@ -104,13 +104,13 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any]) -> bool:
             "zero_stage": trainer.settings.training.zero_stage,
             "precision": trainer.settings.training.precision.value,
             "cursor": cursor,
-            "generators": generator_states,
+            "generators": [share["generators"] for share in shares],
         }
 
         def commit() -> bool:
             write_json(temporary / STATE, state)
-            files = {name: (size, digest) for share in written for name, (size, digest) in share.items()}
-            write_manifest(temporary, files, step=trainer.step)
+            files = {name: (size, digest) for share in shares for name, (size, digest) in share["files"].items()}
+            write_manifest(temporary, files, step=trainer.step, **{PLACE: place_of(path)})
             return commit_directory(temporary, path)
 
         return on_rank_zero(commit)
@@ -127,7 +127,7 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
     Raises:
         UserError: the checkpoint is not of this format, or is of another model.
     """
-    state, files = on_rank_zero(lambda: _contents(path))
+    state, files = on_rank_zero(lambda: list[Any](_contents(path)))
     trained = TrainedState(trainer)
     agree(_failure(lambda: _take_up(trained, path, files)))
     trained.optimizer_steps = state["optimizer_steps"]
@@ -155,6 +155,7 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
         try:
             retrying(partial(verify, path), f"reading {path}")
             retrying(partial(_contents, path), f"reading {path}")
+            retrying(partial(refuse_not_finite, path), f"reading {path}")
         except UserError as error:
             if not path.exists():  # it was removed while it was read: newer ones exist by now
                 return good(checkpoints, on_bad)
@@ -211,11 +212,20 @@ def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> FileSum:
-    """Write 32-bit tensors as a safetensors file and flush it to the disk; return its size and checksum.
+    """Write 32-bit tensors as a safetensors file and flush it to the disk; return its size and checksum. Tensors that
+    are not finite are not written.
 
     safetensors' own writer hides the number of an error, and replaces an existing file at ``path``. The checksum is
     computed from memory while the disk is busy, so that no rank has to read what another has written.
     """
+    if bad := [name for name, tensor in tensors.items() if not is_finite("F32", _bytes(tensor))]:
+        raise UserError(
+            f"the trainer's state is not finite, and no checkpoint is written: {not_finite(bad)}",
+            where=path.parent,
+            expected="finite weights, and finite averages of the optimiser",
+            advice="the same submit command continues from the checkpoint before it; if it ends here again: "
+            "mrt-hpc fork RUN --at last --set training.learning_rate=RATE, a lower one",
+        )
     header: dict[str, Any] = {}
     offset = 0
     for name, tensor in tensors.items():
@@ -232,6 +242,10 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> FileSum:
         stream.flush()
         os.fsync(stream.fileno())
     return 8 + len(text) + offset, digest.result()
+
+
+def _bytes(tensor: torch.Tensor) -> Bytes:
+    return tensor.contiguous().numpy().reshape(-1).view("u1")
 
 
 def _sha256(parts: list[Any]) -> str:

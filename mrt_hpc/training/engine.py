@@ -8,11 +8,14 @@ of micro-batches or ranks, so the result depends on neither. Reads no shards and
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import distributed
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.batching import Batching, Precision
@@ -27,14 +30,16 @@ from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, longest_of_model, parameter_count
 from mrt_hpc.training.sequence_parallel import RowRanks
 from mrt_hpc.training.settings import Objective, TrainerSettings
-from mrt_hpc.training.update_statistics import Stopwatch, Tally, UpdateStats
+from mrt_hpc.training.update_statistics import SkippedStep, Stopwatch, Tally, UpdateStats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from mrt_hpc.training.rendezvous import Ranks
     from mrt_hpc.training.sequence import TrainingSequence
+
+log = logging.getLogger(__name__)
 
 LARGEST_BUCKET = 500_000_000
 """The number of elements that ZeRO sends at once; a small model needs no buffer larger than itself."""
@@ -59,6 +64,15 @@ class MiniBatch:
     positions: int
     padding: int
     shared: int
+    computed: Sequence[TrainingSequence]
+    """The sequences that pass through the model."""
+    shares: Sequence[Sequence[tuple[int, ...]]]
+    """[micro-steps][rows] which of them are in each row."""
+
+
+def tell_skipped(skipped: SkippedStep) -> None:
+    """Log an optimiser step that was not taken."""
+    log.warning("%s", skipped)
 
 
 class TrainerEngine:
@@ -73,7 +87,9 @@ class TrainerEngine:
         self.ranks = ranks
         self.reference = reference
         self.step = 0
-        """The number of optimiser steps since the start of the run."""
+        """The number of optimiser steps taken since the start of the run."""
+        self.skipped_in_a_row = 0
+        """The number of optimiser steps skipped since the last one that was taken."""
         self._loss_settings = LossSettings.of(settings.training)
         self._kernels = Kernels.of(settings.training)
         self._row_ranks = self.policy.row_ranks
@@ -83,21 +99,34 @@ class TrainerEngine:
         """The module inside the engine; under ZeRO-3 its parameters are partitioned."""
         return self.engine.module
 
-    def update(self, batch: Sequence[TrainingSequence]) -> UpdateStats:
+    def update(
+        self, batch: Sequence[TrainingSequence], on_skip: Callable[[SkippedStep], None] = tell_skipped
+    ) -> UpdateStats:
         """Take one iteration's optimiser steps on ``batch``, which is the same on every rank.
 
-        A batch without a trained token takes no step.
+        A batch without a trained token takes no step. A step whose loss or gradient norm is not finite is skipped on
+        every rank: it changes neither weights nor optimiser, and does not advance the learning rate.
+
+        Args:
+            batch: all sequences.
+            on_skip: called on every rank after a step was skipped, with the same argument; it may raise.
         """
         started = time.perf_counter()
         clock, tally = Stopwatch(), Tally(device())
         mini_batches = self._mini_batches(batch)
         with clock.phase("forward"):
-            old_logprobs = [None, *(self._old_logprobs(m) for m in mini_batches[1:])]
+            old_logprobs = [None, *(self.logprobs(m) for m in mini_batches[1:])]
         norms = []
-        for mini_batch, old in zip(mini_batches, old_logprobs, strict=False):
-            self.accumulate(mini_batch, old, clock, tally)
+        for number, (mini_batch, old) in enumerate(zip(mini_batches, old_logprobs, strict=False)):
+            own = Tally(device())
+            self.accumulate(mini_batch, old, clock, own)
             with clock.phase("step"):
-                norms.append(self.apply())
+                norm = self.apply()
+            if isfinite(norm):
+                norms.append(norm)
+                tally.include(own)
+            else:
+                on_skip(self._skipped(number, mini_batch, own))
         return self._stats(batch, mini_batches, norms, clock, tally, started)
 
     def prepare(self, sequences: Sequence[TrainingSequence]) -> MiniBatch:
@@ -120,6 +149,8 @@ class TrainerEngine:
             found.positions,
             found.padding,
             found.shared,
+            computed,
+            steps,
         )
 
     def accumulate(
@@ -147,17 +178,26 @@ class TrainerEngine:
             with clock.phase("backward"):
                 # DeepSpeed takes the mean over ranks; the sum is needed
                 scale = self.ranks.world_size / mini_batch.trained_tokens
-                self.engine.backward(loss.total * scale, scale_wrt_gas=False)
+                self.engine.backward(loss.total * _nan_unless_finite(loss.total, scale), scale_wrt_gas=False)
             tally.add(loss, mini_batch.trained_tokens)
 
     def apply(self) -> float:
-        """Clip the accumulated gradient, take one optimiser step, return the global norm before clipping."""
+        """Clip the accumulated gradient, take one optimiser step, return the global norm before clipping.
+
+        Where the norm is not finite, the gradient is dropped and nothing changes, on every rank. DeepSpeed's optimisers
+        do so by themselves; where it wraps none, it would take the step.
+        """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.step)
         plain_norm = self._plain_gradient_norm()
-        self.engine.step()
-        self.step += 1
-        return plain_norm if plain_norm is not None else float(self.engine.get_global_grad_norm())
+        if plain_norm is not None and not isfinite(plain_norm):
+            self.engine.zero_grad()
+        else:
+            self.engine.step()
+        norm = plain_norm if plain_norm is not None else float(self.engine.get_global_grad_norm())
+        self.step += isfinite(norm)
+        self.skipped_in_a_row = 0 if isfinite(norm) else self.skipped_in_a_row + 1
+        return norm
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of one optimiser step."""
@@ -214,8 +254,25 @@ class TrainerEngine:
         return self.reference(micro_step.batch, micro_step.chunks)[0] if self.reference is not None else None
 
     @torch.no_grad()
-    def _old_logprobs(self, mini_batch: MiniBatch) -> list[torch.Tensor]:
+    def logprobs(self, mini_batch: MiniBatch) -> list[torch.Tensor]:
+        """Return the log-probabilities of the trained tokens of this rank's share, a tensor a micro-step."""
         return [self.engine(m.batch, m.chunks)[0] for m in mini_batch.micro_steps]
+
+    def _skipped(self, number: int, mini_batch: MiniBatch, tally: Tally) -> SkippedStep:
+        """Describe a skipped step: the sequences of the micro-batches whose loss is not finite, on any rank; or all of
+        the mini-batch where only the gradient is not finite. Collective.
+        """
+        bad = torch.zeros(len(mini_batch.shares), len(mini_batch.shares[0]), dtype=torch.int64, device=device())
+        bad[:, self._row_ranks.row] = ~tally.finite_losses
+        distributed.all_reduce(bad, op=distributed.ReduceOp.MAX)
+        found = [
+            mini_batch.computed[index]
+            for shares, flags in zip(mini_batch.shares, bad.tolist(), strict=True)
+            for share, flag in zip(shares, flags, strict=True)
+            if flag
+            for index in share
+        ]
+        return SkippedStep(number, "loss" if found else "gradient", found or list(mini_batch.computed))
 
     def _plain_gradient_norm(self) -> float | None:
         """Return the gradient norm where DeepSpeed wraps no optimiser (stage 0 in 32 bits) and so reports none."""
@@ -258,6 +315,7 @@ class TrainerEngine:
             sequences=len(batch),
             micro_steps=sum(len(m.micro_steps) for m in mini_batches),
             optimizer_steps=len(norms),
+            skipped_steps=len(mini_batches) - len(norms),
             step=self.step,
             seconds_forward=clock.seconds["forward"],
             seconds_backward=clock.seconds["backward"],
@@ -340,6 +398,13 @@ def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, An
         },
         "steps_per_print": None,
     }
+
+
+def _nan_unless_finite(loss: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return the factor of a loss, NaN where the loss is not finite: its gradient may be finite, and a gradient of NaN
+    is what all ranks notice.
+    """
+    return torch.where(loss.detach().isfinite(), scale, torch.nan)
 
 
 def _most_trained(sequences: Sequence[TrainingSequence], parts: int) -> int:

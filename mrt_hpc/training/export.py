@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE
 from mrt_hpc.run.manifest import MANIFEST
+from mrt_hpc.run.safetensors_file import is_finite, not_finite
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind
 from mrt_hpc.training.accelerator import deepspeed
-from mrt_hpc.training.rendezvous import on_rank_zero
+from mrt_hpc.training.rendezvous import Json, on_rank_zero
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.training.engine import TrainerEngine
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Json)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES = {
@@ -47,6 +50,25 @@ class GatheredWeights:
         """Fill an existing directory with a complete Hugging Face model."""
         write(self.trainer, self.tensors, self.dtype, directory)
 
+    def refuse_not_finite(self) -> None:
+        """Refuse weights that hold a NaN or an infinity: they are published in no form.
+
+        Raises:
+            UserError: they do.
+        """
+        tensors = self.as_bytes()
+        with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
+            finite = list(pool.map(lambda tensor: is_finite(tensor.kind.dtype, tensor.data), tensors))
+        if bad := [tensor.kind.name for tensor, good in zip(tensors, finite, strict=True) if not good]:
+            raise UserError(
+                f"the trained weights are not finite, and are not published: {not_finite(bad)}",
+                value=self.dtype,
+                where="training.weights_dtype",
+                expected="finite numbers in this number format; float16 has none above 65504, bfloat16 does",
+                advice="the same submit command continues from the last checkpoint; if it ends here again: "
+                "mrt-hpc fork RUN --at last --set training.learning_rate=RATE, a lower one",
+            )
+
     def as_bytes(self) -> list[TensorBytes]:
         """The tensors by name, as bytes that share their memory."""
         return [_as_bytes(name, self.tensors[name]) for name in sorted(self.tensors)]
@@ -58,13 +80,18 @@ def _as_bytes(name: str, tensor: torch.Tensor) -> TensorBytes:
 
 
 def gathered(trainer: TrainerEngine, dtype: str) -> GatheredWeights:
-    """The trainer's weights; collective.
+    """The trainer's weights, all finite; collective.
 
     Args:
         trainer: between two updates.
         dtype: number format of the published weights: float32, bfloat16 or float16.
+
+    Raises:
+        UserError: they hold a NaN or an infinity.
     """
-    return GatheredWeights(trainer, dtype, gather(trainer, _dtype(dtype)))
+    weights = GatheredWeights(trainer, dtype, gather(trainer, _dtype(dtype)))
+    on_rank_zero(weights.refuse_not_finite)
+    return weights
 
 
 def publish(trainer: TrainerEngine, commit: Callable[[Callable[[Path], None]], T], dtype: str) -> T:

@@ -6,10 +6,13 @@ the tokens with the weights of that time:
 
     w_t   = min(pi_old / mu, cap)          difference of engine, number format and staleness; no gradient
     rho_t = pi / pi_old                    1 when an iteration takes one optimiser step
-    loss  = - sum_t w_t min(rho_t A_t, clip(rho_t, 1 - low, 1 + high) A_t) + kl_coefficient * sum_t KL_t
+    loss  = - sum_t w_t min(rho_t A_t, clip(rho_t, 1 - low, 1 + high) A_t) + kl_coefficient * sum_t w_t rho_t D_t
+    D_t   = log pi - log pi_ref             no gradient
 
-Untruncated, w_t rho_t is the ratio to the behaviour policy. KL_t is the k3 estimator, exp(d) - d - 1 with d = log
-pi_ref - log pi: never negative, and unbiased for tokens sampled from pi.
+Untruncated, w_t rho_t is the ratio to the behaviour policy. So the gradient of the last sum is, on average over tokens
+of mu, that of KL(pi || pi_ref) given each token's prefix, whatever mu is: E_mu[w_t rho_t D_t grad log pi].
+(A gradient through D_t would add a term of mean zero; one through the k3 estimator alone is that of KL(pi_ref || pi).)
+The statistics use the k3 estimator, exp(-D_t) + D_t - 1: never negative, and unbiased for tokens sampled from pi.
 """
 
 from __future__ import annotations
@@ -76,8 +79,11 @@ def policy_loss(
     clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     objective = -(weight * surrogate)
-    kl = k3(logprobs, reference_logprobs) if reference_logprobs is not None else torch.zeros_like(logprobs)
-    total = (objective + settings.kl_coefficient * kl).sum()
+    total, kl = objective.sum(), torch.zeros_like(logprobs)
+    if reference_logprobs is not None:
+        excess = (logprobs - reference_logprobs).detach()
+        total = total + settings.kl_coefficient * (weight * ratio * excess).sum()
+        kl = weight * ratio * k3(logprobs, reference_logprobs)
     with torch.no_grad():
         return TokenLoss(
             total,
@@ -106,9 +112,11 @@ def likelihood_loss(logprobs: torch.Tensor, advantages: torch.Tensor, entropy: t
 
 
 def k3(logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> torch.Tensor:
-    """Estimate KL(p || q) per token for tokens sampled from p, given log p and log q (Schulman's k3)."""
+    """Estimate KL(p || q) per token for tokens sampled from p, given log p and log q (Schulman's k3); finite where
+    these are.
+    """
     difference = other_logprobs - logprobs
-    return difference.exp() - difference - 1.0
+    return difference.clamp(max=LARGEST_LOG_WEIGHT).exp() - difference - 1.0
 
 
 def _sums(**terms: torch.Tensor) -> torch.Tensor:

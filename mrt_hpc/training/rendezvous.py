@@ -1,38 +1,58 @@
-"""Rendezvous of a trainer's ranks through a file, on a port that the system chose; independent of Slurm.
+"""Rendezvous of a trainer's ranks, and the messages between them; independent of Slurm.
 
-Rank 0 opens a store on a free port and writes its address to the file; the other ranks wait for that file. The path
-must be new for every attempt (a job's restart is an attempt), so that no rank reads the address of an ended store.
+Rank 0 makes a private folder and writes its path to the address file; the other ranks wait for that file. The path must
+be new for every attempt (a job's restart is an attempt), so that no rank meets those of an ended one. On one node the
+folder is one of the node's and holds torch's FileStore, and ranks connect over the loopback address only. Ranks of
+several nodes meet in a folder of the run directory. In neither case does a store listen.
+
+What is left are the connections between ranks. Any process that reaches a node can connect to gloo's listeners: at the
+address of the host's name (on one node: 127.0.0.1), at a port for each group. gloo takes whoever sends the number that
+it expects first, so each connection of the first group is proved with a key from the folder before anything else
+crosses it; a stranger can end the attempt, and it runs again. Groups made later carry numbers only, and are not proved.
+NCCL (with GPUs) drops who does not send a random number of 64 bits, which ranks pass on through the store. Messages are
+JSON and never a pickle, so what a stranger sends cannot run as the run's owner. Neither library encrypts.
 """
 
 from __future__ import annotations
 
+import atexit
+import hmac
 import json
 import os
 import secrets
+import shutil
 import socket
+import stat
+import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, HashStore, Store
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import FLEETING, FULL, error_number, retrying
 from mrt_hpc.run.waiting import wait_until
-from mrt_hpc.training.accelerator import backend, deepspeed
+from mrt_hpc.training.accelerator import backend, deepspeed, device
+from mrt_hpc.training.folder_store import FolderStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-T = TypeVar("T")
+Json = None | bool | int | float | str | list[Any] | dict[str, Any]
+"""What crosses between ranks."""
+T = TypeVar("T", bound=Json)
 
-CONNECT_TIMEOUT_S = 10.0
-TOKEN = "mrt-hpc-attempt"
-"""The key in the store under which rank 0 writes the token of this attempt."""
+KEY = "mrt-hpc-key"
+"""The key in the store under which rank 0 writes the secret of this attempt."""
+PROOF_BYTES = 32
+PROOF_TIMEOUT_S = 60.0
+"""The longest wait for the proofs of the other ranks, which have all connected before."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,8 @@ class Ranks:
     world_size: int = 1
     local_rank: int = 0
     """The rank within this node; it selects the GPU where a process sees several."""
+    nodes: int = 1
+    """The number of nodes that the ranks are on."""
 
 
 def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800.0) -> None:
@@ -51,18 +73,25 @@ def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800
 
     Args:
         ranks: the place of this process among the ranks.
-        address_file: the file for the address of rank 0; new for every attempt; not needed by a single rank.
+        address_file: the file for the path of the ranks' folder; new for every attempt; not needed by a single rank.
         timeout_s: the longest wait for the other ranks, here and in every later exchange.
 
     Raises:
-        UserError: the file exists already, rank 0 did not write it in time, or no address in it answers.
+        UserError: the file exists already, rank 0 did not write it in time, others may enter the folder that it names,
+            or a process that is no rank of this attempt has connected.
     """
     timeout = timedelta(seconds=timeout_s)
     store = _store(ranks, address_file, timeout)
-    _set_deepspeed_environment(ranks)
+    _set_environment(ranks)
     distributed.init_process_group(
         backend(), store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )
+    if ranks.world_size > 1 and backend() == "gloo":
+        try:
+            _prove(ranks, _key(ranks, store))
+        except BaseException:
+            leave()
+            raise
     deepspeed.init_distributed(
         backend(), auto_mpi_discovery=False, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )
@@ -74,19 +103,35 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
+def exchange(value: Json) -> list[Any]:
+    """Pass a value to all ranks, and return the values of all, by rank; collective. Tuples come back as lists."""
+    text = json.dumps(value).encode()
+    if distributed.get_world_size() == 1:
+        return [json.loads(text)]
+    sizes = [int(size) for size in _gathered(torch.tensor([len(text)]))]
+    sent = torch.zeros(max(sizes), dtype=torch.uint8)
+    sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return [json.loads(bytes(got[:size].tolist())) for got, size in zip(_gathered(sent), sizes, strict=True)]
+
+
 def on_rank_zero(action: Callable[[], T]) -> T:
-    """Run ``action`` on rank 0 and return its result on every rank; raise its error on every rank."""
-    outcome: list[Any] = [None, None]
+    """Run ``action`` on rank 0 and return its result on every rank; raise its error on every rank.
+
+    The result crosses as JSON.
+    """
+    outcome: dict[str, Any] = {}
+    failure: Exception | None = None
     if distributed.get_rank() == 0:
         try:
-            outcome[0] = action()
+            outcome["result"] = json.loads(json.dumps(action()))
         except Exception as error:
-            outcome[1] = _shared_error(error)
-    if distributed.get_world_size() > 1:
-        distributed.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
+            failure = _shared_error(error)
+            outcome["error"] = _record(failure)
+    first = exchange(outcome)[0]
+    if "error" in first:
+        raise failure or _error(first["error"])
+    result: T = first["result"]
+    return result
 
 
 def agree(failure: Exception | None) -> None:
@@ -96,20 +141,32 @@ def agree(failure: Exception | None) -> None:
         failure: the error of this rank. A full disk or a temporary error stays an OSError with its number, so that the
             caller can retry; any other error becomes a UserError.
     """
-    failures: list[Exception | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(failures, None if failure is None else _shared_error(failure))
-    for error in failures:
-        if error is not None:
-            raise error
+    shared = None if failure is None else _shared_error(failure)
+    for rank, record in enumerate(exchange(None if shared is None else _record(shared))):
+        if record is not None:
+            raise shared if shared is not None and rank == distributed.get_rank() else _error(record)
 
 
-def _set_deepspeed_environment(ranks: Ranks) -> None:
-    """Set the environment variables that DeepSpeed reads; a process that sees only one GPU uses that one."""
+def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors of all ranks, which have one shape, in the memory of the CPU."""
+    own = tensor.to(device())
+    found = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(found, own)
+    return [one.cpu() for one in found]
+
+
+def _set_environment(ranks: Ranks) -> None:
+    """Set the variables that DeepSpeed and the libraries of communication read. A process that sees only one GPU uses
+    that one.
+    """
     local_device = ranks.local_rank
     if torch.cuda.is_available():
         local_device %= torch.cuda.device_count()
         torch.cuda.set_device(local_device)
     os.environ |= {"RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.world_size), "LOCAL_RANK": str(local_device)}
+    os.environ.setdefault("NCCL_RAS_ENABLE", "0")  # it would answer questions about the ranks at a port of its own
+    if ranks.nodes == 1:
+        os.environ |= ON_LOOPBACK
 
 
 def _store(ranks: Ranks, address_file: Path | None, timeout: timedelta) -> Store:
@@ -117,12 +174,22 @@ def _store(ranks: Ranks, address_file: Path | None, timeout: timedelta) -> Store
         return HashStore()
     if address_file is None:
         raise UserError("several ranks need an address file for their rendezvous", value=ranks)
-    if ranks.rank == 0:
-        return _open_store(ranks, address_file, timeout)
-    return _find_store(ranks, address_file, timeout)
+    folder = _make_folder(ranks, address_file) if ranks.rank == 0 else _find_folder(address_file, timeout)
+    if ranks.nodes > 1:
+        return _kept(FolderStore(folder, timeout))
+    store = FileStore(str(folder / "store"), ranks.world_size)
+    store.set_timeout(timeout)
+    return store
 
 
-def _open_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
+def _kept(store: FolderStore) -> FolderStore:
+    """Keep a store as long as this process: process groups end with it at the latest."""
+    atexit.register(lambda: store)
+    return store
+
+
+def _make_folder(ranks: Ranks, address_file: Path) -> Path:
+    """Make the private folder of an attempt, and write its path for the other ranks."""
     if address_file.exists():
         raise UserError(
             "the address file was written by an earlier attempt",
@@ -130,73 +197,80 @@ def _open_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
             expected="a path that is new for every attempt",
             advice="the same submit command starts another attempt, which has another path",
         )
-    store = TCPStore("localhost", 0, ranks.world_size, True, timeout, wait_for_workers=False)
-    token = secrets.token_hex(16)
-    store.set(TOKEN, token)
-    address = {"host": socket.gethostname(), "addresses": _own_addresses(), "port": store.port, "token": token}
-    retrying(lambda: write_json(address_file, address), "the address of rank 0")
-    return store
+    address_file.parent.mkdir(parents=True, exist_ok=True)
+    parent = Path(tempfile.gettempdir()) if ranks.nodes == 1 else address_file.parent.absolute()
+    folder = Path(tempfile.mkdtemp(prefix="mrt-hpc-ranks-", dir=parent))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    retrying(lambda: write_json(address_file, {"folder": str(folder)}), "the address of rank 0")
+    return folder
 
 
-def _find_store(ranks: Ranks, address_file: Path, timeout: timedelta) -> Store:
-    seconds = timeout.total_seconds()
+def _find_folder(address_file: Path, timeout: timedelta) -> Path:
     wait_until(
         address_file.exists,
         reason="rank 0's address",
-        deadline_s=seconds,
+        deadline_s=timeout.total_seconds(),
         where=address_file,
         advice="read the log of rank 0, which writes that file; all nodes of the task must see it",
     )
-    written = json.loads(retrying(address_file.read_text, "the address of rank 0"))
-    addresses = ["localhost"] if written["host"] == socket.gethostname() else written["addresses"]
-    host = _reachable(addresses, written["port"])
-    store = TCPStore(host, written["port"], ranks.world_size, False, timeout, wait_for_workers=False)
-    _require_token(store, written["token"], f"{host}:{written['port']}")
-    return store
+    folder = Path(json.loads(retrying(address_file.read_text, "the address of rank 0"))["folder"])
+    _require_private(folder)
+    return folder
 
 
-def _require_token(store: Store, token: str, where: str) -> None:
-    """Check that the listening process is rank 0 of this attempt, which may have ended and its port been reused."""
+def _require_private(folder: Path) -> None:
+    """Check that a folder is this user's own, that no other may enter it, and that it is no link."""
     try:
-        store.wait([TOKEN], timedelta(seconds=CONNECT_TIMEOUT_S))
-        found = store.get(TOKEN).decode(errors="replace")
-    except distributed.DistStoreError:
-        found = ""
-    if found != token:
+        found = folder.lstat()
+    except FileNotFoundError:
+        found = None
+    if found is None or found.st_uid != os.geteuid() or found.st_mode != stat.S_IFDIR | stat.S_IRWXU:
         raise UserError(
-            "the process that answers at rank 0's address is not rank 0 of this attempt",
-            where=where,
-            expected="the token that rank 0 wrote to the address file",
-            advice="nothing: the task runs again, with another address; otherwise the same submit command",
+            "the folder in which the ranks meet is not there, or other users may enter it",
+            where=folder,
+            expected="a folder of this user alone, which all ranks see under this path",
+            advice="nothing: the task runs again, with another folder; if that does not help, set TMPDIR to a folder "
+            "that all ranks of a node share",
             exit_code=ExitCode.RETRYABLE,
         )
 
 
-def _own_addresses() -> list[str]:
-    """Return the names and numeric addresses under which other nodes may reach this one, best first."""
-    name = socket.gethostname()
+def _key(ranks: Ranks, store: Store) -> bytes:
+    """Return the secret of this attempt."""
+    if ranks.rank == 0:
+        store.set(KEY, secrets.token_hex(PROOF_BYTES))
+    return store.get(KEY)
+
+
+def _prove(ranks: Ranks, key: bytes) -> None:
+    """Show the key to each other rank, over the connection that there is to it, and check theirs."""
+    others = range(ranks.world_size)
+    sent = torch.stack([_proof(key, ranks.rank, other) for other in others])
+    wanted = torch.stack([_proof(key, other, ranks.rank) for other in others])
+    got, options = torch.zeros_like(sent), distributed.AllToAllOptions()
+    options.timeout = timedelta(seconds=PROOF_TIMEOUT_S)
+    group: Any = distributed.group.WORLD
     try:
-        numbers = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    except socket.gaierror:
-        numbers = []
-    return list(dict.fromkeys([name, socket.getfqdn(), *numbers]))
+        group.alltoall_base(got, sent, [], [], options).wait()
+    except RuntimeError as error:
+        raise _stranger(str(error)) from error
+    if not torch.equal(got, wanted):
+        wrong = [other for other in others if not torch.equal(got[other], wanted[other])]
+        raise _stranger(f"wrong proofs of ranks {wrong}")
 
 
-def _reachable(addresses: list[str], port: int) -> str:
-    """Return the first address at which the port answers."""
-    problems = []
-    for address in addresses:
-        try:
-            socket.create_connection((address, port), CONNECT_TIMEOUT_S).close()
-            return address
-        except OSError as error:
-            problems.append(f"{address}: {error}")
-    raise UserError(
-        "rank 0 cannot be reached: " + "; ".join(problems),
-        value=addresses,
-        expected=f"an open TCP port {port} between the nodes",
-        advice="ask the administrators whether compute nodes reach each other's ports, or train on one node: "
-        "--set resources.trainer.ranks_per_node=null",
+def _proof(key: bytes, sender: int, receiver: int) -> torch.Tensor:
+    digest = hmac.digest(key, f"{sender} to {receiver}".encode(), "sha256")
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+
+
+def _stranger(what: str) -> UserError:
+    return UserError(
+        "a process that is no rank of this attempt has connected to one, or a rank has ended",
+        value=what,
+        where=socket.gethostname(),
+        expected="a proof of each rank that it has read the key of this attempt",
+        advice="read the logs of the other ranks; the task runs again by itself, and so does the same submit command",
         exit_code=ExitCode.RETRYABLE,
     )
 
@@ -213,4 +287,27 @@ def _shared_error(error: Exception) -> Exception:
         where=f"rank {rank} on {socket.gethostname()}",
         advice=f"read the traceback in the log of rank {rank}; the same submit command runs the task again",
         exit_code=ExitCode.RETRYABLE,
+    )
+
+
+def _record(error: Exception) -> dict[str, Any]:
+    """Return what crosses of an error that :func:`_shared_error` has given."""
+    if isinstance(error, UserError):
+        known = {"what": error.what, "expected": error.expected, "advice": error.advice, "code": int(error.exit_code)}
+        where = None if error.where is None else str(error.where)
+        return known | {"where": where, "value": json.loads(json.dumps(error.value, default=str))}
+    return {"number": error_number(error), "text": str(error.args[-1])}
+
+
+def _error(record: dict[str, Any]) -> Exception:
+    """Return the error that another rank has recorded."""
+    if "number" in record:
+        return OSError(record["number"], record["text"])
+    return UserError(
+        record["what"],
+        value=record["value"],
+        where=record["where"],
+        expected=record["expected"],
+        advice=record["advice"],
+        exit_code=ExitCode(record["code"]),
     )

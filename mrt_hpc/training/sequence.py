@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+class NotFiniteError(UserError):
+    """A number that would be learnt is NaN or infinite."""
+
+
 @dataclass(frozen=True)
 class TrainingSequence:
     """One sampled continuation (T tokens) of a context, with the advantages and the mask that the algorithm gave it."""
@@ -39,8 +43,11 @@ class TrainingSequence:
                 raise UserError(f"{name} must have one entry per token", value=array.shape, expected=f"({count},)")
         if not len(self.prompt_ids):
             raise UserError("a training sequence needs a prompt of at least one token")
-        if not np.isfinite(self.advantages[self.mask]).all():
-            raise UserError("advantages must be finite", where=f"group {self.group!r}")
+        for name in ("advantages", "behaviour_logprobs"):
+            trained = shapes[name][self.mask]
+            if not np.isfinite(trained).all():
+                bad = float(trained[~np.isfinite(trained)][0])
+                raise NotFiniteError(f"{name} of trained tokens must be finite", value=bad, where=f"group {self.group}")
 
     @property
     def trained_tokens(self) -> int:

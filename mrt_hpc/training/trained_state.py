@@ -57,7 +57,7 @@ class TrainedState:
 
     @property
     def optimizer_steps(self) -> int:
-        """Adam's own step count; it is below the trainer's where DeepSpeed skipped a gradient that was not finite."""
+        """Adam's own step count, which is the trainer's: neither counts a step that was skipped."""
         return max(int(self._state(flat)["step"]) for flat in self._flats())
 
     @optimizer_steps.setter

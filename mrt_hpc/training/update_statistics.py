@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -14,25 +15,57 @@ from mrt_hpc.training.accelerator import synchronize
 from mrt_hpc.training.losses import SUMS, TokenLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from mrt_hpc.training.sequence import TrainingSequence
+
+
+@dataclass(frozen=True)
+class SkippedStep:
+    """An optimiser step that was not taken, because its loss or its gradient was not finite."""
+
+    mini_batch: int
+    """The number of its mini-batch in the iteration, from 0."""
+    found_in: Literal["loss", "gradient"]
+    """What was not finite; the gradient is named only where all losses were finite."""
+    sequences: Sequence[TrainingSequence]
+    """Those of the micro-batches whose loss was not finite; all of the mini-batch where all losses were."""
+
+    @property
+    def problems(self) -> list[str]:
+        """The groups of the sequences, each once."""
+        return list(dict.fromkeys(s.group for s in self.sequences))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the step with its sequences, as JSON holds them: numbers that are not finite as NaN and Infinity."""
+        sequences = [{name: np.asarray(value).tolist() for name, value in vars(s).items()} for s in self.sequences]
+        return {"mini_batch": self.mini_batch, "not_finite": self.found_in, "sequences": sequences}
+
+    def __str__(self) -> str:
+        return (
+            f"the optimiser step of mini-batch {self.mini_batch} was skipped: its {self.found_in} is not finite, in "
+            f"{len(self.sequences)} sequence(s) of {', '.join(self.problems[:3])}{', ...' * (len(self.problems) > 3)}"
+        )
 
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """The figures of one update. Means are over the trained tokens that were computed, on all ranks."""
+    """The figures of one update. Means are over the trained tokens that were computed, on all ranks; the mini-batches
+    of skipped steps are left out. Without any step that was taken, all figures of tokens are 0.
+    """
 
     loss: float
     """The minimised objective per trained token; mean over optimiser steps."""
     grad_norm: float
     """Global gradient norm before clipping; mean over optimiser steps."""
     learning_rate: float
-    """The learning rate of the last optimiser step."""
+    """The learning rate of the last optimiser step that was taken."""
     nll: float
     """Negative log-likelihood of the sampled tokens."""
     entropy: float | None
     """Entropy of the policy, nats; None where the recipe does not ask for it."""
     kl_reference: float
-    """KL to the reference (k3); 0 without one."""
+    """KL from the policy to the reference (k3, with the importance weights of the tokens); 0 without one."""
     kl_old: float
     """KL from the policy before this update (k3)."""
     clip_fraction: float
@@ -60,8 +93,11 @@ class UpdateStats:
     micro_steps: int
     """The number of forward passes per rank."""
     optimizer_steps: int
+    """The number of optimiser steps that were taken."""
+    skipped_steps: int
+    """The number of those that were not, because loss or gradient were not finite."""
     step: int
-    """The number of optimiser steps since the start of the run."""
+    """The number of optimiser steps taken since the start of the run."""
     seconds_forward: float
     seconds_backward: float
     seconds_step: float
@@ -95,12 +131,25 @@ class Tally:
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
         self.total = torch.zeros((), dtype=torch.float64, device=device)
         self.largest = torch.zeros((), dtype=torch.float64, device=device)
+        self._finite: list[torch.Tensor] = []
+
+    @property
+    def finite_losses(self) -> torch.Tensor:
+        """[micro-batches] bool, whether the loss of each is finite."""
+        return torch.stack(self._finite)
+
+    def include(self, other: Tally) -> None:
+        """Add the sums of another one."""
+        self.sums += other.sums
+        self.total += other.total
+        self.largest = torch.maximum(self.largest, other.largest)
 
     def add(self, loss: TokenLoss, normaliser: int) -> None:
         """Add one micro-batch of a step whose loss is divided by ``normaliser``."""
         self.sums += loss.sums
         self.total += loss.total.detach().double() / normaliser
         self.largest = torch.maximum(self.largest, loss.largest_mismatch.double())
+        self._finite.append(loss.total.detach().isfinite())
 
     def gathered(self) -> tuple[float, dict[str, float], float]:
         """Return, over all ranks, the loss summed over steps, the token sums by name, and the largest mismatch.

@@ -1,4 +1,6 @@
-"""Both locks install as they stand, from wheels, on each Python that they are made for and on the oldest system."""
+"""Both locks install as they stand, from files with the checksums that they name, on each Python that they are made
+for and on the oldest system.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ BUILT_HERE = {"deepspeed"}
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_the_lock_installs_as_it_stands(kind: str, python: str, tmp_path: Path) -> None:
-    lock, overrides, stands_in = _with_torch_that_exists(kind, python, tmp_path)
-    done = _dry_run(lock, overrides, python, OLDEST_GLIBC, tmp_path)
+    lock, overrides, source = _with_torch_that_exists(kind, python, tmp_path)
+    stands_in = kind == "cpu" and not source
+    done = _dry_run(lock, overrides, source, python, OLDEST_GLIBC, tmp_path)
     assert done.returncode == 0, done.stderr
     installed = set(re.findall(r"^ \+ (\S+?)==", done.stderr, re.MULTILINE))
     named = set(re.findall(r"^([A-Za-z0-9._-]+)==", lock.read_text(), re.MULTILINE))
@@ -34,8 +37,8 @@ def test_the_lock_installs_as_it_stands(kind: str, python: str, tmp_path: Path) 
 
 
 def test_the_oldest_c_library_is_the_oldest_that_works(tmp_path: Path) -> None:
-    lock, overrides, _ = _with_torch_that_exists("cuda", PYTHONS[0], tmp_path)
-    done = _dry_run(lock, overrides, PYTHONS[0], OLDER_GLIBC, tmp_path)
+    lock, overrides, source = _with_torch_that_exists("cuda", PYTHONS[0], tmp_path)
+    done = _dry_run(lock, overrides, source, PYTHONS[0], OLDER_GLIBC, tmp_path)
     assert done.returncode != 0
     assert "no usable wheels" in done.stderr
 
@@ -45,29 +48,85 @@ def _conditional(lock: Path) -> str:
     return "\n" + "\n".join(line for line in lock.read_text().splitlines() if " ; " in line)
 
 
-def _dry_run(lock: Path, overrides: Path, python: str, glibc: str, folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("file", ["cpu.lock", "cuda.lock", "uv.txt"])
+def test_every_entry_has_the_checksums_of_its_files(file: str) -> None:
+    entries = _entries((REPOSITORY / "env" / file).read_text())
+    assert entries
+    for entry in entries:
+        assert re.match(r"[A-Za-z0-9._-]+==\S+", entry), "an exact version"
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}$", entry, re.MULTILINE), entry
+
+
+def test_torch_has_a_checksum_for_each_python() -> None:
+    """PyTorch's index has one file of a version for each of them, and the lock takes no other package from there."""
+    (entry,) = [e for e in _entries((REPOSITORY / "env" / "cpu.lock").read_text()) if e.startswith("torch==")]
+    assert entry.count("--hash") == len(PYTHONS)
+
+
+def test_the_entry_of_a_package_is_read_whole(tmp_path: Path) -> None:
+    lock = tmp_path / "x.lock"
+    lock.write_text("a==1 \\\n    --hash=sha256:a1 \\\n    --hash=sha256:a2\na-b==2 \\\n    --hash=sha256:b\n")
+    assert shell(f". env/common.sh; entry a {lock}") == "a==1 \\\n    --hash=sha256:a1 \\\n    --hash=sha256:a2\n"
+
+
+@pytest.mark.parametrize("package", ["blake3", "deepspeed"])
+def test_a_file_with_another_checksum_is_not_installed(package: str, tmp_path: Path) -> None:
+    """For deepspeed, which is built, that of what it is built with."""
+    wrong = re.sub(r"sha256:\w{8}", "sha256:00000000", shell(f". env/common.sh; entry {package} env/cpu.lock"))
+    built = re.sub(r"sha256:\w{8}", "sha256:00000000", shell(". env/common.sh; entry setuptools env/cpu.lock"))
+    entry = shell(f". env/common.sh; entry {package} env/cpu.lock") if package in BUILT_HERE else wrong
+    (tmp_path / "wrong.lock").write_text(entry)
+    (tmp_path / "built.lock").write_text(built)
+    options = ["--no-deps", "--require-hashes", "--build-constraints", str(tmp_path / "built.lock"), "--no-cache"]
+    command = [str(UV), "pip", "install", *options, "--target", str(tmp_path / "t"), "-r", str(tmp_path / "wrong.lock")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+    require_registry(done)
+    assert done.returncode != 0
+    assert "Hash mismatch" in done.stderr
+
+
+def test_setup_installs_only_what_has_a_checksum() -> None:
+    """The locked files, the files that packages are built with, and uv itself."""
+    setup, common = ((REPOSITORY / "env" / name).read_text() for name in ("setup", "common.sh"))
+    for line in (setup + common).splitlines():
+        if re.search(r"pip install|\blocked=", line):
+            assert "${locked[@]}" in line or "--require-hashes" in line or "--editable" in line, line
+    assert "unsafe" not in setup + common
+
+
+def _entries(text: str) -> list[str]:
+    return re.findall(r"^[^\s#].*(?:\n .*)*", text, re.MULTILINE)
+
+
+def _dry_run(
+    lock: Path, overrides: Path, source: list[str], python: str, glibc: str, folder: Path
+) -> subprocess.CompletedProcess[str]:
     platform = f"x86_64-manylinux_{glibc.replace('.', '_')}"
     wheels_only = ["--only-binary", ":all:", *(word for name in sorted(BUILT_HERE) for word in ("--no-binary", name))]
     options = ["--python-version", python, "--python-platform", platform, "--override", str(overrides), *wheels_only]
-    where = ["--target", str(folder / "nothing"), *_torch_source()]
+    where = ["--target", str(folder / "nothing"), *source]
     command = [str(UV), "pip", "install", "--dry-run", *where, *options, "-r", str(lock)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
     require_registry(done)
     return done
 
 
-def _with_torch_that_exists(kind: str, python: str, folder: Path) -> tuple[Path, Path, bool]:
-    """The lock and its overrides. Where pip's configuration names a folder of CPU builds of torch and it holds none for
-    this Python, the registry's build of the same version stands in for them: what the lock says of all other packages
-    can be tested nevertheless.
+def _with_torch_that_exists(kind: str, python: str, folder: Path) -> tuple[Path, Path, list[str]]:
+    """The lock, its overrides and where torch is. Unless pip's configuration names a folder that holds a CPU build of
+    torch for this Python, the registry's build of the same version stands in for it: what the lock says of all other
+    packages can be tested nevertheless.
     """
     lock, overrides = REPOSITORY / "env" / f"{kind}.lock", REPOSITORY / "env" / f"{kind}.overrides"
+    if kind == "cuda":
+        return lock, overrides, []
     source = _torch_source()
-    if kind == "cuda" or source[0] != "--find-links" or _holds_torch(Path(source[1]), python):
-        return lock, overrides, False
-    for file in (lock, overrides):
-        (folder / file.name).write_text(file.read_text().replace("+cpu", ""))
-    return folder / lock.name, folder / overrides.name, True
+    if "--find-links" in source and _holds_torch(Path(source[-1]), python):
+        return lock, overrides, source[-2:]
+    text = lock.read_text()
+    (entry,) = [entry for entry in _entries(text) if entry.startswith("torch==")]
+    (folder / lock.name).write_text(text.replace(entry, entry.partition("+cpu")[0]))
+    (folder / overrides.name).write_text(overrides.read_text().replace("+cpu", ""))
+    return folder / lock.name, folder / overrides.name, []
 
 
 def _holds_torch(folder: Path, python: str) -> bool:

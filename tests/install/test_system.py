@@ -230,25 +230,27 @@ def test_an_environment_of_another_python_is_not_taken_for_one_of_ours(system: S
     assert "old has Python 3.9" in system.setup(f"VENV={system.root}/old; ensure_venv").stderr
 
 
+@pytest.mark.parametrize(("wanted", "packages"), [("browser", "chromium chromium-driver"), ("sandbox", "bubblewrap")])
 @pytest.mark.parametrize(
     ("release", "user", "installs"), [(DEBIAN, 0, True), (DEBIAN, 1000, False), (UBUNTU, 0, False)]
 )
-def test_the_browser_of_the_tests_is_installed_on_debian_or_its_absence_told(
-    system: System, release: str, user: int, installs: bool
+def test_what_some_tests_need_is_installed_on_debian_or_its_absence_told(
+    system: System, release: str, user: int, installs: bool, wanted: str, packages: str
 ) -> None:
-    """Ubuntu's package of that name is none, but a snap."""
+    """Ubuntu's package chromium is none, but a snap."""
     (system.root / "os-release").write_text(release)
     system.user(user)
     system.program("apt-get", f'echo "$@" >> {system.calls}')
-    done = system.setup("want_browser")
+    done = system.setup(f"want_{wanted}")
     assert done.returncode == 0, done.stderr
     called = system.calls.read_text() if system.calls.exists() else ""
-    assert ("install -y --no-install-recommends chromium chromium-driver" in called) == installs
+    assert (f"install -y --no-install-recommends {packages}" in called) == installs
     assert ("will be skipped" in done.stderr) != installs
 
 
-def test_where_the_browser_is_required_its_absence_ends_the_setup(system: System) -> None:
+@pytest.mark.parametrize("wanted", ["browser", "sandbox"])
+def test_where_it_is_required_its_absence_ends_the_setup(system: System, wanted: str) -> None:
     (system.root / "os-release").write_text(UBUNTU)
-    done = system.setup("MRT_HPC_TEST_BROWSER=required; want_browser")
+    done = system.setup(f"MRT_HPC_TEST_{wanted.upper()}=required; want_{wanted}")
     assert done.returncode != 0
     assert "forbids to skip them" in done.stderr

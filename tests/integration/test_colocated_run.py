@@ -150,7 +150,7 @@ def test_no_attempt_leaves_a_file_of_turns(killed: tuple[RunLayout, list[str]]) 
     layout, _ = killed
     started = [e for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB]
     assert len({e["attempt"] for e in started}) == 3
-    left = [path.name for path in Path(tempfile.gettempdir()).glob("*.turn")]
+    left = [path.name for path in Path(tempfile.gettempdir()).glob("mrt-hpc-turns-*/*.turn")]
     assert not [name for name in left for e in started if name.endswith(f".{e['attempt']}.turn")]
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
@@ -42,6 +43,7 @@ from mrt_hpc.inference.server_control import Address
 from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, Start
+from mrt_hpc.inference.vllm_extension import _verify_product
 from mrt_hpc.mrt.episodes import EpisodeRule
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.monte_carlo import MonteCarlo
@@ -589,16 +591,35 @@ def test_a_server_that_hangs_under_load_is_restarted(
     assert_sampled_from(loaded, completions[:2], 1.0)
 
 
+@pytest.mark.parametrize(
+    ("damage", "refusal"), [("not finite", "input_layernorm.weight holds a NaN"), ("cut short", "refused")]
+)
 def test_a_reload_that_fails_half_way_leaves_no_server_to_sample_from(
-    vllm: VllmServer, models: dict[str, Path], tmp_path: Path
+    damage: str, refusal: str, vllm: VllmServer, models: dict[str, Path], tmp_path: Path
 ) -> None:
     """vLLM is left with a model without weights then, and dies at the next sample."""
+    vllm.restart_if_dead()
+    before = vllm.weights_version
     damaged = shutil.copytree(models["tied0"], tmp_path / "damaged")
-    os.truncate(damaged / "model.safetensors", 4000)
-    with pytest.raises(UserError, match="refused"):
+    if damage == "cut short":
+        os.truncate(damaged / "model.safetensors", 4000)
+    else:
+        tensors = load_file(damaged / "model.safetensors")
+        tensors["model.layers.1.input_layernorm.weight"][3] = np.nan
+        save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=refusal):
         vllm.load_weights(damaged, 2)
     assert vllm.pid is None
-    assert vllm.weights_version == 1
+    assert vllm.weights_version == before
+
+
+def test_a_product_that_is_not_a_number_is_no_right_one() -> None:
+    weight = torch.ones(3, 5)
+    head = SimpleNamespace(weight=weight, quant_method=SimpleNamespace(apply=lambda _, probe: probe @ weight.T))
+    _verify_product(head)
+    weight[1, 1] = torch.nan
+    with pytest.raises(RuntimeError, match="relative error nan"):
+        _verify_product(head)
 
 
 def test_a_server_that_cannot_start_tells_the_end_of_its_log(tmp_path: Path) -> None:

@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.token_pieces import StoredTokens
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
 from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
 from mrt_hpc.recipe.load import load_recipe
@@ -21,7 +32,7 @@ from mrt_hpc.recipe.sections.prompt import Prompt
 from mrt_hpc.roles.preparation.tokenizer_check import refuse_lossy, written_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 CORPUS = ["Wait, let me re-check: 3*x + 4 = 19.\n\nAlternatively, the answer is 3.\n\n", *PROBES] * 20
 QWEN_SPLIT = Regex(
@@ -29,6 +40,7 @@ QWEN_SPLIT = Regex(
 )
 TAGS = [AddedToken(tag, normalized=False) for tag in ("<think>", "</think>")]
 TRACE = "x = 3.\n\nSo it is.\n\nCheck: 🙂\n\nWait, let me re-check.\n\nAlternatively, 3."
+INDENTED = "if x:\n    y  =   3\n\n\n\tz = '1,234' [and] 数学🙂 <table>  "
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
 
@@ -45,6 +57,78 @@ def qwen() -> Tokenizer:
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
     return trained(tokenizer)
+
+
+def split_bytes(*before: pre_tokenizers.PreTokenizer, nfc: bool = False, regex: bool = False) -> Tokenizer:
+    """A byte-level vocabulary whose texts are split by other rules first."""
+    tokenizer = Tokenizer(models.BPE())
+    if nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*before, level])
+    return trained(tokenizer)
+
+
+def beginning(tokenizer: Tokenizer, *first: str) -> Tokenizer:
+    """A tokenizer that writes special tokens before each text."""
+    tokenizer.add_special_tokens([*first])
+    named = [(token, tokenizer.token_to_id(token)) for token in first]
+    single = " ".join([*first, "$A"])
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
+    return tokenizer
+
+
+def llama3() -> Tokenizer:
+    pattern = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    return beginning(split_bytes(pre_tokenizers.Split(pattern, "isolated")), "<s>")
+
+
+def deepseek() -> Tokenizer:
+    words = r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s+"
+    patterns = (r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", words)
+    tokenizer = split_bytes(*(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns))
+    tokenizer.add_tokens([AddedToken(f"<｜{name}｜>", normalized=False) for name in ("User", "Assistant")])
+    return beginning(tokenizer, "<｜begin▁of▁sentence｜>")
+
+
+def neox() -> Tokenizer:
+    """With runs of spaces as added tokens that are not special."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
+    return tokenizer
+
+
+def falcon() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = [pre_tokenizers.Punctuation("contiguous"), level, pre_tokenizers.Digits(individual_digits=False)]
+    thirds = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*parts, thirds])
+    return trained(tokenizer)
+
+
+def digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Digits(individual_digits=True)
+
+
+def phi3() -> Tokenizer:
+    """As Llama 2's, with tags that swallow the space behind them."""
+    tokenizer = legacy(prepends=True)
+    tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
+    return beginning(tokenizer, "<s>")
+
+
+def gemma() -> Tokenizer:
+    """With runs of spaces and of new lines as added tokens that are not special, spaces as the vocabulary has them."""
+    runs = ["\n\n", "\n\n\n", "▁▁", "▁▁▁", "▁▁▁▁", "<table>"]
+    tokenizer = fallback(*runs, merges=[("▁", "▁"), ("▁▁", "▁"), ("▁▁", "▁▁")])
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = byte_fallback(strips=False)
+    tokenizer.add_tokens([AddedToken(run, normalized=False) for run in runs])
+    tokenizer.add_tokens(TAGS)
+    return beginning(tokenizer, "<s>")
 
 
 def trained(tokenizer: Tokenizer) -> Tokenizer:
@@ -80,10 +164,10 @@ def byte_fallback(*, strips: bool) -> decoders.Decoder:
     return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
 
 
-def fallback() -> Tokenizer:
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", *"Waitlemchkx", "▁x"]
+def fallback(*more: str, merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", *"Waitlemchkx", "▁x", *more]
     vocab = {piece: i for i, piece in enumerate(pieces)}
-    return Tokenizer(models.BPE(vocab, [("▁", "x")], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    return Tokenizer(models.BPE(vocab, [("▁", "x"), *merges], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
 
 
 def fuse() -> Tokenizer:
@@ -108,7 +192,23 @@ FAMILIES: dict[str, Callable[[], Tokenizer]] = {
     "byte fallback": lambda: legacy(prepends=False),
     "byte fallback, prepends": lambda: legacy(prepends=True),
     "Fuse": fuse,
+    "Llama 2": lambda: beginning(legacy(prepends=True), "<s>"),
+    "Llama 3": llama3,
+    "Qwen3": qwen,
+    "Gemma": gemma,
+    "Mistral 3": lambda: beginning(metaspace("first"), "<s>"),
+    "Tekken": lambda: beginning(split_bytes(pre_tokenizers.Split(QWEN_SPLIT, "isolated")), "<s>"),
+    "Phi-3": phi3,
+    "DeepSeek-V3": deepseek,
+    "GPT-NeoX": neox,
+    "GPT-2": byte_level,
+    "Falcon": falcon,
+    "ChatGLM": lambda: beginning(legacy(prepends=True), "[gMASK]", "sop"),
+    "Cohere": lambda: beginning(split_bytes(digits(), nfc=True, regex=True), "<s>"),
+    "Granite": lambda: split_bytes(digits(), regex=True),
 }
+OF_MODELS = [*FAMILIES][[*FAMILIES].index("Llama 2") :]
+"""Families that are built as the files of known models are, with a small vocabulary."""
 CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast")
 
 
@@ -122,8 +222,55 @@ def saved(tokenizer: Tokenizer, directory: Path, kind: str) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("family", OF_MODELS)
+def test_the_tokenizer_of_a_family_brings_back_texts_and_begins_prompts(family: str, tmp_path: Path) -> None:
+    prompter = Prompter.of(saved(FAMILIES[family](), tmp_path, "PreTrainedTokenizerFast"), Prompt())
+    refuse_lossy(prompter, [*texts(), INDENTED], "model.path")
+    tokens, written = TokenBytes(prompter.tokenizer), prompter.tokenizer.encode("7", add_special_tokens=True)
+    first = written[: len(written) - len(prompter.tokenizer.encode("7", add_special_tokens=False))]
+    ids = prompter.encoded(INDENTED)
+    assert ids[: len(first)] == first
+    assert ids[len(first) : 2 * len(first)] != first or not first
+    assert tokens.text(ids[len(first) :]).removeprefix(" ") == prompter.tokenizer.decode(
+        ids[len(first) :]
+    ).removeprefix(" ")
+    trace = prompter.ids(TRACE)
+    episodes = cut_episodes(tokens.pieces(trace), EpisodeRule())
+    stored = StoredTokens.read(tmp_path / "tokenizer.json").cut(trace, [0, len(trace)], TRACE)
+    assert len(episodes) == 3
+    assert stored is not None
+    assert stored.episodes == (TRACE,)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
+def test_each_token_has_the_bytes_that_the_tokenizers_decoder_gives_it(family: str, tmp_path: Path) -> None:
+    prompter = Prompter.of(saved(FAMILIES[family](), tmp_path, "PreTrainedTokenizerFast"), Prompt())
+    tokenizer, tokens, (anchor,) = prompter.tokenizer, TokenBytes(prompter.tokenizer), prompter.ids("x")
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    for token in {*range(len(tokenizer))} - special:
+        try:
+            whole = tokens.table[token].decode()
+        except UnicodeDecodeError:  # a part of a character
+            continue
+        assert tokenizer.decode([anchor, token, anchor]) == f"x{whole}x"
+
+
+def test_an_added_token_that_is_not_special_is_decoded_as_all_others(tmp_path: Path) -> None:
+    """The smallest vocabulary with a run of spaces as an added token."""
+    tokenizer = fallback("▁▁", merges=[("▁", "▁")])
+    tokenizer.normalizer, tokenizer.decoder = normalizers.Replace(" ", "▁"), byte_fallback(strips=False)
+    tokenizer.add_tokens([AddedToken("▁▁", normalized=False)])
+    prompter = Prompter.of(saved(tokenizer, tmp_path, "PreTrainedTokenizerFast"), Prompt())
+    ids = prompter.ids("c  c")
+    assert tokenizer.token_to_id("▁▁") in ids
+    assert TokenBytes(prompter.tokenizer).text(ids) == "c  c"
+    found = StoredTokens.read(tmp_path / "tokenizer.json").cut(ids, [0, len(ids)], "c  c")
+    assert found is not None
+    assert found.episodes == ("c  c",)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in OF_MODELS])
 def test_a_tokenizer_is_what_its_file_says_whatever_class_is_named(family: str, kind: str, tmp_path: Path) -> None:
     prompter = Prompter.of(saved(FAMILIES[family](), tmp_path, kind), Prompt())
     refuse_lossy(prompter, texts(), "model.path")

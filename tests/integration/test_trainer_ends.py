@@ -4,13 +4,17 @@ files.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from training_support import tiny_model
+from click.testing import CliRunner
+from training_support import infinite_loss, random_batch, tiny_model
 
+from mrt_hpc.cli.main import main
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import load_task
@@ -24,11 +28,13 @@ from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, trainer_settings
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.roles.training.iteration_data import RolloutReader, iteration_readers
+from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import is_delta
+from mrt_hpc.training import checkpoint
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
@@ -61,6 +67,7 @@ def engine(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Trainer
 @pytest.fixture
 def trainer(engine: TrainerEngine, tmp_path: Path) -> Trainer:
     """After three updates, of which no checkpoint has any."""
+    engine.skipped_in_a_row = 0
     recipe = load_recipe(QUICKSTART, CHANGES)
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
     write_task(layout, TRAINER, 0, TaskRecord(TaskState.RUNNING, attempt=ATTEMPT))
@@ -178,3 +185,29 @@ def test_what_another_attempt_has_committed_ends_this_one(trainer: Trainer) -> N
         other.save(3)
     with pytest.raises(UserError, match="another attempt of this task has written this"):
         other.publish(3)
+
+
+def test_skipped_steps_are_kept_and_shown_and_three_in_a_row_end_the_run(trainer: Trainer) -> None:
+    layout, engine, batch = trainer.task.layout, trainer.engine, infinite_loss(random_batch(0))
+    for iteration in (3, 4):
+        engine.update(batch, partial(trainer.artifacts.keep_skipped, iteration))
+    trainer.artifacts.save(5)
+    engine.update(random_batch(0))
+    assert engine.skipped_in_a_row == 0, "a step that was taken breaks the row"
+    cursor = checkpoint.load(engine, layout.checkpoint(5))
+    engine.skipped_in_a_row = cursor["skipped_in_a_row"]  # as an attempt that goes on from there
+    with pytest.raises(
+        UserError, match=r"3 optimiser steps in a row .* iteration 5: .*its loss is not finite"
+    ) as ended:
+        engine.update(batch, partial(trainer.artifacts.keep_skipped, 5))
+    assert ended.value.exit_code is ExitCode.FATAL and ended.value.where == layout.skipped_step(5, 0)
+    kept = json.loads(layout.skipped_step(5, 0).read_text())
+    spoiled = next(s for s in batch if s.group == "the infinite one")
+    assert list(spoiled.token_ids) in [s["token_ids"] for s in kept["sequences"]]
+    (*_, event) = read_events(layout.events, EventKind.STEP_SKIPPED)
+    assert (event["iteration"], event["mini_batch"]) == (5, 0) and "the infinite one" in event["problems"]
+    for command in ("status", "explain"):
+        shown = CliRunner().invoke(main, [command, str(layout.root)]).output
+        assert "3 optimiser step(s) were skipped" in shown.replace("\n", " "), shown
+    trainer.artifacts.reconcile(4)
+    assert not layout.skipped_step(5, 0).exists() and layout.skipped_step(3, 0).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -193,3 +194,21 @@ def test_the_difference_between_engine_and_trainer_is_told(folder: Path, world_s
     assert update["mismatch_max"] == pytest.approx(float(ratios.max()), rel=1e-3)
     assert update["importance_capped_share"] == pytest.approx(float((ratios > 1.5).float().mean()), abs=1e-6)
     assert update["computed_tokens"] == len(ratios) < update["tokens"] == sum(s.trained_tokens for s in batch)
+
+
+@pytest.mark.parametrize(("world_size", "variant"), [(ranks, v) for ranks, variants in RANKS.items() for v in variants])
+def test_a_step_that_is_not_finite_is_taken_on_no_rank(folder: Path, world_size: int, variant: str) -> None:
+    """In every stage and precision: an infinite loss of one sequence, and one NaN in one gradient of one rank."""
+    actual, steps = measured(folder, world_size, variant), int(variant.split(":")[3])
+    for number, kind in enumerate(("loss", "gradient")):
+        found = actual["skipped"][kind]
+        if kind == "gradient":  # it is in every mini-batch, so none takes a step
+            assert found["same_weights"]
+            assert found["steps"][:2] == (0, 0) and found["counted"] == (0, steps, 0.0)
+        else:
+            assert found["counted"][:2] == (steps - 1, 1) and found["steps"][:2] == (steps - 1, steps - 1)
+            assert found["same_weights"] is (steps == 1)
+        assert found["steps"][2] >= 1 and {one[0] for one in found["told"]} == {kind}
+        assert ("the infinite one" in found["told"][0][1]) is (number == 0)
+    assert actual["after"]["optimizer_steps"] == steps and actual["after"]["skipped_steps"] == 0
+    assert all(math.isfinite(value) for value in actual["after"].values() if value is not None)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from training_support import random_batch, run_ranks, settings, tiny_model
 
 from mrt_hpc.errors import UserError
@@ -259,6 +260,21 @@ def test_the_newest_sound_checkpoint_is_found_and_each_newer_one_reported(three:
     for path in three.iterdir():
         (path / MANIFEST).unlink(missing_ok=True)
     assert checkpoint.good(three, Bad()) is None
+
+
+def test_one_whose_numbers_are_not_finite_is_passed_over(three: Path) -> None:
+    """An earlier version may have written it: its files are as they were written."""
+    path = three / "step000003"
+    file = path / "tensors-00001-of-00002.safetensors"
+    tensors = load_file(file)
+    name = next(iter(tensors))
+    tensors[name].view(-1)[-1] = math.inf
+    save_file(tensors, file)
+    (path / MANIFEST).unlink()
+    write_manifest(path, step=2)
+    bad = Bad()
+    assert checkpoint.good(three, bad) == three / "step000002"
+    assert [one for one, _ in bad] == ["step000003"] and f"a NaN or an infinity: {name}" in bad[0][1]
 
 
 def test_a_manifest_that_breaks_its_reader_is_reported(three: Path) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch._C._distributed_c10d import TCPStore
 from training_support import VOCABULARY, plain_logprobs, random_batch, settings, tiny_model
 from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config
 
@@ -20,19 +17,20 @@ from mrt_hpc.run.atomic import checksums
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_together
-from mrt_hpc.training import export, policy
+from mrt_hpc.training import checkpoint, export, policy
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.agreement import make_small
 from mrt_hpc.training.engine import build, deepspeed_config
 from mrt_hpc.training.policy import load_policy, parameter_count
-from mrt_hpc.training.rendezvous import TOKEN, Ranks, join
+from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import Objective
-from mrt_hpc.training.trained_state import KEYS, TrainedState
+from mrt_hpc.training.trained_state import KEYS, WEIGHT, TrainedState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mrt_hpc.training.engine import TrainerEngine
+    from mrt_hpc.training.update_statistics import SkippedStep
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +94,7 @@ def test_published_weights_are_the_trainers(stage: int, model: Path, one_rank: R
     assert json.loads((published / "config.json").read_text())["dtype"] == "float32"
     served = AutoModelForCausalLM.from_pretrained(published)
     probe = next(s for s in batch if s.has_signal)
-    ours = trainer._old_logprobs(trainer.prepare([probe]))[0]
+    ours = trainer.logprobs(trainer.prepare([probe]))[0]
     theirs = plain_logprobs(served, probe, settings().temperature)[torch.from_numpy(probe.mask)]
     assert torch.allclose(ours, theirs.detach(), atol=1e-5)
 
@@ -166,6 +164,30 @@ def test_weights_are_published_in_the_number_format_asked_for(model: Path, one_r
         export.publish(trainer, lambda write: weights.publish(layout, 2, write), "int8")
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_weights_that_are_not_finite_are_published_in_no_form(
+    stage: int, model: Path, one_rank: Ranks, tmp_path: Path
+) -> None:
+    layout, trainer = RunLayout(tmp_path), make(model, one_rank, zero_stage=stage)
+    name = "model.model.layers.1.mlp.up_proj.weight"
+    state = TrainedState(trainer)
+    spoiled = state.gather(name, WEIGHT, 0)
+    assert spoiled is not None
+    spoiled.view(-1)[5] = torch.nan
+    state.put(name, WEIGHT, spoiled)
+    state.synchronise()
+    with pytest.raises(UserError, match="are not finite, and are not published: 1 tensor"):
+        export.gathered(trainer, "bfloat16")
+    with pytest.raises(UserError, match="is not finite, and no checkpoint is written: 1 tensor"):
+        checkpoint.save(trainer, layout.checkpoint(1), {})
+    assert not layout.checkpoint(1).exists()
+    trainer = make(model, one_rank)
+    dict(trainer.policy.named_parameters())["model.model.norm.weight"].data[0] = 1e6
+    assert export.gathered(trainer, "bfloat16")
+    with pytest.raises(UserError, match="float16 has none above 65504, bfloat16 does"):
+        export.gathered(trainer, "float16")
+
+
 def test_untied_weights_are_published_whole(one_rank: Ranks, tmp_path: Path) -> None:
     untied = tiny_model(tmp_path / "model", tied=False)
     trainer = make(untied, one_rank, zero_stage=3)
@@ -207,15 +229,6 @@ def test_an_address_file_of_an_earlier_attempt_is_refused(tmp_path: Path) -> Non
         join(Ranks(0, 2, 0), tmp_path / "address.json", timeout_s=1)
 
 
-def test_a_stranger_at_the_address_of_rank_zero_is_refused(tmp_path: Path) -> None:
-    stranger = TCPStore("localhost", 0, 2, True, timedelta(seconds=30), wait_for_workers=False)
-    stranger.set(TOKEN, "of an earlier attempt")
-    told = {"host": socket.gethostname(), "addresses": [], "port": stranger.port, "token": "of this one"}
-    (tmp_path / "address.json").write_text(json.dumps(told))
-    with pytest.raises(UserError, match="not rank 0 of this attempt"):
-        join(Ranks(1, 2), tmp_path / "address.json", timeout_s=30)
-
-
 def test_a_missing_rank_zero_is_told_in_time(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="gave up waiting for rank 0"):
         join(Ranks(1, 2, 1), tmp_path / "address.json", timeout_s=0.2)
@@ -239,6 +252,27 @@ def test_projection_in_pieces_gives_the_same(model: Path, one_rank: Ranks, monke
     actual = pieces.update(random_batch(0))
     assert actual.loss == pytest.approx(expected.loss, abs=1e-6)
     assert actual.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_infinite_loss_with_a_finite_gradient_takes_no_step(stage: int, model: Path, one_rank: Ranks) -> None:
+    """A model that gives a token the logit -inf, in which a supervised sample has that token."""
+    trainer = make(model, one_rank, zero_stage=stage, objective=Objective.LIKELIHOOD, max_tokens_per_micro_batch=40)
+    batch = [s for s in random_batch(3) if s.has_signal]
+    chosen = max(batch, key=lambda s: s.trained_tokens)
+    impossible = torch.zeros(VOCABULARY)
+    impossible[chosen.token_ids[int(chosen.mask.nonzero()[0][0])]] = -torch.inf
+    hook = trainer.policy.model.get_output_embeddings().register_forward_hook(lambda *seen: seen[-1] + impossible)
+    told: list[SkippedStep] = []
+    before = export.gather(trainer, torch.float32)
+    stats = trainer.update(batch, told.append)
+    hook.remove()
+    after = export.gather(trainer, torch.float32)
+    assert (stats.skipped_steps, stats.optimizer_steps, trainer.step) == (1, 0, 0)
+    assert told[0].found_in == "loss" and any(s is chosen for s in told[0].sequences)
+    assert len(told[0].sequences) < len(batch), "those of one micro-batch"
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert trainer.update(batch).optimizer_steps == 1
 
 
 def test_likelihood_raises_the_likelihood(model: Path, one_rank: Ranks) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from training_support import VOCABULARY, branched, end_at_once, random_batch, settings, update_batches
+from training_support import VOCABULARY, branched, end_at_once, infinite_loss, random_batch, settings, update_batches
 
 from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.training import policy, projection
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks, join
-from mrt_hpc.training.update_statistics import Tally
+from mrt_hpc.training.trained_state import TrainedState
+from mrt_hpc.training.update_statistics import SkippedStep, Tally
+
+if TYPE_CHECKING:
+    from mrt_hpc.training.sequence import TrainingSequence
 
 
 def named(trainer: TrainerEngine) -> list[tuple[str, torch.nn.Parameter]]:
@@ -31,11 +36,54 @@ def measure(trainer: TrainerEngine, branches: bool) -> dict[str, object]:
     gradients = {n: safe_get_full_grad(p).clone() for n, p in named(trainer)}
     norm = trainer.apply()
     updates = [trainer.update(branched(b) if branches else b).as_dict() for b in update_batches()]
-    weights = {
+    weights = weights_of(trainer)
+    skipped = {"loss": skip(trainer, infinite_loss(random_batch(4))), "gradient": skip_for_a_gradient(trainer)}
+    return {
+        "loss": loss,
+        "gradients": gradients,
+        "norm": norm,
+        "updates": updates,
+        "weights": weights,
+        "skipped": skipped,
+        "after": trainer.update(random_batch(5)).as_dict(),
+    }
+
+
+def weights_of(trainer: TrainerEngine) -> dict[str, torch.Tensor]:
+    """The 32-bit weights by name."""
+    return {
         n: (p.detach() if trainer.settings.training.zero_stage == 0 else safe_get_full_fp32_param(p)).float().clone()
         for n, p in named(trainer)
     }
-    return {"loss": loss, "gradients": gradients, "norm": norm, "updates": updates, "weights": weights}
+
+
+def skip_for_a_gradient(trainer: TrainerEngine) -> dict[str, object]:
+    """The same, where one number of the last rank's gradient is NaN."""
+    if trainer.ranks.rank < trainer.ranks.world_size - 1:
+        return skip(trainer, random_batch(4))
+
+    def spoiled(gradient: torch.Tensor) -> torch.Tensor:
+        changed = gradient.clone()
+        changed.view(-1)[3] = float("nan")
+        return changed
+
+    hook = dict(named(trainer))["model.layers.1.mlp.up_proj.weight"].register_hook(spoiled)
+    try:
+        return skip(trainer, random_batch(4))
+    finally:
+        hook.remove()
+
+
+def skip(trainer: TrainerEngine, batch: list[TrainingSequence]) -> dict[str, object]:
+    """What an update that takes no step leaves as it was, and what it tells."""
+    before, step, told = weights_of(trainer), trainer.step, list[SkippedStep]()
+    stats = trainer.update(batch, told.append)
+    return {
+        "same_weights": all(torch.equal(before[n], w) for n, w in weights_of(trainer).items()),
+        "steps": (trainer.step - step, TrainedState(trainer).optimizer_steps - step, trainer.skipped_in_a_row),
+        "counted": (stats.optimizer_steps, stats.skipped_steps, stats.loss),
+        "told": [(one.found_in, one.problems) for one in told],
+    }
 
 
 def main() -> None:

@@ -66,6 +66,13 @@ def random_batch(seed: int = 0, sequences: int = 13, behaviour_noise: float = 0.
     return batch
 
 
+def infinite_loss(batch: list[TrainingSequence]) -> list[TrainingSequence]:
+    """The batch, in which one sequence has advantages so large that its loss is infinite."""
+    longest = max(batch, key=lambda s: s.trained_tokens)
+    advantages = np.full(len(longest.token_ids), 3e38, dtype=np.float32)
+    return [replace(s, advantages=advantages, group="the infinite one") if s is longest else s for s in batch]
+
+
 def branched(batch: list[TrainingSequence]) -> list[TrainingSequence]:
     """The same sequences with other contexts: in turn one keeps its own, one continues the sequence before it from its
     middle, as a branch of a branch may, and one begins as that one and has other tokens trained.

@@ -1,4 +1,5 @@
-"""An inference task of two nodes on a real cluster: Ray and graders on both; a grader is killed, then a rank.
+"""Inference and a trainer of two nodes each on a real cluster: Ray and graders on both; another user of the machine
+connects to the trainer, which goes on; a grader is killed, then a rank.
 
 The answers of the last iteration are judged only after that, so that the run cannot end before it.
 """
@@ -11,6 +12,7 @@ import psutil
 import pytest
 from chaos_auditor import audit
 from chaos_target import Target, children
+from listeners import beyond_loopback, listeners, send_rubbish
 from slurm_cluster import Cluster, wait_for_end
 from slurm_recipes import SHRUNK, accounting, options, site_file
 from slurm_verifier import FOLDER, HELD_FROM, HELD_S, HELD_UNTIL
@@ -22,6 +24,7 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 JOB = "segment-000.inference"
@@ -39,7 +42,8 @@ CHANGES = {
     "resources.inference.tasks": 1,
     "resources.inference.nodes": 2,
     "resources.inference.memory_gib": 4,
-    "resources.trainer.ranks": 1,
+    "resources.trainer.ranks": 2,
+    "resources.trainer.ranks_per_node": 1,
     "resilience.heartbeat_limit_s": 5.0,
 }
 DEADLINE_S = 300.0
@@ -75,6 +79,7 @@ def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster, layo
     assert len(by_node) == 2
     _, second = by_node.values()
     judges_on(judged, by_node)
+    stranger = connects_to_all_ranks(Target(layout, None, cluster, None))
     assert [sum(map(is_head, children(rank))) for rank in by_node.values()] == [1, 0], "one Ray cluster"
 
     kill_grader(second)
@@ -90,7 +95,10 @@ def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster, layo
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}, logs
     started = [e["attempt"] for e in read_events(layout.events, EventKind.TASK_STARTED) if e["job"] == JOB]
     assert sorted(attempt[-1] for attempt in started) == ["0", "0", "1", "1"]
+    stranger.kill()
+    stranger.wait()
     assert ray_processes(ids[JOB]) == []
+    assert not list(layout.rendezvous.glob("mrt-hpc-ranks-*"))
     found = audit(layout.root)
     assert (found.violations, found.steps_redone, found.set_aside) == ([], 0, 0)
 
@@ -101,6 +109,23 @@ def ranks_at_work(layout: RunLayout, cluster: Cluster) -> dict[str, psutil.Proce
     wait_until(lambda: read_events(layout.events, EventKind.SERVER_STARTED), reason=what, deadline_s=DEADLINE_S)
     ranks = sorted(Target(layout, None, cluster, None).tasks("inference"), key=lambda p: p.environ()["SLURM_PROCID"])
     return {rank.environ()["SLURMD_NODENAME"]: rank for rank in ranks}
+
+
+def connects_to_all_ranks(run: Target) -> subprocess.Popen[str]:
+    """Another user who sends rubbish to each rank of the trainer. No process of the run listens beyond loopback, which
+    is the address of all nodes of this cluster.
+    """
+
+    def trainer() -> list[psutil.Process]:
+        ranks = run.tasks("trainer")
+        return ranks if len(ranks) == 2 and all(listeners([rank]) for rank in ranks) else []
+
+    ranks = wait_until(trainer, reason="both ranks of the trainer", deadline_s=DEADLINE_S)
+    found = {role: listeners(run.tasks(role)) for role in ("trainer", "inference")}
+    print(found)
+    assert len({rank.environ()["SLURMD_NODENAME"] for rank in ranks}) == 2
+    assert beyond_loopback([place for places in found.values() for place in places]) == []
+    return send_rubbish(found["trainer"])
 
 
 def judges_on(judged: Path, ranks: dict[str, psutil.Process]) -> None:

@@ -93,6 +93,29 @@ def test_status_warns(share: float | None, warned: bool, tmp_path: Path) -> None
     assert (f"{WORDS} iteration 0" in shown) == warned
 
 
+@pytest.mark.parametrize(
+    ("trainer", "warned"),
+    [
+        ({"mismatch_kl": 0.001, "importance_capped_share": 0.002}, False),
+        ({"mismatch_kl": 0.2}, True),
+        ({"mismatch_kl": 0.0, "importance_capped_share": 0.08}, True),
+        ({}, False),
+    ],
+)
+def test_a_policy_far_from_the_one_that_sampled_is_warned_of(
+    trainer: dict[str, float], warned: bool, tmp_path: Path
+) -> None:
+    recipe = load_recipe(QUICKSTART)
+    run = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    publish(run, 1, lambda directory: (directory / "config.json").write_text("{}") and None)
+    metrics(0.5).model_copy(update={"trainer": trainer}).write(run.metrics(0))
+    for command in ("status", "explain"):
+        shown = " ".join(CliRunner().invoke(main, [command, str(run.root)]).output.split())
+        assert ("warning: the policy that the trainer holds is far from the one that sampled iteration 0" in shown) == (
+            warned
+        )
+
+
 def test_metrics_of_before_are_read(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text('{"iteration": 0, "reward_mean": 0.0, "tokens_per_rollout": 3.0}')
     assert IterationMetrics.read(tmp_path / "metrics.json").answered_share is None

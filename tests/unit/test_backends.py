@@ -196,11 +196,9 @@ def test_a_kind_of_site_that_is_none_is_refused(tmp_path: Path, kind: str, words
     assert words in refused.value.message()
 
 
-def test_jobs_that_an_earlier_version_recorded_are_found_in_slurm(tmp_path: Path) -> None:
+def test_a_site_whose_profile_is_not_recorded_is_a_slurm_cluster(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
-    entry = {"job": TRAINER, "slurm_id": "12", "time": 1.0, "site": "cluster"}
-    layout.jobs.mkdir()
-    (layout.jobs / f"slurm-12-{TRAINER}.json").write_text(json.dumps(entry))
+    record_submission(layout, TRAINER, "12", "cluster")
     record_submission(layout, TRAINER, "15", "cluster", [1])
     assert [(one.job_id, one.tasks) for one in submissions(layout)] == [("12", None), ("15", (1,))]
     site = recorded_site(layout, "cluster")

@@ -32,6 +32,7 @@ from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
+BASE = f"registry.example.org:5000/debian@sha256:{'0' * 64}"
 
 
 def stand_in(folder: Path, script: str) -> str:
@@ -63,9 +64,9 @@ def arguments_of(asked: ImageAsked, tree: Path) -> list[str]:
 def test_the_command_names_arguments_and_binds_and_makes_their_places(tmp_path: Path) -> None:
     (conf := tmp_path / "pip.conf").touch()
     binds = (f"{tmp_path}:/opt/wheels:ro", str(conf))
-    asked = ImageAsked("cpu", Path("/i/a.sif"), "debian:12", ("N=1,2",), binds, ("A=b c", "B=x,y"))
+    asked = ImageAsked("cpu", Path("/i/a.sif"), BASE, ("N=1,2",), binds, ("A=b c", "B=x,y"))
     assert arguments_of(asked, tmp_path) == [
-        f"PLACES=/opt/wheels/ {conf}", "SETTINGS='A=b c' B=x,y", "BASE=debian:12", "N=1,2",
+        f"PLACES=/opt/wheels/ {conf}", "SETTINGS='A=b c' B=x,y", f"BASE={BASE}", "N=1,2",
     ]  # fmt: skip
     assert build_command(asked, Path("/i/.a"), tmp_path) == [
         "apptainer", "build", "--fakeroot", "--build-arg-file", ARGUMENTS, "--bind", binds[0], "--bind", binds[1],
@@ -83,6 +84,20 @@ def test_a_base_that_is_a_file_is_named_by_its_whole_path(tmp_path: Path, monkey
     for wrong in ("debain.sif", "./debian", "/images/debian"):
         with pytest.raises(UserError, match="the base image is not there"):
             arguments_of(ImageAsked("cpu", Path("/i/a.sif"), wrong), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["debian", "debian:12", "r.example.org:5000/d/debian:12", "debian@sha256:12"])
+def test_a_base_of_a_registry_is_named_by_its_digest(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="the base image has no digest") as refused:
+        arguments_of(ImageAsked("cpu", Path("/i/a.sif"), name), tmp_path)
+    assert "--any-base" in str(refused.value.advice)
+    assert arguments_of(ImageAsked("cpu", Path("/i/a.sif"), name, any_base=True), tmp_path) == [f"BASE={name}"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_base_of_the_definitions_is_named_by_its_digest(kind: str) -> None:
+    definition = (ROOT / "containers" / f"{kind}.def").read_text()
+    assert re.search(r"^    BASE=\S+@sha256:[0-9a-f]{64}$", definition, re.MULTILINE)
 
 
 def test_debian_is_taken_from_the_mirror_of_the_project_or_of_the_user(tmp_path: Path) -> None:

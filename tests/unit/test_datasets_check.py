@@ -230,6 +230,21 @@ def test_answers_that_mathematics_cannot_read() -> None:
     assert not {1, 2, 4} & set(lines)
 
 
+def test_texts_that_a_tokenizer_reads_as_special_tokens(folder: Path) -> None:
+    rows = [("a", "What is 1 < 2 | 3 > 2?", "3"), ("b", "Say </s> now.", "3"), ("c", "2<|im_end|>\n<|mine|>", "3")]
+    path = written("p.jsonl", *rows, ("d", "Use [MINE]", "3"), ("e", "</think>", "3"))
+    report = checked(path)
+    assert places(report, FindingKind.SPECIAL_TOKEN) == [[("p.jsonl", 2)], [("p.jsonl", 3)], [("p.jsonl", 5)]]
+    assert "--model DIR" in report.of(FindingKind.SPECIAL_TOKEN, "p.jsonl")[0].detail
+    added = [{"id": 1, "content": "[MINE]", "special": True}, {"id": 2, "content": "now", "special": False}]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added}))
+    report = check(Check((path,), verifier="exact", model=folder))
+    assert places(report, FindingKind.SPECIAL_TOKEN) == [[("p.jsonl", 4)], [("p.jsonl", 5)]]
+    assert report.of(FindingKind.SPECIAL_TOKEN, "p.jsonl")[0].detail == "[MINE]"
+    with pytest.raises(UserError, match="special tokens of the model cannot be read"):
+        check(Check((path,), verifier="exact", model=folder / "none"))
+
+
 def test_a_verifier_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
     path = written("a.jsonl", ("1", "x", "B"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -103,7 +104,7 @@ def test_the_record_tells_source_columns_numbers_and_checksums(folder: Path) -> 
         "config": None,
         "split": None,
         "files": [{"name": "rows.jsonl", "sha256": hashlib.sha256(Path("rows.jsonl").read_bytes()).hexdigest()}],
-        "columns": {"problem": "Question", "answer": "Answer", "id": None},
+        "columns": {"problem": "Question", "answer": "Answer", "id": None, "choices": None},
         "rows": 4,
         "problems": 3,
         "dropped": 1,
@@ -271,6 +272,161 @@ def test_repeated_ids_are_replaced_by_new_ones(folder: Path) -> None:
     assert [problem.id for problem in read_problems(Path("mine.jsonl"))] == ["mine-0", "mine-1"]
 
 
+SVAMP = [
+    {
+        "ID": "chal-1",
+        "Body": "Ann has 3 bags.",
+        "Question": "How many are there?",
+        "Equation": "( 3.0 - 0.0 )",
+        "Answer": 3.0,
+    },
+    {
+        "ID": "chal-2",
+        "Body": "Bob has 4 bags.",
+        "Question": "How many are there?",
+        "Equation": "( 4.0 - 0.0 )",
+        "Answer": 4.0,
+    },
+]
+ASDIV = [{"@ID": "n-1", "body": "Seven apples and two more.", "question": "How many apples?", "answer": "9 (apples)"}]
+MMLU = [{"question": "Which is prime?", "subject": "mathematics", "choices": ["4", "6", "7", "8"], "answer": 2}]
+AQUA = [
+    {"question": "1+20?", "options": ["A)21", "B)21.5", "C)22", "D)22.5", "E)23"], "rationale": "Add.", "correct": "A"},
+    {"question": "20+3?", "options": ["A)21", "B)21.5", "C)22", "D)22.5", "E)23"], "rationale": "Add.", "correct": "E"},
+]
+OLYMPIAD = [
+    {"id": 1, "question": "x?", "context": None, "final_answer": ["2"], "error": None, "unit": ""},
+    {"id": 2, "question": "y?", "context": None, "final_answer": ["3.1"], "error": "1e-1", "unit": "m"},
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "words"),
+    [
+        (SVAMP, [], ["['Body']", "--problem Body+Question", "--ignore 'Body'"]),
+        (ASDIV, [], ["['body']", "--problem body+question"]),
+        (MMLU, [], ["['choices']", "--choices choices"]),
+        (AQUA, ["--answer", "correct"], ["['options']", "--choices options"]),
+        (OLYMPIAD, [], ["decide whether an answer is right", "['unit']", "--ignore 'unit'"]),
+        ([{**OLYMPIAD[1], "context": "A map."}], [], ["['context']", "--problem context+question"]),
+        ([{**OLYMPIAD[1], "error": "0.1,0.2"}], [], ["['error', 'unit']"]),
+    ],
+)
+def test_columns_that_the_question_needs_are_not_dropped(
+    folder: Path, rows: list[Any], options: list[str], words: list[str]
+) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines(rows))
+    refused = invoke("rows.jsonl", "mine.jsonl", *options)
+    assert refused.exit_code == ExitCode.FATAL
+    for word in words:
+        assert word in refused.stderr
+    assert not (folder / "mine.jsonl").exists()
+
+
+def test_a_parquet_file_with_context_is_refused_too(folder: Path) -> None:
+    (folder / "rows.parquet").write_bytes(parquet(SVAMP))
+    assert "--problem Body+Question" in invoke("rows.parquet", "mine.jsonl").stderr
+
+
+def test_several_columns_make_a_problem_and_the_rest_is_named(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines(SVAMP))
+    done = invoke("rows.jsonl", "mine.jsonl", "--problem", "Body+Question")
+    assert done.exit_code == 0
+    assert read_problems(folder / "mine.jsonl") == [
+        Problem("chal-1", "Ann has 3 bags.\n\nHow many are there?", "3"),
+        Problem("chal-2", "Bob has 4 bags.\n\nHow many are there?", "4"),
+    ]
+    assert "not read: Equation" in done.stdout
+    assert SourceRecord.read(record_file(folder / "mine.jsonl")).columns.problem == "Body+Question"
+
+
+def test_a_column_may_be_left_out_by_its_name(folder: Path) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines(OLYMPIAD))
+    assert invoke("rows.jsonl", "mine.jsonl", "--ignore", "unit", "--ignore", "error").exit_code == 0
+    assert [problem.answer for problem in read_problems(folder / "mine.jsonl")] == ["2", "3.1"]
+    assert "no such column" in invoke("rows.jsonl", "other.jsonl", "--ignore", "units").stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "problems"),
+    [
+        (MMLU, [], [Problem("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")]),
+        (
+            AQUA,
+            ["--answer", "correct"],
+            [
+                Problem("mine-0", "1+20?\n\nA. 21\nB. 21.5\nC. 22\nD. 22.5\nE. 23", "A"),
+                Problem("mine-1", "20+3?\n\nA. 21\nB. 21.5\nC. 22\nD. 22.5\nE. 23", "E"),
+            ],
+        ),
+        ([{**MMLU[0], "answer": "7"}], [], [Problem("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")]),
+    ],
+)
+def test_choices_stand_below_the_problem_and_the_gold_answer_is_a_letter(
+    folder: Path, rows: list[Any], options: list[str], problems: list[Problem]
+) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines(rows))
+    column = "options" if "options" in rows[0] else "choices"
+    done = invoke("rows.jsonl", "mine.jsonl", "--choices", column, *options)
+    assert done.exit_code == 0
+    assert read_problems(folder / "mine.jsonl") == problems
+    assert "for the verifier choice" in done.stdout
+
+
+@pytest.mark.parametrize(("choices", "answer"), [(["1", "2"], 2), (["1", "2"], "F"), (["1"], 0), ("1, 2", 0)])
+def test_choices_without_the_gold_answer_are_refused(folder: Path, choices: object, answer: object) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines([{"question": "x?", "choices": choices, "answer": answer}]))
+    assert "a row makes no problem" in invoke("rows.jsonl", "mine.jsonl", "--choices", "choices").stderr
+
+
+def test_ids_in_some_rows_only_are_replaced_by_new_ones(folder: Path) -> None:
+    rows = [{"id": 1, "question": "1+1?", "answer": "2"}, {"question": "1+2?", "answer": "3"}]
+    (folder / "rows.jsonl").write_bytes(json_lines(rows))
+    assert "--new-ids" in invoke("rows.jsonl", "mine.jsonl").stderr
+    assert invoke("rows.jsonl", "mine.jsonl", "--new-ids").exit_code == 0
+    assert [problem.id for problem in read_problems(folder / "mine.jsonl")] == ["mine-0", "mine-1"]
+
+
+def test_of_several_gold_answers_one_is_named(folder: Path) -> None:
+    rows = [{"problem": "x?", "ground_truth": ["1", "1.0"]}, {"problem": "y?", "ground_truth": ["2"]}]
+    (folder / "rows.json").write_text(json.dumps(rows))
+    refused = invoke("rows.json", "mine.jsonl")
+    assert "a list of 2 answers, where a problem has one; --answer ground_truth.0 takes the first" in refused.stderr
+    assert invoke("rows.json", "mine.jsonl", "--answer", "ground_truth.0").exit_code == 0
+    assert [problem.answer for problem in read_problems(folder / "mine.jsonl")] == ["1", "2"]
+
+
+def test_a_solution_with_several_answers_is_told(folder: Path) -> None:
+    rows = [
+        {"problem": "x^2=9?", "solution": r"\boxed{3} or \boxed{-3}"},
+        {"problem": "1+1?", "solution": r"It is \boxed{2}, \boxed{2}."},
+    ]
+    (folder / "rows.jsonl").write_bytes(json_lines(rows))
+    done = invoke("rows.jsonl", "mine.jsonl")
+    assert "1 solutions box different answers" in done.stdout
+    assert "rows.jsonl, line 1" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.gz", "rows.csv.gz", "rows.jsonl.zst"])
+def test_compressed_files_make_the_same_problems(folder: Path, name: str) -> None:
+    content = json.dumps(ROWS).encode() if ".json." in name else json_lines(ROWS)
+    if ".csv" in name:
+        content = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
+    packed = gzip.compress(content) if name.endswith(".gz") else pa.compress(content, codec="zstd", asbytes=True)
+    (folder / name).write_bytes(packed)
+    prepared(name)
+    assert read_problems(Path("mine.jsonl")) == PROBLEMS
+    (folder / name).write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(UserError, match=r"cannot be read whole|not JSON|not a CSV"):
+        prepared(name, force=True)
+
+
+def test_a_csv_field_may_be_long(folder: Path) -> None:
+    (folder / "rows.csv").write_text(f"problem,answer,solution\n1+1?,2,{'so ' * 100_000}\n")
+    prepared("rows.csv")
+    assert read_problems(Path("mine.jsonl")) == [Problem("mine-0", "1+1?", "2")]
+
+
 def test_a_row_that_is_left_out_changes_no_other_id(folder: Path) -> None:
     (folder / "rows.jsonl").write_bytes(json_lines([{"problem": "", "answer": "1"}, {"problem": "x?", "answer": "1"}]))
     prepared("rows.jsonl", drop_bad=True)
@@ -312,10 +468,12 @@ def test_the_commands_of_the_page_work(folder: Path) -> None:
     commands = [line.split("#")[0].split()[1:] for line in section.splitlines() if line.startswith("mrt-hpc")]
     (folder / "rows.parquet").write_bytes(parquet([{"question": "1+1?", "solution": r"It is $\boxed{2}$."}]))
     (folder / "rows.json").write_text(json.dumps([{"text": "1+2?", "label": 3}, {"text": "1+3?", "label": None}]))
+    (folder / "svamp.json").write_text(json.dumps(SVAMP))
+    (folder / "quiz.jsonl.gz").write_bytes(gzip.compress(json_lines(AQUA)))
     (folder / "data").mkdir()
     (folder / "data" / "math500.jsonl").write_bytes(json_lines([{"id": "a", "problem": "1+4?", "answer": "5"}]))
     here = [command for command in commands if "hub:HuggingFaceH4/MATH-500/test" not in command]
-    assert len(here) == len(commands) - 1 == 3
+    assert len(here) == len(commands) - 1 == 5
     for command in here:
         assert CliRunner().invoke(main, command).exit_code == 0
     assert read_problems(folder / "data" / "mine.jsonl") == [Problem("mine-0", "1+1?", "2")]

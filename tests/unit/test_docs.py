@@ -5,6 +5,7 @@ reference is the one that is made from the schema, and the site builds without a
 from __future__ import annotations
 
 import ast
+import gzip
 import re
 import shutil
 import subprocess
@@ -71,6 +72,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (work / "rows.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
     pq.write_table(pa.Table.from_pylist([{"question": "What is 1 + 2?", "answer": "3"}]), work / "rows.parquet")
     (work / "rows.json").write_text('[{"text": "What is 1 + 3?", "label": "4"}]')
+    (work / "svamp.json").write_text('[{"Body": "Ann has 5 bags.", "Question": "How many are there?", "Answer": 5}]')
+    quiz = b'{"question": "1 + 5?", "options": ["A)6", "B)7"], "rationale": "Add.", "correct": "A"}\n'
+    (work / "quiz.jsonl.gz").write_bytes(gzip.compress(quiz))
     (work / "data" / "math500.jsonl").write_text('{"id": "m-0", "problem": "What is 1 + 4?", "answer": "5"}\n')
     for example in (ROOT / "tests" / "examples").glob("*.py"):
         shutil.copy(example, work)
@@ -205,7 +209,7 @@ def test_the_reference_has_every_field() -> None:
         for field in fields:
             if field.text and field.values != "a section":
                 assert field.name.split("[")[0].split(".")[-1] in pages[name]
-    assert "| `training.learning_rate` | a number above 0 | required |" in pages["recipe.md"]
+    assert "| `training.learning_rate` | a number from 1e-12 to 1 | required |" in pages["recipe.md"]
     assert "&lt;think>" not in "".join(re.findall(r"`[^`]*`", pages["recipe.md"])), "code spans stay as they are"
 
 

@@ -68,15 +68,15 @@ def test_of_an_enumeration_all_choices_have_a_meaning_or_none(model: type[Recipe
     ("setting", "words"),
     [
         ("name=a/b", "text of letters, digits, dots, underscores and hyphens"),
-        ("seed=-1", "a whole number of at least 0"),
+        ("seed=-1", "a whole number from 0 to 9,223,372,036,854,775,807"),
         ("schedule.iterations=1000001", "a whole number from 1 to 1,000,000"),
-        ("training.learning_rate=fast", "a number above 0"),
+        ("training.learning_rate=fast", "a number from 1e-12 to 1"),
         ("training.precision=fp8", "one of fp32, bf16, bf16_autocast"),
-        ("training.betas=[0.9, 3]", "a number from 0 to 1"),
-        ("training.betas=3", "a list of 2, each a number from 0 to 1"),
+        ("training.betas=[0.9, 3]", "a number from 0 to below 1"),
+        ("training.betas=3", "a list of 2, each a number from 0 to below 1"),
         ("training.gradient_checkpointing=perhaps", "true or false"),
         ("training.deterministic=3", "true or false, or null"),
-        ("evaluation.regret_budgets=[0]", "a whole number of at least 1"),
+        ("evaluation.regret_budgets=[0]", "a whole number from 1 to 10,000,000"),
         ("evaluation.regret_tokens=some", "one of sampled, all"),
         ("algorithm=3", "a section with type: one of grpo"),
         ("prover.branches=2.5", "a whole number from 1 to"),
@@ -101,22 +101,22 @@ def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
             "model.warm_start_steps=1000001",
             "a whole number from 1 to 1,000,000, or null: The number of optimiser steps of",
         ),
-        ("training={}", "a number above 0: The peak learning rate of AdamW."),
-        ("training.learning_rate=-1", "a number above 0: The peak learning rate of AdamW."),
+        ("training={}", "a number from 1e-12 to 1: The peak learning rate of AdamW."),
+        ("training.learning_rate=-1", "a number from 1e-12 to 1: The peak learning rate of AdamW."),
         (
             "training.warmup_steps=-1",
-            "a whole number of at least 0, or null: The number of optimiser steps of that rise",
+            "a whole number from 0 to 1,000,000, or null: The number of optimiser steps of that rise",
         ),
         (
             "serving.start_limit_s=0",
-            "a number above 0: The maximum number of seconds until a server must answer after its start.",
+            "a number from 0.05 to 604,800: The maximum number of seconds until a server must answer after its start.",
         ),
-        ("resources.trainer.memory_gib=0", "a number above 0: The memory of a process, GiB."),
-        ("prover.max_tokens=0", "a whole number of at least 1: The maximum number of tokens of a branch."),
+        ("resources.trainer.memory_gib=0", "a number from 0.001 to 1,000,000: The memory of a process, GiB."),
+        ("prover.max_tokens=0", "a whole number from 1 to 10,000,000: The maximum number of tokens of a branch."),
         ("data={type: conversations}", "text: The path of the file."),
-        ("training.betas=[0.9]", "a list of 2, each a number from 0 to 1: The two betas of AdamW."),
-        ("training.learning_rate=.inf", "a finite number above 0: The peak learning rate of AdamW."),
-        ("training.learning_rate=.nan", "a finite number above 0: The peak learning rate of AdamW."),
+        ("training.betas=[0.9]", "a list of 2, each a number from 0 to below 1: The two betas of AdamW."),
+        ("training.learning_rate=.inf", "a finite number from 1e-12 to 1: The peak learning rate of AdamW."),
+        ("training.learning_rate=.nan", "a finite number from 1e-12 to 1: The peak learning rate of AdamW."),
         ("data={}", "one of jsonl, small_world, conversations, suffixes, small_world_samples"),
         ("data={type: 3}", "one of jsonl, small_world, conversations, suffixes, small_world_samples"),
         ("training={? [a] : b}", "names of fields, each a text"),
@@ -202,7 +202,7 @@ def test_a_wrong_entry_of_a_profile_is_refused_in_words(tmp_path: Path, line: st
 def test_choices_defaults_and_required_fields_are_listed() -> None:
     told = fields("training").output
     assert "one of fp32, bf16, bf16_autocast; default bf16" in told
-    assert "a number above 0; required" in told
+    assert "a number from 1e-12 to 1; required" in told
     assert "true or false; default true" in told
 
 

@@ -84,7 +84,7 @@ PAIRS = [(answer, case["gold"]) for case in CASES if (answer := answer_of(case))
 
 
 def test_the_table_is_large_enough_and_explains_itself() -> None:
-    assert len(CASES) >= 400
+    assert len(CASES) >= 800
     assert len({case["id"] for case in CASES}) == len(CASES)
     assert {case["category"] for case in CASES} == CATEGORIES
     assert all(case["reason"] for case in CASES)
@@ -143,6 +143,14 @@ def test_what_cannot_be_read_is_said_to_be_unreadable(malformed: str) -> None:
     judgement = judge(malformed, "7")
     assert not judgement.correct
     assert not judgement.readable
+
+
+@pytest.mark.parametrize(
+    ("answer", "readable"),
+    [("9 (apples)", True), ("apples + pears", False), ("mgh + \\frac{1}{2}mv^2", True), ("abcd + xyz", True)],
+)
+def test_words_between_operators_are_not_read_as_products(answer: str, readable: bool) -> None:
+    assert judge(answer, answer).readable is readable
 
 
 INTEGERS = st.from_regex(r"\A\s{0,2}[+-]?[0-9]{1,18}\s{0,2}\Z").map(lambda text: text.replace("\x1c", " "))
@@ -225,15 +233,12 @@ def test_the_values_of_equal_expressions_never_differ(answer: str, gold: str) ->
     assert not judge(f"{answer} + 10^{{-3}}", gold).correct
 
 
-def test_verdicts_are_the_same_without_a_look_at_values() -> None:
+def test_verdicts_are_the_same_without_a_look_at_values(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = PAIRS + EQUAL_EXPRESSIONS
     pairs += [(answer, gold) for answer, _ in EQUAL_EXPRESSIONS for _, gold in EQUAL_EXPRESSIONS]
     with_values = judged(pairs)
-    values_differ.uninstall()
-    try:
-        assert judged(pairs) == with_values
-    finally:
-        values_differ.install()
+    monkeypatch.setattr(values_differ, "values_differ", lambda _, __: False)
+    assert judged(pairs) == with_values
 
 
 def test_what_sympy_only_approximates_is_left_to_it() -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from samples import rollout
+from samples import sampled as group_of
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.run import archive as archives
+from mrt_hpc.run import groups
 from mrt_hpc.run.archive import archive_groups, read_sampled, sampled_manifest, sampled_positions, unpack
 from mrt_hpc.run.groups import Group, Sampled, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
+from mrt_hpc.run.records import FinishReason, GroupStatistics, PrefixValue, Rollout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,3 +122,39 @@ def test_an_archive_that_is_cut_short_is_damaged(layout: RunLayout) -> None:
         sampled_positions(layout, 3)
     unpack(layout, 3)
     assert complete_groups(layout.groups(3)) == set()
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value"),
+    [
+        ("rollout", "reward", math.nan),
+        ("rollout", "logprobs", [-0.5, math.nan, -0.5]),
+        ("rollout", "logprobs", [-0.5, -math.inf, -0.5]),
+        ("rollout", "logprobs", [-0.5, 0.01, -0.5]),
+        ("value", "value", math.nan),
+        ("value", "value", math.inf),
+        ("value", "baseline", math.nan),
+    ],
+)
+def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, field: str, value: object
+) -> None:
+    trace = rollout("p-7", 2)
+    estimate = PrefixValue(0, "p-7", 2, 0, 1.25, variance=math.nan, progress_variance=math.nan, branches=1, baseline=0)
+    good = dataclasses.replace(group_of(trace), values=[estimate])
+    commit_group(tmp_path / "good", good)
+    assert read_group(tmp_path / "good").values[0].value == 1.25, "an unbiased estimate may be above 1"
+    changed = {field: value}
+    bad = dataclasses.replace(
+        good,
+        rollouts=[dataclasses.replace(trace, **changed) if record == "rollout" else trace],
+        values=[dataclasses.replace(estimate, **changed) if record == "value" else estimate],
+    )
+    with pytest.raises(UserError, match=r"not kept: .*iteration 0, problem p-7, sample 2"):
+        commit_group(tmp_path / "bad", bad)
+    assert not (tmp_path / "bad").exists()
+    with monkeypatch.context() as earlier:  # as a version wrote it that did not look
+        earlier.setattr(groups, "wrong_number", lambda _: None)
+        commit_group(tmp_path / "bad", bad)
+    with pytest.raises(DamagedError, match="problem p-7"):
+        read_group(tmp_path / "bad")

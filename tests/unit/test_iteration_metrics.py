@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, get_type_hints
 
@@ -79,3 +80,10 @@ def test_metrics_that_repeat_figures_are_still_read(tmp_path: Path) -> None:
 
 def test_the_trainer_has_no_second_list_of_the_recipes_fields() -> None:
     assert not get_type_hints(TrainerSettings, localns={"Training": Training}).keys() & Training.model_fields.keys()
+
+
+def test_what_is_not_finite_is_left_out_as_not_measured() -> None:
+    stats = replace(STATS, entropy=math.nan, mismatch_max=math.inf, mismatch_kl=math.inf)
+    found = iteration_metrics(0, IterationData([SEQUENCE], "digest", ROLLOUTS), stats, Timeline(), {})
+    assert (found.entropy, found.mismatch_max, found.loss) == (None, None, STATS.loss)
+    assert "mismatch_kl" not in found.trainer and found.skipped_steps == STATS.skipped_steps

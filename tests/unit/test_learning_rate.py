@@ -65,4 +65,4 @@ def test_constant_stays_at_the_peak() -> None:
 
 
 def test_a_run_of_one_step_has_a_rate() -> None:
-    assert rates(1, warmup_ratio=0.0, learning_rate=3.0)[0] == 3.0
+    assert rates(1, warmup_ratio=0.0, learning_rate=0.3)[0] == 0.3

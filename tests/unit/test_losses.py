@@ -66,7 +66,7 @@ def test_a_hopeless_mismatch_stays_finite() -> None:
     old = torch.tensor([-1.0])
     loss = policy_loss(old, old, torch.tensor([-200.0]), torch.ones(1), torch.zeros(1), CLIPS)
     assert loss.total.item() == -2.0
-    assert math.isfinite(named(loss)["mismatch"])
+    assert all(map(math.isfinite, named(loss).values()))
 
 
 def test_k3_is_zero_for_equal_policies_and_unbiased() -> None:
@@ -88,10 +88,40 @@ def test_kl_to_the_reference_enters_the_loss() -> None:
         settings,
         torch.tensor([-1.5]),
     )
-    assert loss.total.item() == pytest.approx(0.5 * (math.exp(-0.5) + 0.5 - 1.0), rel=1e-6)
+    assert loss.total.item() == pytest.approx(0.5 * 0.5, rel=1e-6)
+    assert named(loss)["kl_reference"] == pytest.approx(math.exp(-0.5) + 0.5 - 1.0, rel=1e-6)
     loss.total.backward()
     assert logprobs.grad is not None
-    assert logprobs.grad.item() == pytest.approx(0.5 * (1.0 - math.exp(-0.5)), rel=1e-6)
+    assert logprobs.grad.item() == pytest.approx(0.5 * 0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("steps_apart", [False, True], ids=["on policy", "stale, after several steps"])
+def test_the_gradient_of_the_kl_term_is_that_of_the_policy_from_the_reference(steps_apart: bool) -> None:
+    """By enumeration of four tokens: the mean over the tokens that the engine samples, each with its probability."""
+
+    def distribution(seed: int) -> torch.Tensor:
+        return torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+    logits = distribution(1).requires_grad_()
+    policy, reference = logits.log_softmax(-1), distribution(2).log_softmax(-1)
+    apart = 0.3 if steps_apart else 0.0
+    old = (logits.detach() + apart * distribution(3)).log_softmax(-1)
+    engine = (old + apart * distribution(4)).log_softmax(-1)
+    settings = LossSettings(0.2, 0.2, importance_cap=100.0, kl_coefficient=1.0)
+    nothing = torch.zeros(1, dtype=torch.float64)
+    losses = [
+        policy_loss(policy[[a]], old[[a]], engine[[a]], nothing, nothing, settings, reference[[a]]) for a in range(4)
+    ]
+    probability = engine.exp()
+    mean = torch.stack([p * loss.total for p, loss in zip(probability, losses, strict=True)]).sum()
+    (actual,) = torch.autograd.grad(mean, logits, retain_graph=True)
+    divergence = (policy.exp() * (policy - reference)).sum()
+    (expected,) = torch.autograd.grad(divergence, logits, retain_graph=True)
+    (other,) = torch.autograd.grad((reference.exp() * (reference - policy)).sum(), logits)
+    assert actual.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert float((expected - other).abs().max()) > 0.02, "the two divergences differ, so that something was told apart"
+    estimate = sum(float(p) * named(loss)["kl_reference"] for p, loss in zip(probability, losses, strict=True))
+    assert estimate == pytest.approx(divergence.item(), abs=1e-9)
 
 
 def test_likelihood() -> None:

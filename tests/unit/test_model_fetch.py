@@ -53,7 +53,7 @@ NEEDED = {
         {"weight_map": {f"weight{i}": name for i, name in enumerate(WEIGHTS, start=1)}}
     ).encode(),
     "tokenizer.json": b"{}",
-    "tokenizer_config.json": json.dumps({"chat_template": "{{ messages }}"}).encode(),
+    "tokenizer_config.json": json.dumps({"chat_template": "{{ messages[0].content }}"}).encode(),
     **WEIGHTS,
 }
 NOT_NEEDED = {

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.local.site import LocalSite
@@ -34,7 +37,7 @@ def model(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))
     (directory / "tokenizer.json").write_text("{}")
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
     save_file({"weight": np.zeros((8, 8), dtype=np.float32)}, directory / "model.safetensors")
     return directory
 
@@ -116,8 +119,36 @@ def test_a_whole_model_is_accepted(model: Path) -> None:
 
 def test_a_template_of_the_recipe_stands_in_for_the_models(model: Path, tmp_path: Path) -> None:
     change("tokenizer_config.json", chat_template=None)(model)
-    (tmp_path / "template.jinja").write_text("{{ messages }}")
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
     submit(model, f"prompt.chat_template={tmp_path / 'template.jinja'}")
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ messages[0].content[0].text }}", "writes the question 0 times"),
+        ("{{ raise_exception('Give me tools.') }}", "TemplateError: Give me tools."),
+        ("{{ messages[0].content }}[assistant]<think></think>", "closes the thought"),
+    ],
+)
+def test_a_template_that_makes_no_usable_prompt_is_refused_by_submit_and_told_by_plan(
+    template: str, words: str, model: Path, tmp_path: Path
+) -> None:
+    change("tokenizer_config.json", chat_template=template)(model)
+    with pytest.raises(UserError, match=words) as refused:
+        submit(model)
+    assert str(refused.value.where).startswith("model.path")
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"extends: quickstart\nmodel: {{type: hugging_face, path: {model}}}\n")
+    result = CliRunner().invoke(main, ["plan", str(recipe), "--run", str(tmp_path / "run")])
+    assert "submit will refuse: the chat template" in result.output
+    assert re.search(words, result.output)
+
+
+def test_the_prompt_of_a_benchmark_is_checked_for_the_model_too(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}<think></think>")
+    with pytest.raises(UserError, match="closes the thought"):
+        submit(model, f"evaluation.prompt.chat_template={tmp_path / 'template.jinja'}")
 
 
 def test_the_model_of_a_prover_is_looked_at_as_well(model: Path) -> None:

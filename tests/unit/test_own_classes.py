@@ -11,19 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ruamel.yaml import YAML
+from samples import rollout, sampled
 
 from mrt_hpc.algorithms.base import rollout_algorithm
 from mrt_hpc.algorithms.batch import Batch
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.launch.create import create_or_open
+from mrt_hpc.launch.entry import load_task
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.registry import ALGORITHMS
 from mrt_hpc.recipe.user_code import changed, own_code
+from mrt_hpc.roles.training.iteration_data import RolloutReader
+from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.records import FinishReason, Rollout
 
@@ -58,14 +63,31 @@ def test_a_recipe_names_an_algorithm_and_a_prover_beside_it(recipe_file: Path) -
 
 def test_its_method_is_what_the_trainer_learns(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file)
-    rollout = Rollout(
+    trace = Rollout(
         iteration=0, problem_id="p", sample=0, seed=0, weights_version=0, prompt_ids=[1], forced=0, token_ids=[2, 3, 4],
         logprobs=[-1.0] * 3, finish_reason=FinishReason.STOP, text="", answer="7", reward=1.0, boundaries=[0, 1, 2],
         started=0.0, seconds=0.0,
     )  # fmt: skip
-    batch = Batch([rollout], [{0: 0.0, 1: 0.4, 2: 1.0}], [], "", np.zeros(0), [])
+    batch = Batch([trace], [{0: 0.0, 1: 0.4, 2: 1.0}], [], "", np.zeros(0), [])
     (sequence,) = rollout_algorithm(recipe).learnt(batch).sequences
     assert sequence.advantages == pytest.approx([0.8] * 3), "the reward less half of the value before the last episode"
+
+
+def test_an_advantage_that_is_not_a_number_is_refused_with_its_place(recipe_file: Path, tmp_path: Path) -> None:
+    (module,) = tmp_path.glob("method_*.py")
+    module.write_text(
+        module.read_text() + "\n\nclass Spoiled(LastEpisode):\n    def learnt(self, batch):\n"
+        "        import numpy\n        from mrt_hpc.algorithms.batch import rollout_sequences\n"
+        "        return rollout_sequences(batch, [numpy.full(3, numpy.nan) for _ in batch.rollouts])\n"
+    )
+    recipe_file.write_text(recipe_file.read_text().replace(":LastEpisode", ":Spoiled"))
+    recipe = load_recipe(recipe_file, ("sampling.problems_per_iteration=1",))
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+    commit_group(layout.group(0, 0), sampled(rollout("p-7", 0)))
+    reader = RolloutReader(load_task(layout, "segment-000.trainer", 0, Placement(0, 1, 0, "a")), 0)
+    with pytest.raises(UserError, match=r"algorithm method_.*:Spoiled gives what cannot be learnt: adv") as refused:
+        reader.data()
+    assert refused.value.where == "iteration 0, group p-7" and refused.value.exit_code is ExitCode.FATAL
 
 
 def test_its_estimate_is_the_value_of_a_boundary(recipe_file: Path) -> None:

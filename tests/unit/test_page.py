@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -524,12 +525,27 @@ def test_damaged_groups_are_told_and_the_others_shown(run: RunLayout, tmp_path: 
     assert "rollouts of iteration 2" in page
 
 
-def test_a_page_that_cannot_be_written_loses_no_report(run: RunLayout, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_loses_no_report(run: RunLayout) -> None:
     run.report.unlink()
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError, match="taken"):
-        write_report(run, tmp_path / "taken")
+    run.page.unlink(missing_ok=True)
+    run.page.mkdir()
+    with pytest.raises(OSError, match=run.page.name):
+        write_report(run)
+    run.page.rmdir()
     assert "3 of 3 iterations done" in run.report.read_text()
+
+
+def test_a_page_elsewhere_is_all_that_is_written(run: RunLayout, tmp_path: Path) -> None:
+    """So that the page of a run that another user owns can be made."""
+    shutil.rmtree(run.plots)
+    run.report.unlink()
+    done = CliRunner().invoke(main, ["report", str(run.root), "--page", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert str(run.report) not in done.output
+    assert (tmp_path / "page.html").is_file()
+    assert not run.plots.exists()
+    assert not run.report.exists()
+    write_report(run)
 
 
 def test_several_runs_need_a_place_and_share_a_page(run: RunLayout, tmp_path: Path) -> None:

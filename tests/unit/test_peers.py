@@ -74,7 +74,7 @@ def test_no_peer_at_work_for_the_limit_gives_the_nodes_back(peers: Peers) -> Non
 
 def test_a_peer_at_work_is_waited_for(peers: Peers) -> None:
     say(peers, TaskState.RUNNING, TaskState.WAITING, beating=True)
-    wait = PeerWait(peers, Resilience(wait_limit_minutes=1e-9), "rollouts")
+    wait = PeerWait(peers, Resilience(wait_limit_minutes=0.001), "rollouts")
     for _ in range(100):
         wait.check()
     say(peers, TaskState.WAITING, TaskState.WAITING)

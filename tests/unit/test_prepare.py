@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import DamagedError, verify
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.weights import publish
 from mrt_hpc.training.agreement import make_small
 
@@ -70,6 +71,16 @@ def test_a_damaged_weights_version_of_another_run_is_refused(other: Path, tmp_pa
     save_file({"weight": np.ones(4, dtype=np.float32)}, other / "model.safetensors")
     task = task_from(other, tmp_path / "run")
     with pytest.raises(DamagedError, match="differs from the manifest"):
+        prepare.run(task)
+    assert not task.layout.weights_version(0).exists()
+
+
+def test_a_model_with_a_number_that_is_not_finite_is_never_published(other: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(other, tmp_path / "model")
+    (model / MANIFEST).unlink()
+    save_file({"weight": np.array([0, 1, np.nan, 2], dtype=np.float32)}, model / "model.safetensors")
+    task = task_from(model, tmp_path / "run")
+    with pytest.raises(UserError, match=r"hold a NaN or an infinity: weight"):
         prepare.run(task)
     assert not task.layout.weights_version(0).exists()
 
@@ -191,6 +202,49 @@ def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, capl
         assert lengths(task, path) == [n for n in before if n <= 64]
         assert len(json.loads(record.read_text())["tokens"]) == 5
     assert caplog.text.count("data: 5 of 40 problems are left out") == 1
+
+
+def with_problem(task: Task, text: str) -> str:
+    """Give the first training problem another text; returns its id."""
+    first, *others = read_problems(task.layout.train_data)
+    write_problems(task.layout.train_data, [replace(first, problem=text), *others])
+    return first.id
+
+
+@pytest.mark.parametrize("text", ["Say <|end|> twice", "x</think>=3"])
+def test_a_problem_that_holds_a_special_token_is_refused(text: str, tmp_path: Path) -> None:
+    task = prompt_task(tmp_path / "run")
+    name = with_problem(task, text)
+    with pytest.raises(UserError, match="1 of 40 problems hold text that is a special token") as refused:
+        check_tokenized_prompts(task)
+    assert refused.value.value == name
+    assert not task.layout.weights_version(0).exists()
+
+
+def test_a_problem_that_the_template_changes_is_refused(tmp_path: Path) -> None:
+    """Its text would be in the prompt in part: a check of one question alone does not see that."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content.split('###')[0] }}\n")
+    task = prompt_task(tmp_path / "run", f"prompt.chat_template={template}")
+    check_tokenized_prompts(task)
+    name = with_problem(task, "Solve 2*x=6 ### and this")
+    with pytest.raises(UserError, match=f"does not write problem {name} as it is"):
+        check_tokenized_prompts(task)
+
+
+def test_problems_that_the_tokenizer_normalises_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build_tokenizer().save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "NFC"}}))
+    task = prompt_task(tmp_path / "run")
+    check_prompts(task, tmp_path)
+    assert "normalisation" not in caplog.text
+    name = with_problem(task, "What is e\u0301?")
+    check_prompts(task, tmp_path)
+    assert (
+        f"replaces characters of 1 of 40 problems by others that look alike (Unicode normalisation), and the model "
+        f"reads those: {name}" in caplog.text
+    )
 
 
 def test_too_few_problems_left_are_refused(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_weights_versions_are_complete_or_absent(tmp_path: Path) -> None:
     assert published_versions(layout) == []
     assert publish(layout, 1, lambda d: (d / "w").write_text("1") and None)
     assert not publish(layout, 1, lambda d: (d / "w").write_text("2") and None)
-    assert verify(layout.weights_version(1)).about == {"version": 1}
+    assert verify(layout.weights_version(1)).about == {"place": [], "version": 1}
     assert list(layout.weights.iterdir()) == [layout.weights_version(1)]
 
 
@@ -369,7 +369,7 @@ def test_forgetting_failures_leaves_what_is_done(tmp_path: Path) -> None:
     assert read_task(layout, "j", 0).state is TaskState.DONE
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"state": "odd"}', '{"state": "done", "more": 1}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"state": "odd"}', '{"state": "done", "waits": "1"}'])
 def test_a_damaged_state_of_a_task_is_an_error_with_advice(tmp_path: Path, content: str) -> None:
     layout = RunLayout(tmp_path)
     task_file(layout, "j", 0).parent.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,15 @@ from hypothesis import strategies as st
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
-from mrt_hpc.inference.protocol import GENERATE_PATH, RequestBatch, Sample, read_sample_line, sample_line
+from mrt_hpc.inference.protocol import (
+    GENERATE_PATH,
+    NOT_FINITE,
+    RequestBatch,
+    Sample,
+    not_finite,
+    read_sample_line,
+    sample_line,
+)
 from mrt_hpc.inference.server_control import Address
 
 if TYPE_CHECKING:
@@ -151,6 +160,23 @@ def test_a_request_that_the_server_refuses_is_told_with_its_place() -> None:
     with pytest.raises(UserError, match="refused a request: too long") as refused:
         asyncio.run(answered_by(refuse))
     assert (refused.value.value, refused.value.where, refused.value.advice) == ("2 requests", "the log", "read it")
+
+
+def test_numbers_that_are_not_finite_are_told_once_and_not_asked_for_again() -> None:
+    """JSON has no NaN: the server finds them, and the same seed with the same weights would give them again."""
+    for wrong in ({"logprobs": [-1.0, math.nan, 0.0]}, {"scores": [-math.inf]}, {"top_logprobs": [0.0, math.inf]}):
+        assert (not_finite(msgspec.structs.replace(right(0, 0), **wrong)) or "").startswith(NOT_FINITE)
+    assert not_finite(right(0, 0)) is None
+    reason, asked_for = not_finite(Sample(0, 0, [1], [-math.inf])), []
+
+    async def spoiled(request: web.Request) -> web.Response:
+        asked_for.append(await request.read())
+        return web.Response(body=sample_line(Sample(0, 0, error=reason)))
+
+    with pytest.raises(UserError, match="number 0 of 1 logprobs is -inf") as refused:
+        asyncio.run(answered_by(spoiled))
+    assert len(asked_for) == 1 and refused.value.exit_code is ExitCode.FATAL
+    assert refused.value.value == "a prompt of 3 tokens, seed 10"
 
 
 def test_a_sample_that_the_server_refuses_is_told_with_its_prompt() -> None:

@@ -128,6 +128,16 @@ def test_one_server_spans_the_gpus_of_several_nodes(
     assert (told["--tensor-parallel-size"], told["--pipeline-parallel-size"]) == (str(width), str(stages))
 
 
+@pytest.mark.parametrize(("over_ray", "interface"), [(False, "lo"), (True, "ib0")])
+def test_the_processes_of_a_server_on_one_node_listen_on_loopback_only(
+    over_ray: bool, interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    settings = server_settings(with_servers(tmp_path, 8), tmp_path, 64, share=1.0, common_seeds=False)
+    with closing(VllmServer(replace(settings, over_ray=over_ray), tmp_path / "log")) as server:
+        assert server.command.environment()["GLOO_SOCKET_IFNAME"] == interface
+
+
 def test_without_gpus_the_server_stays_on_the_first_node(tmp_path: Path) -> None:
     several = on_nodes(with_servers(tmp_path, 0), 2)
     settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 TASK = {"job": TRAINER, "task": 0, "rank": 0, "attempt": "12.0", "world_size": 1}
 SHAPE = {
-    "format", "run", "name", "kind", "time", "state", "unreached", "iterations", "measured", "evaluations", "jobs",
-    "tasks", "throughput", "fault_counts", "faults", "upcoming", "expected_end", "report",
+    "format", "run", "name", "kind", "time", "state", "unreached", "unreadable", "iterations", "measured",
+    "evaluations", "jobs", "tasks", "throughput", "fault_counts", "faults", "upcoming", "expected_end", "report",
 }  # fmt: skip
 PARTS = {
     "iterations": {"done", "planned", "weights_version", "groups_done", "groups_planned", "seconds"},

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from wandb.proto.wandb_internal_pb2 import Record
@@ -30,6 +31,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.report import run, write_report
 from mrt_hpc.roles.tracking import Tracker, run_id
 from mrt_hpc.run.atomic import is_temporary
+from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,6 +93,29 @@ def test_the_command_told_is_one_that_wandb_takes_for_all_directories(tmp_path: 
     (directory,) = trainer.layout.offline_runs.glob("offline-run-*")
     assert "Would sync 1 run(s)" in told.stderr
     assert directory.name in told.stderr
+
+
+def listening_below(pid: int) -> set[Path]:
+    """The sockets with a place at which the processes listen that one has started."""
+    connections = [c for child in psutil.Process(pid).children(recursive=True) for c in child.net_connections("unix")]
+    return {Path(c.laddr) for c in connections if str(c.laddr).startswith("/")}
+
+
+def test_no_other_user_reaches_the_sockets_of_wandb(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with Tracker.of(task_of(tmp_path / "run", TRAINER)) as tracker:
+            tracker.log(IterationMetrics(iteration=0, tokens_per_rollout=12.0))
+
+            def its_monitor_listens() -> bool:
+                return any("symon" in path.name for path in listening_below(os.getpid()))
+
+            wait_until(its_monitor_listens, reason="W&B's monitor of the machine", deadline_s=20)
+            sockets = listening_below(os.getpid())
+    finally:
+        os.umask(before)
+    assert {path.parent for path in sockets if path.parent.is_dir() and path.parent.stat().st_mode & 0o077} == set()
+    assert "mrt-hpc-wandb" not in os.environ.get("TMPDIR", "")
 
 
 # -- evaluations ------------------------------------------------------------------------------------------------------

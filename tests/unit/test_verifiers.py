@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from graded import grade_all
 from ruamel.yaml import YAML
+from sandboxes import needs_sandbox
 
 from mrt_hpc.domains.choice import ChoiceVerifier
 from mrt_hpc.domains.exact import ExactVerifier
@@ -27,7 +28,6 @@ from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.sections.data import JsonlProblems
 from mrt_hpc.recipe.sections.grading import Grading
 from mrt_hpc.run.evaluation_settings import settings_of
-from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from mrt_hpc.domains.base import Verifier
@@ -69,43 +69,15 @@ def test_a_program_is_the_last_whole_block_after_the_thought() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "correct", "readable"),
-    [
-        (PROGRAM, True, True),
-        ("def double(x):\n    return x", False, True),
-        ("def double(x:\n    return x", False, False),
-        ("while True:\n    pass", False, True),
-        ("x = 'a' * 10**10\ndef double(x):\n    return 2 * x", False, True),
-        ("open('big', 'wb').write(bytes(20 * 2**20))\n" + PROGRAM, False, True),
-        ("import os\nassert os.listdir() == [] and 'WANDB_API_KEY' not in os.environ\n" + PROGRAM, True, True),
-    ],
-)
-def test_a_program_is_right_where_it_passes_its_assertions_within_its_limits(
-    monkeypatch: pytest.MonkeyPatch, program: str, correct: bool, readable: bool
-) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "secret")
-    judged = PythonVerifier(time_limit_s=1.0, memory_limit_gib=0.5).judge(program, ASSERTIONS)
-    assert (judged.correct, judged.readable) == (correct, readable)
-
-
-def test_what_a_program_leaves_behind_ends_with_it(tmp_path: Path) -> None:
-    late = tmp_path / "late"
-    waiting = f"import time; time.sleep(2); open({str(late)!r}, 'w')"
-    child = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {waiting!r}])"
-    assert PythonVerifier().judge(f"{child}\n{PROGRAM}", ASSERTIONS).correct
-    with pytest.raises(UserError):
-        wait_until(late.exists, reason="a file that must never come", deadline_s=3)
-
-
-@pytest.mark.parametrize(
     ("verifier", "pairs", "expected"),
     [
         (ChoiceVerifier(), [("(B)", "B"), ("A", "B"), ("all", "B")], [1.0, 0.0, 0.0]),
         (ExactVerifier(), [("a", "a"), ("b", "a")], [1.0, 0.0]),
-        (
+        pytest.param(
             PythonVerifier(),
             [(PROGRAM, ASSERTIONS), ("def double(x): return 0", ASSERTIONS), ("(", ASSERTIONS)],
             [1.0, 0.0, 0.0],
+            marks=needs_sandbox,
         ),
         (MathVerifier(), [("\\frac{2}{4}", "\\frac{1}{2}")], [1.0]),
     ],

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import save_file
 from small_weights import as_bytes, publish_delta, publish_full, read_model, tensors, write_model
 
 from mrt_hpc.errors import UserError
@@ -22,6 +24,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.evaluation_settings import pruned_versions
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
+from mrt_hpc.run.safetensors_file import AT_ONCE, is_finite, refuse_not_finite
 from mrt_hpc.run.weights import CHANGES, DELTA, full_versions, is_delta, prune, published_versions, refuse_delta
 from mrt_hpc.run.weights_delta import (
     BrokenChainError,
@@ -49,6 +52,45 @@ def layout(tmp_path: Path) -> RunLayout:
     for version in (2, 3, 4):
         publish_delta(layout, version)
     return layout
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("BF16", torch.bfloat16),
+        ("F16", torch.float16),
+        ("F8_E5M2", torch.float8_e5m2),
+        ("F8_E4M3", torch.float8_e4m3fn),
+        ("F32", torch.float32),
+        ("F64", torch.float64),
+    ],
+)
+def test_finite_numbers_are_told_by_their_bits(name: str, dtype: torch.dtype) -> None:
+    """Of formats of up to 16 bits all numbers; of wider ones each edge, and many others."""
+    if dtype.itemsize <= 2:
+        count = 1 << 8 * dtype.itemsize
+        numbers = torch.arange(count, dtype=torch.int32).to(torch.int16 if dtype.itemsize == 2 else torch.uint8)
+        numbers = numbers.view(dtype)
+    else:
+        limits = torch.finfo(dtype)
+        edges = [0.0, -0.0, limits.max, limits.min, limits.tiny, limits.tiny / 4, torch.inf, -torch.inf, torch.nan]
+        numbers = torch.cat([torch.tensor(edges, dtype=dtype), torch.randn(1000, dtype=dtype)])
+    found = [is_finite(name, one.reshape(1).view(torch.uint8).numpy()) for one in numbers]
+    assert found == (numbers.float() if dtype.itemsize < 4 else numbers).isfinite().tolist()
+    assert False in found
+    whole = numbers[torch.tensor(found)].repeat(2 + AT_ONCE // len(numbers) // dtype.itemsize)
+    assert is_finite(name, whole.view(torch.uint8).numpy())
+    whole[-1] = torch.nan
+    assert not is_finite(name, whole.view(torch.uint8).numpy()), "the last one of several parts"
+
+
+def test_files_of_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    values = {"steps": np.full(4, -1), "good": np.ones(3, np.float32), "bad": np.array([1, np.inf], np.float16)}
+    save_file({"good": values["good"], "steps": values["steps"]}, tmp_path / "1.safetensors")
+    refuse_not_finite(tmp_path)
+    save_file({"bad": values["bad"]}, tmp_path / "2.safetensors")
+    with pytest.raises(DamagedError, match=r"1 tensor\(s\) hold a NaN or an infinity: bad\n"):
+        refuse_not_finite(tmp_path)
 
 
 def recipe(*changes: str) -> Recipe:

@@ -21,6 +21,7 @@ _IN_BETWEEN = (
     (re.compile(r"\\(?:text)?color\s*\{[A-Za-z]+\}"), ""),
     (re.compile(r"\^?°"), r"^\\circ"),
     (re.compile(r"−"), "-"),
+    (re.compile(r"(?<=[0-9])\.(?=\s*+[-+*/^)}])"), ""),
     (re.compile(r"(?<!\\)~"), " "),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
 )

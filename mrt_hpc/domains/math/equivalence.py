@@ -10,36 +10,33 @@ from __future__ import annotations
 import logging
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import MatrixBase, Tuple, zoo
+from sympy import MatrixBase, Rational, Tuple
 
 from mrt_hpc.domains.base import Judgement
 from mrt_hpc.domains.boxed import braces_balance
 from mrt_hpc.domains.math import two_stages, values_differ
 from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS, clean
+from mrt_hpc.domains.math.names import named_value, spelt, value_sides
 from mrt_hpc.domains.math.numbers import as_fraction, power_as_latex
-from mrt_hpc.domains.math.quantities import evaluated, is_fraction, quantities_agree, read_quantity
-from mrt_hpc.domains.math.words import same_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from mrt_hpc.domains.math.quantities import (
+    ends_with_symbol,
+    evaluated,
+    is_fraction,
+    quantities_agree,
+    read_quantity,
+    with_symbols_kept,
+)
+from mrt_hpc.domains.math.words import has_words, same_words, words_as_text
 
 _BOXED_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 """Only LaTeX, only the box: math-verify's plain search would find a 7 in ``\\frac{1}{ = 7``."""
 
-SMALL = 1e-3
-"""Below it the six decimal places that math-verify compares are fewer than three digits."""
-SMALL_TOLERANCE = 1e-3
-"""Relative, between numbers below ``SMALL``: as close as six places are to a number of that size."""
-VALUE_DIGITS = 30
 GOLDS = 1024
 """Gold answers whose expressions a process keeps."""
 
-_LAST_LETTER = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\Z")
-_SYMBOL_BEFORE_IT = re.compile(r"(?:[-+*/=^]|(?<![A-Za-z\\])[A-Za-z])\s*[A-Za-z]\Z")
-_NAME = re.compile(r"\A[A-Za-z](?:_(?:[A-Za-z0-9]|\{\w+\}))?(?:\([a-z]\))?\s*=(?!.*=)\s*", re.DOTALL)
 _PERCENT = re.compile(r"\\?%\s*\Z")
 _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """Commands whose content math-verify may take for a unit and drop, so that nothing is left to compare."""
@@ -64,13 +61,18 @@ def certain_verdict(answer: str, gold: str, *, strict: bool = False) -> bool | N
             An integer must be written as a number, so that ``\\frac{6}{2}`` is no answer to 3 and ``3.0`` is one; any
             other number may be a fraction too.
     """
-    answer, gold = clean(answer), clean(gold)
+    answer, gold = _plain(answer), _plain(gold)
     expected = read_quantity(gold)
-    given = None if expected is None else evaluated(answer)
-    if expected is not None and given is not None:
-        return quantities_agree(given, expected)
-    if strict and expected is not None and (expected.is_whole or not is_fraction(answer)):
-        return False
+    if expected is not None:
+        sides = value_sides(answer) if _may_be_read(answer) else []
+        given = evaluated(sides)
+        if ends_with_symbol(gold) and (given is None or not given.units):
+            return None
+        agree = None if given is None else quantities_agree(given, expected)
+        if given is not None and (agree is False or len(sides) == 1):
+            return agree
+        if strict and given is None and (expected.is_whole or not (sides and is_fraction(sides[-1]))):
+            return False
     if same_words(answer, gold):
         return True
     if answer == gold and _keeps_its_text(gold):
@@ -87,49 +89,72 @@ def _keeps_its_text(gold: str) -> bool:
     )
 
 
+def _plain(text: str) -> str:
+    """A text without the marks that change no value, its words and names as they are compared; a too long one as is."""
+    return text if len(text) > MAX_ANSWER_CHARS else spelt(words_as_text(clean(text)))
+
+
+def _may_be_read(answer: str) -> bool:
+    return len(answer) <= MAX_ANSWER_CHARS and braces_balance(answer)
+
+
 def judge(answer: str, gold: str) -> Judgement:
     """math-verify's judgement of ``answer``; a hostile one may hang, raise anything or exhaust the memory."""
-    answer, gold = clean(answer), clean(gold)
-    if len(answer) > MAX_ANSWER_CHARS or not braces_balance(answer):
+    answer, gold = _plain(answer), _plain(gold)
+    if not _may_be_read(answer):
         return Judgement(correct=False, readable=False)
-    answer, gold = _with_last_symbols(answer, gold)
-    expected, parsed = _parse_gold(gold), _parse(answer)
-    readable = _is_read(parsed)
-    both_read = readable and _is_read(expected) and zoo not in expected  # a time such as 05:00 is a division by zero
-    correct = _right(expected, parsed) or any(
-        _right(*reading) for reading in _other_readings(answer, gold, both_read=both_read)
+    sides, gold = _compared(answer, gold)
+    judged = [_judged(side, gold) for side in sides]
+    correct = any(side.correct for side in judged) and all(
+        one.correct or _rounds(side, gold, whole="approx" in answer) for one, side in zip(judged, sides, strict=True)
     )
-    return Judgement(correct=correct, readable=readable)
+    return Judgement(correct=correct, readable=any(side.readable for side in judged))
+
+
+def _compared(answer: str, gold: str) -> tuple[list[str], str]:
+    """The values of an answer and that of the gold answer: without a name that only one has, or that both share."""
+    named = named_value(gold)
+    if named is None:
+        return ([answer] if "=" in gold else value_sides(answer)), gold
+    given = named_value(answer)
+    if given is not None and given[0].replace(" ", "") == named[0].replace(" ", ""):
+        return [given[1]], named[1]
+    return [answer], gold if "=" in answer else named[1]
+
+
+def _judged(answer: str, gold: str) -> Judgement:
+    """The judgement of one value; and without the sign of per cent, where one of the two has none."""
+    if answer == gold and _keeps_its_text(gold):
+        return Judgement(correct=True, readable=True)
+    answer, gold = with_symbols_kept(answer, gold)
+    expected, parsed = _parse_gold(gold), _parse(answer)
+    correct = _verified(expected, parsed)
+    if not correct and (_PERCENT.search(answer) is None) != (_PERCENT.search(gold) is None):
+        correct = _verified(_parse_gold(_PERCENT.sub("", gold)), _parse(_PERCENT.sub("", answer)))
+    return Judgement(correct=correct, readable=_is_read(parsed) and not has_words(answer))
 
 
 def _is_read(parsed: list[object]) -> bool:
     return any(not isinstance(expression, str) for expression in parsed)
 
 
-def _right(expected: list[object], parsed: list[object]) -> bool:
-    return _verified(expected, parsed) and not _was_chopped(parsed, expected)
-
-
-def _other_readings(answer: str, gold: str, *, both_read: bool) -> Iterator[tuple[list[object], list[object]]]:
-    """The two without the sign of per cent where one of them has none; and the answer without the name of its value
-    where the gold answer names none and one of them was not read: else math-verify has seen the name.
+def _rounds(side: str, gold: str, *, whole: bool) -> bool:
+    """Whether one side of an equation is a number that differs from the gold answer by a rounding: by half of the last
+    place of the one of the two that is a decimal, or a whole number where the answer says that it is rounded.
     """
-    if (_PERCENT.search(answer) is None) != (_PERCENT.search(gold) is None):
-        yield _parse_gold(_PERCENT.sub("", gold)), _parse(_PERCENT.sub("", answer))
-    if not both_read and "=" not in gold and (value := _NAME.sub("", answer)) != answer:
-        yield _parse_gold(gold), _parse(value)
+    numbers = [found.number for text in (side, gold) if (found := read_quantity(text)) is not None]
+    places = [number.last_place for number in numbers if whole or not number.is_integer]
+    first, second = _number(_parse(side)), _number(_parse_gold(gold))
+    if not places or first is None or second is None:
+        return False
+    return bool(abs(first - second) <= Rational(str(max(places))) / 2)
 
 
-def _with_last_symbols(answer: str, gold: str) -> tuple[str, str]:
-    """The two with their last letters in braces where those are symbols: math-verify drops any single letter behind a
-    space as a unit, so that ``a + b + c`` and ``a + b + d`` were equal to it. A letter is a unit only behind a number,
-    and only where the other has none.
-    """
-    both = _LAST_LETTER.search(answer) is not None and _LAST_LETTER.search(gold) is not None
-    first, second = (
-        _LAST_LETTER.sub(r"{\1}", text) if both or _SYMBOL_BEFORE_IT.search(text) else text for text in (answer, gold)
-    )
-    return first, second
+def _number(parsed: list[object]) -> Any:
+    """The finite number that math-verify found first, as sympy's; None where it found something else."""
+    first: Any = next((expression for expression in parsed if not isinstance(expression, str)), None)
+    value = first.doit().evalf() if getattr(first, "is_number", False) else None
+    return value if getattr(value, "is_finite", False) else None
 
 
 def _verified(expected: list[object], parsed: list[object]) -> bool:
@@ -143,21 +168,6 @@ def _verified(expected: list[object], parsed: list[object]) -> bool:
 
 def _vectors_as_tuples(parsed: list[object]) -> list[object]:
     return [Tuple(*e.flat()) if isinstance(e, MatrixBase) and 1 in e.shape and len(e) > 1 else e for e in parsed]
-
-
-def _was_chopped(answer: list[object], gold: list[object]) -> bool:
-    """Whether a small gold number and another number are equal to math-verify only because it rounds both to zero."""
-    value, expected = _value(answer), _value(gold)
-    if value is None or expected is None or not 0 < abs(expected) < SMALL:
-        return False
-    return bool(abs(value - expected) > SMALL_TOLERANCE * abs(expected))
-
-
-def _value(parsed: list[object]) -> Any:
-    """The finite number that math-verify found first, as sympy's; None where it found something else."""
-    first: Any = next((expression for expression in parsed if not isinstance(expression, str)), None)
-    value = first.doit().evalf(VALUE_DIGITS) if getattr(first, "is_number", False) else None
-    return value if getattr(value, "is_finite", False) else None
 
 
 @lru_cache(maxsize=GOLDS)

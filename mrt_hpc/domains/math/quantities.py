@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.boxed import braces_balance
-from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS
 from mrt_hpc.domains.math.numbers import Number, leading_number, numbers_agree
+from mrt_hpc.domains.math.words import STATEMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _WRAPPED = re.compile(
     r"\\(?:text|textbf|textrm|mbox|mathbf|mathrm|mathsf|mathit|boldsymbol|bm|underline)\s*\{([^{}]*)\}"
@@ -23,31 +26,31 @@ _SENTENCE = re.compile(r"\s*\\(?:text|textbf|textrm|mbox)\s*\{[^{}]*[0-9] [^{}0-
 _SPACE = re.compile(r"\\(?:[ ,;:!]|quad(?![A-Za-z])|displaystyle(?![A-Za-z]))|\s")
 _TEXT = re.compile(r"\\(?:text|textrm|textnormal|mbox|hbox|mathrm|rm)(?![A-Za-z])\s*")
 _BASE = re.compile(r"_\s*(?:\{\s*([0-9]{1,2})\s*\}|([0-9]))")
-_DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])")
+_DEGREES = re.compile(r"(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![A-Za-z]))(?:\s*[CF](?![A-Za-z]))?")
 _POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z}])\s*\^\s*(?:\{\s*-?[0-9]\s*\}|-?[0-9])")
 _UNIT = re.compile(r"[A-Za-z'./{}\s]*")
 _DIGITS = r"\s*(?:\{\s*[0-9]+\s*\}|[0-9])"
 _FRACTION = re.compile(rf"[+-]?\s*(?:[0-9]*\s*\\[dt]?frac{_DIGITS}{_DIGITS}|[0-9]+\s*/\s*[0-9]+)(?:\s*\\?%)?")
-_SIDES = re.compile(r"=|\\approx(?![A-Za-z])")
 
-_NO_UNITS = frozenset(
-    {"is", "are", "was", "be", "isn't", "not", "no", "wrong", "false", "incorrect", "true"}
-    | {"or", "either", "and", "but", "if", "to", "than", "maybe", "perhaps"}
-)
-"""Words that make a statement about the number in place of naming its unit."""
+_GLUED = re.compile(r"[+-]?[0-9.,]*[0-9][A-Za-z]")
+_LAST_LETTERS = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)(\^(?:[0-9]|\{-?[0-9]\}))?\s*\Z")
+_LETTER_AS_TEXT = re.compile(r"\\(?:text|textrm|textit|mbox|mathrm|mathit)\s*\{\s*([A-Za-z])\s*\}\s*\Z")
+_PLAIN_NUMBER = re.compile(r"[+-]?[0-9.,]+(?:\s|\\[ ,;:!])+")
+_NO_SYMBOLS = re.compile(r"(?:[^A-Za-z\\]|\\[A-Za-z]+|\\[^A-Za-z])*(?:\s|\\[ ,;:!])|[+-]?[0-9.,]+")
 _SPELLINGS = {
     "millimetre": "mm millimeter millimeters millimetre millimetres",
     "centimetre": "cm centimeter centimeters centimetre centimetres",
     "metre": "m meter meters metre metres",
-    "kilometre": "km kilometer kilometers kilometre kilometres",
+    "kilometre": "km kilometer kilometers kilometre kilometres kmh kph",
     "inch": "inch inches",
     "foot": "ft foot feet",
     "yard": "yd yard yards",
-    "mile": "mi mile miles",
+    "mile": "mi mile miles mph",
     "second": "s sec second seconds",
     "minute": "min minute minutes",
     "hour": "h hr hrs hour hours",
     "day": "day days",
+    "hertz": "hz hertz",
     "week": "week weeks",
     "month": "month months",
     "year": "year years",
@@ -112,7 +115,7 @@ def _units(rest: str) -> frozenset[str] | None:
     plain = _POWER_OF_UNIT.sub("", _TEXT.sub("", rest)).replace(r"\cdot", "/")
     words = re.findall(r"[a-z']+", plain.lower())
     in_text = _TEXT.search(rest) is not None
-    if _UNIT.fullmatch(plain) is None or words[-1:] == ["right"] or not _NO_UNITS.isdisjoint(words):
+    if _UNIT.fullmatch(plain) is None or words[-1:] == ["right"] or not STATEMENTS.isdisjoint(words):
         return None
     if not in_text and any(word not in UNITS for word in words):
         return None
@@ -134,17 +137,47 @@ def quantities_agree(answer: Quantity, gold: Quantity) -> bool | None:
     return numbers_agree(answer.number, gold.number)
 
 
-def evaluated(answer: str) -> Quantity | None:
-    """The one number that ``answer`` comes down to: itself, or the only number among the sides of its equations.
+def evaluated(sides: Sequence[str]) -> Quantity | None:
+    """The one number that the sides of an answer come down to, None where there is none or more than one.
 
-    ``x = 7`` and ``3 + 4 = 7`` name 7; ``8 = 7``, ``3 + 4``, ``10!`` and ``2^{10}`` name no number or two.
+    ``7`` and ``3 + 4 = 7`` name 7; ``8 = 7``, ``3 + 4``, ``10!`` and ``2^{10}`` name no number or two.
     """
-    if len(answer) > MAX_ANSWER_CHARS or not braces_balance(answer):
-        return None
-    sides = [side for part in _SIDES.split(answer) if (side := read_quantity(part)) is not None]
-    return sides[0] if len(sides) == 1 else None
+    numbers = [side for text in sides if (side := read_quantity(text)) is not None]
+    return numbers[0] if len(numbers) == 1 else None
 
 
-def is_fraction(answer: str) -> bool:
-    """Whether ``answer`` is a fraction of integers or a mixed number."""
-    return _FRACTION.fullmatch(_unwrapped(answer.rpartition("=")[2])) is not None
+def is_fraction(value: str) -> bool:
+    """Whether ``value`` is a fraction of integers or a mixed number."""
+    return _FRACTION.fullmatch(_unwrapped(value)) is not None
+
+
+def ends_with_symbol(text: str) -> bool:
+    """Whether a number and a single letter without a space make up ``text``: the letter may be a unit or a variable."""
+    return _GLUED.fullmatch(text.strip()) is not None
+
+
+def with_symbols_kept(answer: str, gold: str) -> tuple[str, str]:
+    r"""The two with their last letters in braces where those are symbols, and in ``\\text{}`` where they are a unit:
+    math-verify drops some fifty words, and most single letters, behind a number, a brace or a blank.
+
+    Two letters or more are a unit only if ``UNITS`` has them. A single letter of the gold answer is one only behind a
+    plain number and a space, as in ``5 m``; ``\\frac{37}{4} m`` may be a product, so that an answer must have the m. An
+    answer may add the unit that the gold answer leaves out, behind a number without symbols and a space.
+    """
+    expected, symbol = _kept(gold, _PLAIN_NUMBER)
+    found = _LETTER_AS_TEXT.search(answer) or _LAST_LETTERS.search(answer)
+    if found is not None and symbol == found[1]:
+        return f"{answer[: found.start()]}{{{symbol}}}{answer[found.end(1) :].strip(' }')}", expected
+    return _kept(answer, _NO_SYMBOLS)[0], expected
+
+
+def _kept(text: str, may_have_unit: re.Pattern[str]) -> tuple[str, str]:
+    """``text`` with its last letters marked, and those that are symbols."""
+    found = _LAST_LETTERS.search(text)
+    if found is None:
+        return text, ""
+    before, letters, power = text[: found.start()], found[1], found[2] or ""
+    known, behind_value = letters.lower() in UNITS, before.rstrip().endswith((*"0123456789})", "\\,", "\\pi"))
+    if known and behind_value and (len(letters) > 1 or (not power and may_have_unit.fullmatch(before) is not None)):
+        return rf"{before}\text{{ {letters}}}{power}", ""
+    return (text, "") if power else (f"{before}{{{letters}}}", letters)

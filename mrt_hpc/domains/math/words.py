@@ -1,14 +1,119 @@
-r"""Compares answers that are words: names, days, letters of choices. math-verify reads them as products of symbols, and
-takes a list of letters in ``\text{}`` for something else than the same list without it.
+r"""Answers that are words, or end with words: names, days, letters of choices, things that are counted. math-verify
+reads words as products of symbols, and takes a list of letters in ``\text{}`` for something else than the same list
+without it.
+
+A word has four letters or more, at most the first of them a capital and at least one a vowel, and they are no
+neighbours in the alphabet: ``apples`` is one, and ``ab``, ``xyz``, ``mgh``, ``abcd`` and ``ABCD`` are products or
+names. In brackets behind a number two letters are enough, as in ``9 (men)``. Every function takes linear time.
 """
 
 from __future__ import annotations
 
 import re
+import string
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf)\s*\{([A-Za-z0-9,.:'\- ]+)\}")
 _WORDS = re.compile(r"[A-Za-z0-9,.:'\- ]+")
 _ARTICLE = re.compile(r"\A(?:an?|the)\s+(?=[a-z]{2})")
+
+_WORD = re.compile(r"[A-Za-z][a-z]{3,}")
+_RUN = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+")
+_SKIPPED = re.compile(
+    r"\\(?:text[a-z]*|mbox|hbox|mathrm|mathbf|mathit|operatorname|variable|begin|end)\s*\{[^{}]*\}|_\{[^{}]*\}"
+)
+_ALPHABET = string.ascii_lowercase
+_LETTERS = string.ascii_letters
+_VOWELS = frozenset("aeiouy")
+_OF_WORDS = " .'-"
+_MATHEMATICS = frozenset(
+    {
+        "arccos",
+        "arccot",
+        "arcsin",
+        "arctan",
+        "cosec",
+        "cosh",
+        "coth",
+        "sinh",
+        "tanh",
+        "sqrt",
+        "frac",
+        "sin",
+        "cos",
+        "tan",
+    }
+    | {
+        "cot",
+        "sec",
+        "csc",
+        "ln",
+        "log",
+        "lg",
+        "exp",
+        "max",
+        "min",
+        "gcd",
+        "lcm",
+        "mod",
+        "pi",
+        "inf",
+        "infinity",
+        "infty",
+    }
+    | {"theta", "alpha", "beta", "gamma", "delta", "lambda", "sigma", "omega", "percent", "percentage"}
+)
+"""Names of functions and signs as text without a backslash, which are no words."""
+STATEMENTS = frozenset(
+    {"is", "are", "was", "be", "isn't", "not", "no", "wrong", "false", "incorrect", "true"}
+    | {"or", "either", "and", "but", "if", "to", "than", "maybe", "perhaps"}
+)
+"""Words that make a statement about a number in place of saying what is counted or measured."""
+
+
+def is_word(run: str) -> bool:
+    """Whether a run of letters is a word, and no product of variables and no function."""
+    lower = run.lower()
+    return (
+        _WORD.fullmatch(run) is not None
+        and not _VOWELS.isdisjoint(lower)
+        and "".join(sorted(lower)) not in _ALPHABET
+        and lower not in _MATHEMATICS
+    )
+
+
+def has_words(text: str) -> bool:
+    """Whether words stand in ``text`` outside of its commands, which math-verify reads as products of letters."""
+    return any(is_word(run[0]) for run in _RUN.finditer(_SKIPPED.sub("", text)))
+
+
+def words_as_text(text: str) -> str:
+    r"""``text`` with the words at its end in ``\text{}``, where nothing or a number stands before them; brackets around
+    words behind a number are left out.
+    """
+    head = text.rstrip()
+    bracketed = head.endswith(")")
+    head = (head[:-1] if bracketed else head).rstrip(_LETTERS + _OF_WORDS)
+    words = text[len(head) :].strip().removesuffix(")" if bracketed else "").strip(" ")
+    runs = words.replace("-", " ").split()
+    if bracketed:
+        if not head.endswith("("):
+            return text
+        head = head[:-1].rstrip()
+    if not _may_precede(head, bracketed) or not _are_words(runs, bracketed):
+        return text
+    return rf"{head}\text{{ {words}}}" if head else rf"\text{{{words}}}"
+
+
+def _may_precede(head: str, bracketed: bool) -> bool:
+    """Whether what stands before words is nothing or ends a number."""
+    return head.endswith((*"0123456789%", "}", "\\,", "\\ ")) or (not head and not bracketed)
+
+
+def _are_words(runs: list[str], bracketed: bool) -> bool:
+    plain = [run.lower().strip(".'") for run in runs]
+    if not STATEMENTS.isdisjoint(plain) or not _MATHEMATICS.isdisjoint(plain):
+        return False
+    return any(is_word(run.strip(".'")) or (bracketed and len(run) > 1) for run in runs)
 
 
 def same_words(answer: str, gold: str) -> bool:

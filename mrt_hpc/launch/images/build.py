@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 KINDS = ("cpu", "cuda", "debian")
 """The definitions of ``containers/``, without their suffix."""
+DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+"""The end of the name of an image that is always the same one."""
 ARGUMENTS = "build-arguments"
 """The file with the arguments of the definition, in the tree that an image is built from."""
 
@@ -34,7 +37,9 @@ class ImageAsked:
     image: Path
     """The SIF file."""
     base: str | None = None
-    """The image that it is built from: a SIF file, or a name in a registry; by default that of the definition."""
+    """The image that it is built from: a SIF file, or a name in a registry, with its digest; by default that of the
+    definition.
+    """
     build_arguments: tuple[str, ...] = ()
     """As ``NAME=VALUE``; they replace those of the definition."""
     binds: tuple[str, ...] = ()
@@ -45,6 +50,8 @@ class ImageAsked:
     executable: str = "apptainer"
     fakeroot: bool = True
     """Whether Apptainer maps this user to root in the image; root itself may do without."""
+    any_base: bool = False
+    """Whether the name may be without a digest: the registry then decides at each build which image that is."""
 
     @property
     def checksum_file(self) -> Path:
@@ -113,21 +120,26 @@ def _own_arguments(asked: ImageAsked, tree: Path) -> list[str]:
         arguments.append(f"SETTINGS={shlex.join(asked.settings)}")
     if asked.base is None:
         return arguments
-    return [*arguments, *_base_arguments(asked.base)]
+    return [*arguments, *_base_arguments(asked.base, any_base=asked.any_base)]
 
 
-def _base_arguments(base: str) -> list[str]:
+def _base_arguments(base: str, *, any_base: bool) -> list[str]:
     """A file or folder of this machine, or the name of an image in a registry.
 
     Raises:
-        UserError: it looks like a path, and nothing is there.
+        UserError: it looks like a path, and nothing is there; or it is a name without a digest.
     """
     path = Path(base)
     if path.exists():
         return ["FROM=localimage", f"BASE={path.absolute()}"]
     if path.suffix == ".sif" or base.startswith(("/", "./", "../")):
-        raise UserError("the base image is not there", value=base, expected="a SIF file, or a name as debian:12",
+        raise UserError("the base image is not there", value=base,
+                        expected="a SIF file, or a name as debian@sha256:DIGEST",
                         advice=f"mrt-hpc container build debian {base} makes one")  # fmt: skip
+    if not any_base and not DIGEST.search(base):
+        raise UserError("the base image has no digest, so another image may have its name tomorrow", value=base,
+                        expected=f"a name as {base.rpartition(':')[0] or base}@sha256:DIGEST",
+                        advice="skopeo inspect docker://NAME shows the digest; or add --any-base")  # fmt: skip
     return [f"BASE={base}"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from mrt_hpc.launch.backend import Site
-from mrt_hpc.recipe.base import Name, NotNegative, Positive
+from mrt_hpc.recipe.base import Cores, Gpus, Name
 
 if TYPE_CHECKING:
     from mrt_hpc.launch.backend import Backend
@@ -17,11 +17,11 @@ class LocalSite(Site):
     type: Literal["local"] = "local"
     name: Name = "local"
     """The name of the profile."""
-    cpus: Positive | None = None
+    cpus: Cores | None = None
     """The number of CPU slots for tasks; null takes the machine's cores, or what the largest pair of roles needs where
     that is more.
     """
-    gpus: NotNegative | None = None
+    gpus: Gpus | None = None
     """The number of GPU slots for tasks; null takes the GPUs that the machine has."""
 
     def backend(self) -> Backend:

@@ -20,7 +20,7 @@ from mrt_hpc.launch.ledger import current_submissions, task_ids
 from mrt_hpc.launch.slurm.environment import slurm_task
 from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.events import has_progressed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retrying
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
     run_dir, name, number, exit_code, *word = arguments
     layout, index, attempt = RunLayout(Path(run_dir)), int(number), slurm_task().attempt
     try:
-        retries = read_lock(layout.recipe_lock).resilience.retries
+        retries = look_at_lock(layout.recipe_lock).resilience.retries
         record = settled(layout, name, index, attempt, int(exit_code), retries)
         if ABANDONED in word:
             record = abandoned(layout, name, index, attempt, record)

@@ -13,6 +13,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.slurm.after_srun import AttemptOutcome
 from mrt_hpc.launch.slurm.environment import BEGAN_AT, ENDS_AT
 from mrt_hpc.launch.slurm.site import GpuRequest
+from mrt_hpc.run.access import CACHES, CACHES_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,17 +30,6 @@ UNPACKED = "@IMAGE@"
 """The word in the command of a task that the shell replaces by the folder into which it has unpacked the image."""
 MOST_AWAITED = 100
 """Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
-CACHES = {
-    "XDG_CACHE_HOME": "other",
-    "VLLM_CACHE_ROOT": "vllm",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-    "CUDA_CACHE_PATH": "cuda",
-}
-"""What is compiled on a node is kept there, not in the home directory, where quotas are small and nodes wait for each
-other: the variables that say where, unless they are set already, and the folders below that of the caches."""
 LATE_S = 5
 """Between a task's last look at its time and the moment in which Slurm takes note of its end, at most."""
 
@@ -177,12 +167,20 @@ def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
 
 
 def _folder_lines() -> list[str]:
-    """Shell lines that make this node's folders. No other user may own the caches: their content is executed."""
+    """Shell lines that make this node's folders. The caches are in a private one, as their content is executed: it is
+    chosen as `private_folder` does.
+    """
     exports = [f'{name}="${{{name}:-$caches/{folder}}}"' for name, folder in CACHES.items()]
+    private = '[ -d "$1" ] && [ ! -L "$1" ] && [ -O "$1" ] && [ "$(stat -c %a "$1" | tail -c 4)" = 700 ]'
+    another = 'echo "$place belongs to another user, is a link, or is open to others; $caches is used instead" >&2'
     return [
         'mkdir -p "${TMPDIR:-/tmp}" || exit 1',
-        'caches="${TMPDIR:-/tmp}/mrt-hpc-caches-$(id -u)"',
-        'mkdir -p -m 700 "$caches" && [ -O "$caches" ] || { echo "$caches belongs to another user" >&2; exit 1; }',
+        f'place="${{TMPDIR:-/tmp}}/{CACHES_FOLDER}-$(id -u)"',
+        f"private() {{ {private}; }}",
+        'for caches in "$place" "$place"-*; do private "$caches" && break; done',
+        'private "$caches" || { caches=$place; mkdir -m 700 "$caches" 2> /dev/null; }',
+        'private "$caches" || caches=$(mktemp -d "$place-XXXXXXXX") || exit 1',
+        f'[ "$caches" = "$place" ] || {another}',
         f"export {' '.join(exports)}",
     ]
 

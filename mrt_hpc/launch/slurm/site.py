@@ -13,7 +13,7 @@ from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.launch.backend import Site
 from mrt_hpc.launch.images.build import checksum_file
 from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
-from mrt_hpc.recipe.base import OPTION, Line, NotNegative, Positive, Section
+from mrt_hpc.recipe.base import OPTION, Line, NotNegative, Queued, Section, WholeMinutes
 from mrt_hpc.recipe.site import SiteLimits
 from mrt_hpc.run.atomic import checksum
 
@@ -102,13 +102,13 @@ class SlurmSite(Site):
     """A folder on each node for sockets, temporary files and what vLLM, Triton and torch compile; null takes the node's
     own folder for temporary files.
     """
-    max_array_size: Positive = 1001
+    max_array_size: Queued = 1001
     """The cluster's MaxArraySize (``scontrol show config``); the largest array index is one less."""
-    max_submit_jobs: Positive | None = None
+    max_submit_jobs: Queued | None = None
     """The number of jobs and array tasks that you may have queued at a time (``sacctmgr show assoc``, MaxSubmit); null
     is no limit.
     """
-    max_time_minutes: Positive | None = None
+    max_time_minutes: WholeMinutes | None = None
     """The longest time limit of the partition, minutes; null is no limit."""
     preemption_notice_s: NotNegative | None = None
     """The seconds between the signal of a preemption and the end of the task: GraceTime of the partition (``scontrol

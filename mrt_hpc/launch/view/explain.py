@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.launch.run_progress import reason
+from mrt_hpc.launch.run_progress import reason, warnings
 from mrt_hpc.launch.view.log_files import last_traceback
 from mrt_hpc.launch.view.run_look import IN_WORDS, RunState
 from mrt_hpc.launch.view.task_cause import Cause, Explanation, clock, explained
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -73,13 +74,16 @@ def explain_run(look: RunLook, history: RunHistory) -> Finding:
         look: at the run.
         history: of its events, up to date.
     """
+    newest = max(published_versions(look.layout), default=0)
+    warned = [f"warning: {warning}" for warning in warnings(look.layout, newest - 1)]
     if look.state is RunState.FINISHED:
         done = sum(job.tasks for job in look.plan.jobs)
-        return Finding(f"The run is finished: all {done} tasks are done.", f"mrt-hpc report {look.layout.root}")
+        sentence = f"The run is finished: all {done} tasks are done."
+        return Finding(sentence, f"mrt-hpc report {look.layout.root}", tuple(warned))
     found = [explained(look, job, index) for job, index, record in look.tasks() if record.state is not TaskState.DONE]
     groups = grouped(found)
     first = groups[0]
-    details = [*_reasons(look, first[0]), *_set_aside(history)]
+    details = [*_reasons(look, first[0]), *_set_aside(history), *warned]
     others = [_told(look, group) for group in groups[1:] if group[0].cause < Cause.LATER]
     later = sum(one.cause is Cause.LATER for one in found)
     if later:
@@ -87,7 +91,7 @@ def explain_run(look: RunLook, history: RunHistory) -> Finding:
     for name, why in look.queues.unreached.items():
         others.append(f"The queue was not reached ({name}: {why}); all else is from the run's files.")
     sentence = f"The run {IN_WORDS[look.state]}: {_told(look, first)}"
-    return Finding(sentence, first[0].next, (*details, *others))
+    return Finding(sentence, first[0].next, (*details, *others, *look.unreadable, *history.faults))
 
 
 def explain_job(look: RunLook, history: RunHistory, text: str) -> list[Finding]:

@@ -11,6 +11,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.view.snapshot import Measured, Throughput
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import UnreadableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,30 +31,30 @@ class Metrics:
     """The metrics of a run's iterations; a file is read again only when it has changed."""
 
     layout: RunLayout
-    _known: dict[int, tuple[int, IterationMetrics | None]] = field(default_factory=dict, init=False)
+    _known: dict[int, tuple[int, IterationMetrics | str]] = field(default_factory=dict, init=False)
+    """By iteration, when the file was changed, and what it holds or why it cannot be read."""
 
     def read(self, planned: int) -> list[IterationMetrics]:
-        """The metrics that are there, in the order of iterations. A damaged file counts as not there; the report says
-        what to do about it.
-        """
-        return [one for iteration in range(planned) if (one := self._of(iteration)) is not None]
+        """The metrics that are there, in the order of iterations. A damaged file counts as not there."""
+        found = [self._of(iteration) for iteration in range(planned)]
+        return [one for one in found if isinstance(one, IterationMetrics)]
 
-    def _of(self, iteration: int) -> IterationMetrics | None:
+    @property
+    def faults(self) -> list[str]:
+        """A line for each file that cannot be read."""
+        return [known for _, known in self._known.values() if isinstance(known, str)]
+
+    def _of(self, iteration: int) -> IterationMetrics | str | None:
         path = self.layout.metrics(iteration)
         try:
             changed = path.stat().st_mtime_ns
-        except FileNotFoundError:
+            if (known := self._known.get(iteration)) is None or known[0] != changed:
+                self._known[iteration] = (changed, IterationMetrics.read(path))
+        except UnreadableError as error:
+            self._known[iteration] = (changed, error.line)
+        except OSError:
             return None
-        if (known := self._known.get(iteration)) is None or known[0] != changed:
-            self._known[iteration] = (changed, _metrics(path))
         return self._known[iteration][1]
-
-
-def _metrics(path: Path) -> IterationMetrics | None:
-    try:
-        return IterationMetrics.read(path)
-    except (FileNotFoundError, UserError):
-        return None
 
 
 def measured(metrics: IterationMetrics) -> Measured:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+
+from mrt_hpc.recipe.source import MAX_BYTES, UNREADABLE
+from mrt_hpc.run.typed_file import file_bytes
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -36,8 +38,8 @@ class RunFacts:
 def read_facts(layout: RunLayout) -> RunFacts:
     """Read what a run is from its lock; nothing is known where the lock is missing or damaged."""
     try:
-        content = YAML(typ="safe").load(layout.recipe_lock.read_text())
-    except (OSError, ValueError, YAMLError):
+        content = YAML(typ="safe").load(file_bytes(layout.recipe_lock, MAX_BYTES).decode())
+    except (*UNREADABLE, OSError):
         return RunFacts()
     recipe = _section(content, "recipe")
     alone = "models" in recipe

@@ -14,7 +14,7 @@ from mrt_hpc.launch.run_progress import progress
 from mrt_hpc.launch.view.run_facts import read_facts
 from mrt_hpc.launch.view.run_look import NO_QUEUES, RunLook, RunState
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.run.event_stream import last_event
+from mrt_hpc.run.event_stream import is_log, last_event
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ListedRun(BaseModel):
     bytes: int | None
     """The size on disk; null where it was not asked for."""
     trouble: str
-    """Why the directory, or its queue, could not be read; empty where both were."""
+    """Why the directory, a file of it, or its queue could not be read; empty where all were."""
 
 
 def list_runs(places: Iterable[Path], within_s: float, *, size: bool) -> list[ListedRun]:
@@ -137,7 +137,13 @@ def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:
         newest_event=None if event is None else event.time,
         newest_event_kind=None if event is None else event.kind,
         bytes=room,
-        trouble="; ".join(f"the queue was not reached ({name}): {why}" for name, why in queues.unreached.items()),
+        trouble="; ".join(
+            [
+                *(f"the queue was not reached ({name}): {why}" for name, why in queues.unreached.items()),
+                *look.faults,
+                *now.unreadable,
+            ]
+        ),
     )
 
 
@@ -147,11 +153,11 @@ def newest_event(layout: RunLayout) -> ProcessEvent | None:
     """
     try:
         with os.scandir(layout.events) as entries:
-            logs = [entry for entry in entries if entry.name.endswith(".jsonl")]
+            logs = [entry for entry in entries if is_log(entry)]
         newest = max(logs, key=lambda entry: entry.stat().st_mtime_ns, default=None)
+        return None if newest is None else last_event(Path(newest.path))
     except OSError:
         return None
-    return None if newest is None else last_event(Path(newest.path))
 
 
 def bytes_of(root: Path) -> int:

@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import Hold, QueueState
-from mrt_hpc.launch.ledger import last_process
+from mrt_hpc.launch.ledger import shown_process
 from mrt_hpc.launch.queued_jobs import QueueLook
 from mrt_hpc.launch.run_progress import read_records
 from mrt_hpc.launch.view.log_files import log_files
 from mrt_hpc.run.heartbeats import read_beat
-from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.run.task_state import TaskState, task_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,6 +76,8 @@ class RunLook:
     queues: QueueLook
     process: LocalProcess | None
     """The process that held the run last, on any machine."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each record of a process or a submission that cannot be read."""
 
     @classmethod
     def at(cls, layout: RunLayout, plan: Plan, queues: QueueLook = NO_QUEUES) -> RunLook:
@@ -85,11 +87,20 @@ class RunLook:
             layout: of the run.
             plan: of the run.
             queues: what the queues have said about it.
-
-        Raises:
-            UserError: the record of a task is damaged.
         """
-        return cls(layout, plan, read_records(plan, layout), queues, last_process(layout))
+        process, faults = shown_process(layout)
+        return cls(layout, plan, read_records(plan, layout), queues, process, (*faults, *queues.unreadable))
+
+    @cached_property
+    def faults(self) -> tuple[str, ...]:
+        """A line for each file that cannot be read: records of tasks, of a process, and of submissions."""
+        told = (
+            f"{job.name} task {index}: {record.message.partition(chr(10))[0]} "
+            f"({task_file(self.layout, job.name, index)})"
+            for job, index, record in self.tasks()
+            if record.state is TaskState.UNREADABLE
+        )
+        return (*told, *self.unreadable)
 
     @cached_property
     def runs_here(self) -> bool:

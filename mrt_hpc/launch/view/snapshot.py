@@ -171,6 +171,8 @@ class Snapshot(Part):
     state: RunState
     unreached: dict[str, str]
     """By the name of a queue, why it was not reached: all else is from the run's files."""
+    unreadable: tuple[str, ...] = ()
+    """A line for each file of the run that cannot be read, with the reason."""
     iterations: Iterations
     measured: tuple[Measured, ...]
     """In the order of iterations."""

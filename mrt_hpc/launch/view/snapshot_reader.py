@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.measures import EvaluationSummary
-from mrt_hpc.errors import UserError
 from mrt_hpc.launch.run_progress import progress
 from mrt_hpc.launch.view import rates
 from mrt_hpc.launch.view.run_facts import RunFacts, read_facts
@@ -28,6 +27,7 @@ from mrt_hpc.launch.view.upcoming import Clock, expected_end, upcoming
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.task_state import TaskState
+from mrt_hpc.run.typed_file import UnreadableError
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class SnapshotReader:
     history: RunHistory
     metrics: rates.Metrics
     costs: rates.Costs = field(default_factory=rates.Costs)
-    _summaries: dict[Path, tuple[int, Evaluated]] = field(default_factory=dict, init=False)
-    """The results of evaluations, with the times at which their files were changed."""
+    _summaries: dict[Path, tuple[int, Evaluated | str]] = field(default_factory=dict, init=False)
+    """The results of evaluations, or why they cannot be read, with the times at which their files were changed."""
 
     @classmethod
     def of(cls, layout: RunLayout, plan: Plan) -> SnapshotReader:
@@ -69,9 +69,6 @@ class SnapshotReader:
 
         Args:
             queues: what the queues have said about it.
-
-        Raises:
-            UserError: the record of a task is damaged.
         """
         look, now = RunLook.at(self.layout, self.plan, queues), time.time()
         self.history.update()
@@ -81,7 +78,7 @@ class SnapshotReader:
         groups = rates.groups_there(self.layout, current)
         iterations = self._iterations(done, measured, len(groups))
         clock = Clock(now, done.iterations_done, iterations.seconds, self.history.published.get(done.iterations_done))
-        happenings = self.history.all_happenings(look.records)
+        happenings, results = self.history.all_happenings(look.records), tuple(self._results())
         return Snapshot(
             run=str(self.layout.root),
             name=self.plan.name,
@@ -89,11 +86,10 @@ class SnapshotReader:
             time=now,
             state=look.state,
             unreached=dict(queues.unreached),
+            unreadable=tuple(self._unreadable(look, done)),
             iterations=iterations,
             measured=tuple(map(rates.measured, measured)),
-            evaluations=Evaluations(
-                done=done.evaluations_done, planned=done.evaluations, results=tuple(self._results())
-            ),
+            evaluations=Evaluations(done=done.evaluations_done, planned=done.evaluations, results=results),
             jobs=tuple(_job(job, look) for job in self.plan.jobs),
             tasks=tuple(self._tasks(look)),
             throughput=rates.throughput(self.layout, measured, groups, self.history, self.costs),
@@ -139,9 +135,20 @@ class SnapshotReader:
             changed = path.stat().st_mtime_ns
             if (known := self._summaries.get(path)) is None or known[0] != changed:
                 self._summaries[path] = (changed, _evaluated(EvaluationSummary.read(path)))
-        except (FileNotFoundError, UserError):  # absent, or damaged, which the report says
+        except UnreadableError as error:
+            self._summaries[path] = (changed, error.line)
+        except OSError:
             return None
-        return self._summaries[path][1]
+        found = self._summaries[path][1]
+        return found if isinstance(found, Evaluated) else None
+
+    def _unreadable(self, look: RunLook, done: Progress) -> Iterator[str]:
+        """A line for each file that cannot be read."""
+        yield from look.faults
+        yield from done.unreadable
+        yield from (line for line in self.metrics.faults if line not in done.unreadable)
+        yield from (found for _, found in self._summaries.values() if isinstance(found, str))
+        yield from self.history.faults
 
     def _tasks(self, look: RunLook) -> Iterator[TaskView]:
         for job, index, record in look.tasks():

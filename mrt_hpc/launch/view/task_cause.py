@@ -87,6 +87,9 @@ def explained(look: RunLook, job: Job, index: int) -> Explanation:
         return _queued(look, job, index, record, queued)
     if record.state is TaskState.FAILED:
         return _failed(look, job, index, record)
+    if record.state is TaskState.UNREADABLE:
+        sentence = f"is in a state that is not known: {_first_line(record)}"
+        return Explanation(job.name, index, Cause.LOST, sentence, _advised(record) or SUBMIT_AGAIN)
     if job.name in look.queues.ids and job.name not in look.queues.tasks:
         ids = ", ".join(look.queues.ids[job.name])
         sentence = f"was submitted as job {ids}, and the queue was not reached"

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import Count, Positive, Section
+from mrt_hpc.recipe.base import Count, Items, PathText, Section
 from mrt_hpc.recipe.extraction import Extraction
 from mrt_hpc.recipe.registry import VERIFIERS
 from mrt_hpc.recipe.verifier import VerifierSettings
@@ -33,9 +33,9 @@ class JsonlProblems(ProblemSource):
     """Problems from a file of JSON lines, each with "id", "problem" and "answer"."""
 
     type: Literal["jsonl"] = "jsonl"
-    path: str
+    path: PathText
     """The path of the file. A relative path starts at the recipe's folder."""
-    limit: Positive | None = None
+    limit: Items | None = None
     """The number of problems to use, from the beginning of the file; null uses all."""
 
 
@@ -45,7 +45,7 @@ class SmallWorldProblems(ProblemSource):
     type: Literal["small_world"] = "small_world"
     split: Literal["train", "held_out"] = "train"
     """The split that the problems are from. The two splits share no problem."""
-    problems: Positive | None = None
+    problems: Items | None = None
     """The number of problems to use; null uses all problems of the split."""
 
 
@@ -59,9 +59,9 @@ class Conversations(Section):
 
     form: ClassVar[str] = "conversations"
     type: Literal["conversations"] = "conversations"
-    path: str
+    path: PathText
     """The path of the file. A relative path starts at the recipe's folder."""
-    limit: Positive | None = None
+    limit: Items | None = None
     """The number of conversations to use, from the beginning of the file; null uses all."""
 
 
@@ -70,9 +70,9 @@ class Suffixes(Section):
 
     form: ClassVar[str] = "suffixes"
     type: Literal["suffixes"] = "suffixes"
-    path: str
+    path: PathText
     """The path of the file. A relative path starts at the recipe's folder."""
-    limit: Positive | None = None
+    limit: Items | None = None
     """The number of suffixes to use, from the beginning of the file; null uses all."""
 
 

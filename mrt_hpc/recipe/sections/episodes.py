@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from mrt_hpc.recipe.base import Count, NotNegative, Positive, Section
+from mrt_hpc.recipe.base import Count, NotNegative, Section, Visible
 from mrt_hpc.recipe.prompts import REFERENCE_MARKERS
 
 
 class Episodes(Section):
     """How a thought is cut into episodes (method: reference rule)."""
 
-    markers: tuple[str, ...] = REFERENCE_MARKERS
+    markers: tuple[Visible, ...] = REFERENCE_MARKERS
     """A paragraph that begins with one of these may open an episode."""
-    min_paragraphs: Positive = 3
+    min_paragraphs: Count = 3
     """The minimum number of paragraphs between two cuts."""
     max_cuts: NotNegative = 49
     """The maximum number of cuts per trace."""
     group_size: Count = 1
     """The number of consecutive steps that merge into one episode."""
-    max_episodes: Positive = 6
+    max_episodes: Count = 6
     """The maximum number of episodes per trace; the last one holds the rest."""

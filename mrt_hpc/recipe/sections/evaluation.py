@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import Count, Name, NumberFormat, Positive, Section
+from mrt_hpc.recipe.base import Count, Name, NumberFormat, PathText, SamplingTemperature, Section, Tokens
 from mrt_hpc.recipe.mode import ModeSettings
 from mrt_hpc.recipe.prover import ProverSettings
 from mrt_hpc.recipe.registry import MODES, PROVERS
@@ -27,11 +27,11 @@ class Benchmark(Section):
     """The number of completions of a problem; pass@1 is their mean reward."""
     prompt: Prompt | None = None
     """How its problems become prompts; null takes evaluation.prompt."""
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: SamplingTemperature | None = None
     """The sampling temperature; null takes evaluation.temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """The nucleus of the sampling distribution; null takes evaluation.top_p."""
-    max_tokens: Positive | None = None
+    max_tokens: Tokens | None = None
     """The maximum number of tokens of a completion; null takes evaluation.max_tokens."""
     mode: Annotated[ModeSettings, MODES] | None = None
     """The way of evaluating: how a completion is sampled, and at which tokens its values are asked for. null is
@@ -46,13 +46,13 @@ class Evaluation(Section):
     """The suite that the fields of this section come from: the name of a file in recipes/suites. Fields that stand
     beside it replace those of the suite. null takes none.
     """
-    results: str | None = None
+    results: PathText | None = None
     """The results folder. What other evaluations with the same weights, problems and settings have sampled there is
     used, and what this one samples is added. A relative path starts at the recipe's folder; null uses none.
     """
     prompt: Prompt | None = None
     """How problems of benchmarks become prompts; null takes the recipe's prompt."""
-    max_prompt_tokens: Positive | None = None
+    max_prompt_tokens: Tokens | None = None
     """The maximum number of tokens of a prompt of a benchmark; null takes sampling.max_prompt_tokens."""
     long_prompts: LongPrompts | None = None
     """Whether a longer prompt of a benchmark stops the run (refuse), or its problem is left out (drop); null takes
@@ -62,16 +62,16 @@ class Evaluation(Section):
     """The number format of weights and activations in the servers of evaluations; null takes serving.dtype."""
     benchmarks: tuple[Benchmark, ...] = ()
     """The benchmarks to evaluate on; an empty list turns evaluation off."""
-    every: Positive | None = None
+    every: Count | None = None
     """The number of iterations between evaluated weights versions; null evaluates only the first and the last version.
     """
-    temperature: Annotated[float, Field(ge=0)] = 0.6
+    temperature: SamplingTemperature = 0.6
     """The sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     """The nucleus of the sampling distribution."""
-    max_tokens: Positive = 16384
+    max_tokens: Tokens = 16384
     """The maximum number of tokens of a completion."""
-    problem_shards: Positive = 1
+    problem_shards: Count = 1
     """The number of array tasks that share one version and benchmark."""
     prover: Annotated[ProverSettings, PROVERS] | None = None
     """The prover that values the prefixes of evaluated traces, for normalised regret; null leaves regret out."""
@@ -79,7 +79,7 @@ class Evaluation(Section):
     """The rule that cuts evaluated traces into episodes for regret. One rule makes algorithms comparable; null takes
     that of the training.
     """
-    regret_budgets: tuple[Positive, ...] = (4096, 8192, 12288, 16384)
+    regret_budgets: tuple[Tokens, ...] = (4096, 8192, 12288, 16384)
     """The numbers of tokens up to which regret is measured."""
     regret_tokens: Literal["sampled", "all"] = "sampled"
     """The tokens that regret counts before a boundary: the sampled ones of the trace alone; or all that the model reads

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import PositiveFloat, Section
+from mrt_hpc.recipe.base import Gib, Seconds, Section
 
 
 class Grading(Section):
@@ -14,9 +14,9 @@ class Grading(Section):
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
     """The number of grader processes of an array task, on each of its nodes."""
-    time_limit_s: PositiveFloat = 2.0
+    time_limit_s: Seconds = 2.0
     """The maximum number of processor seconds for one answer. A slower answer scores 0."""
-    memory_limit_gib: PositiveFloat = 2.0
+    memory_limit_gib: Gib = 2.0
     """The maximum memory of a grader process, GiB. An answer that needs more scores 0."""
     strict: bool = True
     """Whether an answer to a gold number must be evaluated, in training and evaluation: a sum, a factorial, a power or

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import date as Date
 from typing import Annotated
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import Section
+from mrt_hpc.recipe.base import VARIABLE, PathText, Section
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION
 
 
@@ -27,11 +28,21 @@ class Prompt(Section):
     """Texts of further tokens that end a completion, besides those that the model's own files name. Each must be one
     token of the model's tokenizer, as ``<|im_end|>`` or ``</s>`` is.
     """
-    chat_template: str | None = None
+    chat_template: PathText | None = None
     """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
     folder.
     """
-    examples: str | None = None
+    template_variables: dict[Annotated[str, Field(pattern=VARIABLE)], bool | int | float | str | None] = Field(
+        default_factory=dict
+    )
+    """Variables that the chat template reads, with their values, as ``{enable_thinking: true}``. One that the model's
+    template does not read is refused.
+    """
+    date: Date | None = None
+    """The day that the chat template writes where it asks for today's, as 2025-06-30. Null is 2025-01-01: a prompt is
+    the same on each day, and results of different days can be compared.
+    """
+    examples: PathText | None = None
     """The path of a file of JSON lines with solved problems for few-shot prompts, each with "id", "problem" and
     "solution". A solution is shown as it stands there. A relative path starts at the recipe's folder.
     """

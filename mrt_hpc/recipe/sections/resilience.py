@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mrt_hpc.recipe.base import NotNegative, PositiveFloat, Section
+from typing import Annotated
+
+from pydantic import Field
+
+from mrt_hpc.recipe.base import Count, Minutes, NotNegative, Seconds, Section
 
 
 class Resilience(Section):
@@ -12,14 +16,24 @@ class Resilience(Section):
     """The number of consecutive failures without progress after which a task is not retried and the run stops.
     Preemptions do not count.
     """
-    heartbeat_limit_s: PositiveFloat = 60.0
+    heartbeat_limit_s: Seconds = 60.0
     """The number of seconds without a heartbeat after which a task counts as lost and other tasks take over its work.
     """
-    wait_limit_minutes: PositiveFloat = 10.0
+    wait_limit_minutes: Minutes = 10.0
     """The number of minutes that a role waits for another role that does not run, before it returns its nodes."""
-    stall_limit_minutes: PositiveFloat = 720.0
+    stall_limit_minutes: Minutes = 720.0
     """The number of minutes that a role waits for another role that runs and finishes nothing, before it returns its
     nodes.
     """
-    full_disk_minutes: PositiveFloat = 60.0
+    skipped_steps: Count = 3
+    """The number of optimiser steps in a row that are skipped, because their loss or gradient is not finite, before the
+    run ends. A skipped step changes no weights.
+    """
+    sampler_disagreement: Annotated[float, Field(ge=1e-6, le=100)] | None = None
+    """The largest disagreement between the trainer's and the sampler's log-probabilities of the first sampled group,
+    above which no update is made and the run ends: the mean absolute difference in nats a token, as a share of the
+    sampler's mean negative log-likelihood where that is below one nat. null takes 0.25 where the trainer or the server
+    computes in 16 bits, or with weights that were rounded to 16, and else 0.02.
+    """
+    full_disk_minutes: Minutes = 60.0
     """The number of minutes that a role waits for room on a full disk, before it returns its nodes."""

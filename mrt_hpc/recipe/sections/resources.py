@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from mrt_hpc.recipe.base import NotNegative, Positive, PositiveFloat, Section
+from mrt_hpc.recipe.base import Cores, Count, Gib, Gpus, Nodes, Section, WholeMinutes
 
 
 class RoleResources(Section):
     """What one process of a role needs."""
 
-    gpus: NotNegative = 0
+    gpus: Gpus = 0
     """The number of GPUs of a process."""
-    cpus: Positive = 2
+    cpus: Cores = 2
     """The number of CPU cores of a process."""
-    memory_gib: PositiveFloat = 8.0
+    memory_gib: Gib = 8.0
     """The memory of a process, GiB."""
-    time_limit_minutes: Positive = 60
+    time_limit_minutes: WholeMinutes = 60
     """The wall-clock limit of the job, minutes."""
 
 
 class InferenceResources(RoleResources):
     """The inference array of a segment."""
 
-    tasks: Positive = 1
+    tasks: Count = 1
     """The number of array tasks, each with servers of its own (see serving.servers). They share the problems of an
     iteration.
     """
-    nodes: Positive = 1
+    nodes: Nodes = 1
     """The number of nodes of a task, each with these gpus, cpus and memory_gib. Above 1 the task starts a Ray cluster
     on them: it grades on all nodes, and with GPUs its one server spans all of them.
     """
-    max_parallel: Positive | None = None
+    max_parallel: Count | None = None
     """The maximum number of tasks of the array that run at the same time; null leaves it to the queue. With more tasks
     than run at a time, each task of a long collection stays within its time limit.
     """
@@ -38,16 +38,16 @@ class InferenceResources(RoleResources):
 class TrainerResources(RoleResources):
     """The trainer of a segment."""
 
-    ranks: Positive = 1
+    ranks: Nodes = 1
     """The number of processes; with GPUs each process has its own."""
-    ranks_per_node: Positive | None = None
+    ranks_per_node: Cores | None = None
     """The number of processes of a node; null puts all on one node."""
 
 
 class EvaluationResources(RoleResources):
     """The evaluation array of a segment."""
 
-    max_parallel: Positive | None = None
+    max_parallel: Count | None = None
     """The maximum number of tasks of the array that run at the same time; null leaves it to the queue."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mrt_hpc.recipe.base import Count, Positive, PositiveFloat, Section
+from mrt_hpc.recipe.base import Count, Section, Temperature, Tokens
 
 LongPrompts = Literal["refuse", "drop"]
 
@@ -12,7 +12,7 @@ LongPrompts = Literal["refuse", "drop"]
 class PromptLimits(Section):
     """The length of prompts."""
 
-    max_prompt_tokens: Positive = 4096
+    max_prompt_tokens: Tokens = 4096
     """The maximum number of tokens of a prompt, with instruction and chat template. The first job finds longer prompts
     before anything is sampled, those of benchmarks as well.
     """
@@ -33,9 +33,9 @@ class Sampling(PromptLimits):
     """
     rollouts_per_problem: Count = 4
     """The number of rollouts of a problem: n, the size of a group."""
-    temperature: PositiveFloat = 0.9
+    temperature: Temperature = 0.9
     """The sampling temperature. The trainer's log-probabilities use the same."""
-    max_tokens: Positive
+    max_tokens: Tokens
     """The maximum number of tokens of a trace. The answer of a trace that is cut here counts where the last box after
     thought_end is closed. The reward is 0 where that box is still open, where the thought has not ended, and for models
     without tags.

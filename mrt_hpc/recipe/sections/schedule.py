@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from mrt_hpc.recipe.base import Count, NotNegative, Positive, Section
+from mrt_hpc.recipe.base import Count, NotNegative, Section, Tokens
 
 
 class Coupling(StrEnum):
@@ -38,7 +38,7 @@ class LengthStage(Section):
 
     first_iteration: NotNegative
     """The first iteration of this stage."""
-    max_tokens: Positive
+    max_tokens: Tokens
     """The maximum number of tokens of a trace in this stage."""
 
 

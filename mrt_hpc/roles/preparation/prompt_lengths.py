@@ -1,4 +1,6 @@
-"""The check whether every prompt of a run fits, before anything is sampled: training problems and benchmarks alike."""
+"""The checks of every prompt of a run as it is written, before anything is sampled: training problems and benchmarks
+alike. Each prompt holds its problem whole and as plain text, and fits.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
+from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.run.atomic import write_text
@@ -22,7 +25,11 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.sections.prompt import Prompt
     from mrt_hpc.recipe.sections.sampling import LongPrompts
     from mrt_hpc.roles.task.context import Task
+    from mrt_hpc.run.data import SolvedProblem
     from mrt_hpc.run.records import Problem
+
+NAMED = 8
+"""The number of problem ids in a message."""
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +62,68 @@ def check_benchmark(task: Task, name: str, tokenizer: Path) -> None:
 
 def _check(task: Task, source: ProblemFile, prompter: Prompter) -> None:
     problems = read_problems(source.path)
+    if prompter.template is not None:
+        prompter.template.check()
+    ends = ", ".join(map(repr, prompter.tokenizer.convert_ids_to_tokens(list(prompter.stop_token_ids))))
+    log.info("%s: a completion ends at each of the tokens %s", source.field, ends)
+    _refuse_special(source, prompter, problems)
+    _refuse_altered(source, prompter, problems)
+    _name_normalised(source, prompter, problems)
     long = long_prompts(prompter, problems, source.max_prompt_tokens)
     if long and source.long_prompts == "refuse":
         raise _too_long(source, long, len(problems))
     if long:
         _leave_out(task, source, problems, long)
+
+
+def _refuse_special(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+    """Refuse problems whose text the tokenizer takes for special tokens: they would end turns, or close thoughts."""
+    found = {problem.id: special for problem in problems if (special := prompter.special_in(problem.problem))}
+    if found:
+        tokens = dict.fromkeys(token for special in found.values() for token in special)
+        raise UserError(
+            f"{len(found)} of {len(problems)} problems hold text that is a special token of the model: "
+            f"{', '.join(tokens)}",
+            value=", ".join(list(found)[:NAMED]),
+            where=f"{source.field}, {source.path}",
+            expected="problems whose text becomes plain tokens",
+            advice="write these texts in another way, or leave the problems out; mrt-hpc data check FILE --model "
+            f"{prompter.tokenizer.name_or_path} names their lines",
+        )
+
+
+def _refuse_altered(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+    """Refuse problems that the chat template writes otherwise than they are; white space at their ends may go."""
+    frames: dict[tuple[SolvedProblem, ...], tuple[str, str]] = {}
+    for problem in problems:
+        shots = tuple(prompter.shots(problem.problem))
+        before, behind = frames[shots] = frames.get(shots) or prompter.frame(shots)
+        text, question = prompter.text(problem.problem), (problem.problem + prompter.prompt.instruction).strip()
+        inner = text.removeprefix(before).removesuffix(behind)
+        if len(inner) + len(before) + len(behind) != len(text) or inner.strip() != question:
+            raise UserError(
+                f"the chat template does not write problem {problem.id} as it is",
+                value=text,
+                where=f"{source.field}, {source.path}",
+                expected="the problem and prompt.instruction once, and around it the same text as for every problem",
+                advice="set prompt.chat_template to a file with another template, or leave the problem out",
+            )
+
+
+def _name_normalised(source: ProblemFile, prompter: Prompter, problems: list[Problem]) -> None:
+    """Warn of problems whose characters the tokenizer's normalizer replaces by others."""
+    if prompter.tokenizer.backend_tokenizer.normalizer is None:
+        return
+    tokens, encode = TokenBytes(prompter.tokenizer), partial(prompter.tokenizer.encode, add_special_tokens=False)
+    # The first space may be the tokenizer's own.
+    read = {p.id: tokens.text(encode(p.problem)).removeprefix(" ") for p in problems}
+    changed = [p.id for p in problems if read[p.id] != p.problem.removeprefix(" ")]
+    if changed:
+        names = ", ".join(changed[:NAMED]) + (" ..." if changed[NAMED:] else "")
+        log.warning(
+            "%s: the tokenizer replaces characters of %d of %d problems by others that look alike (Unicode "
+            "normalisation), and the model reads those: %s", source.field, len(changed), len(problems), names,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

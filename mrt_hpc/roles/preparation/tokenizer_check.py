@@ -29,9 +29,13 @@ def check_tokenizer(recipe: Experiment, model: Path, field: str) -> None:
         field: of the recipe that names it.
 
     Raises:
-        UserError: the tokenizer cannot be loaded, or loses something; it names the text and what became of it.
+        UserError: the tokenizer cannot be loaded, or loses something; it names the text and what became of it. Or its
+            chat template makes no usable prompt.
     """
-    refuse_lossy(Prompter.of(model, recipe.prompt), written_texts(recipe), field)
+    prompter = Prompter.of(model, recipe.prompt)
+    if prompter.template is not None:
+        prompter.template.check(variables=False)  # those of the policy's template
+    refuse_lossy(prompter, written_texts(recipe), field)
 
 
 def written_texts(recipe: Experiment) -> list[str]:

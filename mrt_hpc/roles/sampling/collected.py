@@ -5,7 +5,7 @@ they are damaged.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.starts import StartContext
@@ -13,6 +13,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.groups import refuse_another_problem
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.manifest import DamagedError
 
@@ -39,8 +40,7 @@ class Collection:
         Raises:
             UserError: some are missing or damaged; the job that collects has to run again.
         """
-        layout = self.task.layout
-        problems = read_problems(layout.train_data)
+        layout, problems = self.task.layout, self._ids
         missing = set(range(len(problems))) - positions_there(self.task, collection_of(self.version))
         if missing:
             self._reopen(f"{len(missing)} of its groups are not there")
@@ -58,8 +58,12 @@ class Collection:
         Raises:
             DamagedError: it was damaged.
         """
-        collection = collection_of(self.version)
-        read = partial(read_sampled, self.task.layout, collection, position)
+        layout, collection = self.task.layout, collection_of(self.version)
+
+        def read() -> Group:
+            group = read_sampled(layout, collection, position)
+            return refuse_another_problem(group, self._ids[position], layout.group(collection, position))
+
         try:
             return self.task.retrying(read, f"reading group {position} of the collection of version {self.version}")
         except DamagedError as damage:
@@ -82,6 +86,10 @@ class Collection:
                 advice="the same submit command again: the trace is sampled again",
                 exit_code=ExitCode.RETRYABLE,
             ) from damage
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        return [problem.id for problem in read_problems(self.task.layout.train_data)]
 
     def _reopen(self, why: str) -> None:
         """Make the job that collects run again: the collection lacks a group."""

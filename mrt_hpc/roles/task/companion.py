@@ -5,6 +5,7 @@ They take turns on the GPUs of the task. The companion is a child of the first r
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.turns import Turn, remove_abandoned
 
@@ -42,7 +44,7 @@ def remove_earlier_turns(task: Task) -> None:
 
 
 def _turns_folder() -> Path:
-    return Path(tempfile.gettempdir())
+    return private_folder(Path(tempfile.gettempdir()), f"mrt-hpc-turns-{os.geteuid()}")
 
 
 def _turns_of(task: Task) -> str:

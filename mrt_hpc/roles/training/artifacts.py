@@ -15,11 +15,11 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.kept_weights import needed_versions
 from mrt_hpc.roles.training.publishing import Publisher
 from mrt_hpc.run.archive import archive_groups
-from mrt_hpc.run.atomic import is_temporary, remove_leftovers
+from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import collection_of
-from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 from mrt_hpc.run.task_state import read_task
@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
     from mrt_hpc.training.engine import TrainerEngine
+    from mrt_hpc.training.update_statistics import SkippedStep
 
 log = logging.getLogger(__name__)
+
+PROBLEMS_NAMED = 16
+"""The number of problems that the event of a skipped step names; its file holds all."""
 
 
 @dataclass
@@ -72,6 +76,11 @@ class TrainingArtifacts:
                 self.task.set_aside(
                     [path], "a delta of the version from which training resumed, which is a whole model"
                 )
+            try:
+                if self.is_published(iteration):
+                    self.task.retrying(lambda: read_manifest(path), f"reading {path}")
+            except DamagedError as damage:
+                self.task.set_aside([path], f"the version from which training resumed: {damage.what}")
 
         rendezvous.on_rank_zero(set_aside)
         self._keep_house(self._remove_leftovers)
@@ -94,8 +103,9 @@ class TrainingArtifacts:
         layout, started = self.task.layout, time.monotonic()
         rendezvous.on_rank_zero(self._refuse_if_superseded)
         path = layout.checkpoint(iteration)
+        cursor = {"iteration": iteration, "skipped_in_a_row": self.engine.skipped_in_a_row}
         mine = self.task.retrying(
-            lambda: checkpoint.save(self.engine, path, {"iteration": iteration}),
+            lambda: checkpoint.save(self.engine, path, cursor),
             f"the checkpoint after {iteration} iterations",
         )
         self._refuse_anothers(path, mine)
@@ -138,6 +148,41 @@ class TrainingArtifacts:
         if self.task.rank == 0:
             path = self.task.layout.metrics(metrics.iteration)
             self.task.retrying(lambda: metrics.write(path), "the metrics")
+
+    def keep_skipped(self, iteration: int, skipped: SkippedStep) -> None:
+        """Record an optimiser step that was skipped, with its sequences; only rank 0 writes.
+
+        Raises:
+            UserError: so many were skipped in a row that the run ends.
+        """
+        path = self.task.layout.skipped_step(iteration, skipped.mini_batch)
+        if self.task.rank == 0:
+            log.warning("iteration %d: %s", iteration, skipped)
+            content = {"iteration": iteration, **skipped.as_dict()}
+            self.task.retrying(lambda: write_json(path, content), "the sequences of a skipped step")
+            self.task.events.emit(
+                EventKind.STEP_SKIPPED,
+                iteration=iteration,
+                mini_batch=skipped.mini_batch,
+                not_finite=skipped.found_in,
+                sequences=len(skipped.sequences),
+                problems=skipped.problems[:PROBLEMS_NAMED],
+                file=str(path),
+            )
+        if self.engine.skipped_in_a_row >= self.task.recipe.resilience.skipped_steps:
+            raise self._too_many_skipped(iteration, skipped, path)
+
+    def _too_many_skipped(self, iteration: int, skipped: SkippedStep, path: Path) -> UserError:
+        run = self.task.layout.root
+        return UserError(
+            f"{self.engine.skipped_in_a_row} optimiser steps in a row were skipped, the last one in iteration "
+            f"{iteration}: {skipped}",
+            where=path,
+            expected="a loss and a gradient norm that are finite; this file holds the sequences",
+            advice=f"mrt-hpc fork {run} --at last --set training.learning_rate=RATE, with a lower rate (or with "
+            "training.precision=bf16_autocast); or, to go on as it is, the same submit command with "
+            f"--set resilience.skipped_steps={2 * self.task.recipe.resilience.skipped_steps}",
+        )
 
     def emit(self, kind: EventKind, **fields: object) -> None:
         """Record an event; only rank 0 does."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mrt_hpc.algorithms.base import rollout_algorithm, supervised_algorithm
 from mrt_hpc.algorithms.batch import batch_of
@@ -14,15 +14,18 @@ from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.roles.task.sampled_groups import positions_there, set_group_aside
+from mrt_hpc.roles.training.sampler_agreement import comparable
 from mrt_hpc.roles.training.supervised_data import Samples
 from mrt_hpc.run.archive import read_sampled
-from mrt_hpc.run.data import draw_indices
+from mrt_hpc.run.data import draw_indices, read_problems
+from mrt_hpc.run.groups import refuse_another_problem
 from mrt_hpc.run.manifest import DamagedError, unreadable
+from mrt_hpc.training.sequence import NotFiniteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mrt_hpc.algorithms.batch import Batch
+    from mrt_hpc.algorithms.batch import Batch, Learnt
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.roles.task.peers import Peers
     from mrt_hpc.run.groups import Group
@@ -62,6 +65,19 @@ class IterationReader(Protocol):
     def is_complete(self) -> bool:
         """Look for new groups. Returns whether all are there."""
 
+    @property
+    def comparable(self) -> int | None:
+        """The position of a group, of those read so far, that the weights of this iteration have sampled; None where
+        there is none.
+        """
+
+    def group(self, position: int) -> Group:
+        """One group.
+
+        Raises:
+            UserError: it is not there, which the first rank has seen.
+        """
+
     def data(self) -> IterationData:
         """The data of the iteration, the same on every rank.
 
@@ -81,6 +97,8 @@ class RolloutReader:
     iteration: int
     question_ids: Callable[[], Sequence[int]] = list
     """The text that the prover writes after a prefix, in the policy's tokens."""
+    problem_ids: Callable[[], Sequence[str]] | None = None
+    """Gives the ids of all training problems, in the order of their file; None reads the file."""
     _groups: dict[int, Group] = field(default_factory=dict, init=False)
     """The groups read so far, by position."""
 
@@ -97,29 +115,54 @@ class RolloutReader:
         for position in sorted(positions_there(task, iteration) - self._groups.keys()):
             path = task.layout.group(iteration, position)
             try:
-                read = partial(read_sampled, task.layout, iteration, position)
-                self._groups[position] = task.retrying(read, f"reading {path}")
+                self._groups[position] = task.retrying(partial(self._read, position), f"reading {path}")
             except DamagedError as damage:
                 set_group_aside(task, iteration, position, damage)
             except OSError as error:
                 raise unreadable(path, error) from error
         return len(self._groups) == self._wanted
 
+    def _read(self, position: int) -> Group:
+        """The group of a position.
+
+        Raises:
+            DamagedError: it is not what was written, or not of the problem that is drawn for this position.
+        """
+        path = self.task.layout.group(self.iteration, position)
+        if position >= len(self._drawn):
+            raise DamagedError("a group of a position that the iteration does not have", where=path)
+        group = read_sampled(self.task.layout, self.iteration, position)
+        return refuse_another_problem(group, self._drawn[position], path)
+
+    @cached_property
+    def _drawn(self) -> list[str]:
+        """The id of the problem of each position."""
+        ids = (self.problem_ids or partial(_problem_ids, self.task))()
+        return [ids[index] for index in draw_indices(len(ids), self.task.recipe.seed, self.iteration, self._wanted)]
+
+    @property
+    def comparable(self) -> int | None:
+        """The first position of a group with rollouts that the weights of this iteration alone have sampled."""
+        found = (p for p, group in sorted(self._groups.items()) if comparable(group, self.iteration))
+        return next(found, None)
+
+    def group(self, position: int) -> Group:
+        """One group; other ranks may see it later than the first one."""
+        self.is_complete()
+        if position not in self._groups:
+            raise self._not_as_first_seen()
+        return self._groups[position]
+
     def data(self) -> IterationData:
         """All groups with their advantages.
 
         Raises:
-            UserError: some are missing, which the first rank has seen complete.
+            UserError: some are missing, which the first rank has seen complete; or an advantage is not finite.
         """
         if not self.is_complete():
-            raise UserError(
-                f"the groups of iteration {self.iteration} are not what the first rank saw",
-                where=self.task.layout.groups(self.iteration),
-                advice="the same submit command again, once all nodes see the same files",
-                exit_code=ExitCode.RETRYABLE,
-            )
+            raise self._not_as_first_seen()
         batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
-        learnt = rollout_algorithm(self.task.recipe).learnt(batch)
+        learnt = self._learnt(batch)
         if learnt.dropped_branches:
             log.warning(
                 "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",
@@ -136,6 +179,27 @@ class RolloutReader:
         missing = len(positions_there(self.task, self.iteration)) < self._wanted
         if missing and set(lives.values()) <= {PeerStatus.DONE, PeerStatus.FAILED}:
             self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
+
+    def _not_as_first_seen(self) -> UserError:
+        return UserError(
+            f"the groups of iteration {self.iteration} are not what the first rank saw",
+            where=self.task.layout.groups(self.iteration),
+            advice="the same submit command again, once all nodes see the same files",
+            exit_code=ExitCode.RETRYABLE,
+        )
+
+    def _learnt(self, batch: Batch) -> Learnt:
+        algorithm = rollout_algorithm(self.task.recipe)
+        try:
+            return algorithm.learnt(batch)
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"algorithm {algorithm.type} gives what cannot be learnt: {error.what}",
+                value=error.value,
+                where=f"iteration {self.iteration}, {error.where}",
+                expected="a finite advantage for each trained token",
+                advice=f"look at the method `learnt` of {algorithm.type}; then the same submit command continues",
+            ) from error
 
     @property
     def _wanted(self) -> int:
@@ -158,9 +222,20 @@ class SampleReader:
         """No tasks."""
         return self.task.peers(Role.INFERENCE, range(0))
 
+    comparable: ClassVar[None] = None
+    """Given samples were sampled by no weights of this run."""
+
     def is_complete(self) -> bool:
         """Always true."""
         return True
+
+    def group(self, position: int) -> Group:
+        """There is none.
+
+        Raises:
+            KeyError: always.
+        """
+        raise KeyError(position)
 
     def data(self) -> IterationData:
         """A window over shuffled passes through all samples; the passes begin with the first iteration that learns
@@ -179,10 +254,16 @@ class SampleReader:
 def iteration_readers(task: Task) -> Callable[[int], IterationReader]:
     """Makes the data source of each iteration, by the recipe's algorithm."""
     if task.recipe.algorithm.samples_rollouts:
-        return partial(RolloutReader, task, question_ids=lru_cache(partial(_question_ids, task)))
+        asked, ids = lru_cache(partial(_question_ids, task)), lru_cache(partial(_problem_ids, task))
+        return partial(RolloutReader, task, question_ids=asked, problem_ids=ids)
     samples_of = lru_cache(maxsize=1)(partial(Samples.of, task))
     samples_of(task.recipe.algorithm.traces_version(task.job.first_iteration))  # now, as some samples may be missing
     return lambda iteration: SampleReader(task, iteration, samples_of)
+
+
+def _problem_ids(task: Task) -> list[str]:
+    """The ids of all training problems, in the order of their file."""
+    return [problem.id for problem in read_problems(task.layout.train_data)]
 
 
 def _question_ids(task: Task) -> Sequence[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,10 +68,10 @@ def iteration_metrics(
     iteration: int, data: IterationData, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
     """All measurements of one iteration. What the trainer measured stands once, in a field of its own or under
-    ``trainer``.
+    ``trainer``; what is not finite, such as an entropy of logits that are infinite, is left out as not measured.
     """
     measured = rollout_measures(iteration, data.batch, quality) if data.batch is not None else {}
-    update: dict[str, Any] = stats.as_dict()
+    update: dict[str, Any] = {n: x for n, x in stats.as_dict().items() if x is not None and isfinite(x)}
     if data.batch is None:
         update = {name: value for name, value in update.items() if name not in OF_ROLLOUTS}
     named = update.keys() & IterationMetrics.model_fields.keys()

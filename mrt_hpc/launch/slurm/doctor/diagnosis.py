@@ -49,6 +49,7 @@ CHECKS = (
     Check("Python", machine_checks.python),
     Check("container", machine_checks.image),
     Check("scratch", machine_checks.scratch),
+    Check("verifier", machine_checks.verifiers),
     Check("limits", machine_checks.inherited_limits),
     Check("driver", machine_checks.cuda_here),
     Check("node of", node_checks.nodes),

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mrt_hpc
+from mrt_hpc.domains.base import Verifier
+from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.launch.gpus import OLDEST_DRIVER
 from mrt_hpc.launch.python_look import PythonLookError, look_at_python
-from mrt_hpc.launch.slurm.doctor.findings import doubtful, fails, not_checked, ok
+from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
 from mrt_hpc.launch.slurm.doctor.node_half import LIMITS
 
 if TYPE_CHECKING:
@@ -135,6 +137,19 @@ def scratch(situation: Situation) -> Iterator[Result]:
         )
     else:
         yield ok(f"site profile: scratch: {path} has {len(path)} of at most {LONGEST_SOCKET_FOLDER} characters")
+
+
+def verifiers(situation: Situation) -> Iterator[Result]:
+    """Verifiers that need something of the machine find it here, where tasks run here."""
+    for verifier in [] if situation.recipe is None else verifiers_of(situation.recipe):
+        if type(verifier).refusal is Verifier.refusal:
+            continue
+        if situation.slurm is not None:
+            yield not_checked("answers are judged on compute nodes", "add --on-node", about=verifier.type)
+        elif (refusal := verifier.refusal()) is not None:
+            yield fails(evidence_of(refusal), refusal.advice or "give it what it lacks", about=verifier.type)
+        else:
+            yield ok("answers can be judged here", about=verifier.type)
 
 
 def inherited_limits(situation: Situation) -> Iterator[Result]:

@@ -65,6 +65,8 @@ def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[Result]:
     yield from _shared_memory(facts)
     yield from (replace(result, about="limits") for result in limit_results(facts.limits))
     yield from _readable(facts)
+    for verifier, (evidence, remedy) in facts.refusals.items():
+        yield fails(f"on {facts.node}: {evidence}", remedy, about=f"verifier {verifier}")
     if facts.gpu_view is not None or facts.gpu_problem:
         yield _gpu(situation, facts)
 

@@ -23,16 +23,27 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import TypeAdapter
 
 import mrt_hpc
+from mrt_hpc.domains.base import Verifier
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.socket_paths import DEEPEST_SOCKET, LONGEST_SOCKET_FOLDER
 from mrt_hpc.launch.filesystems import try_operations
 from mrt_hpc.launch.gpus import look
+from mrt_hpc.launch.slurm.doctor.findings import evidence_of
+from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.registry import VERIFIERS
+from mrt_hpc.recipe.user_code import import_from
+from mrt_hpc.recipe.verifier import VerifierSettings
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROUNDS = 3
 """How often a file goes to the login node and back."""
@@ -66,6 +77,10 @@ class Order:
     folders: tuple[str, ...] = ()
     """Folders that tasks will read."""
     asks_gpus: bool = False
+    verifiers: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """The section of each verifier that will judge there, and the folder of its module, which is empty text for those
+    that come with the package.
+    """
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,8 @@ class NodeFacts:
     hub_cache: str = ""
     hub_cache_problem: str = ""
     """Why the cache of the Hugging Face hub cannot be read; empty text if it can, or if there is none."""
+    refusals: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By the type of a verifier that cannot judge there, why, and what to do."""
     gpu_view: dict[str, Any] | None = None
     """As in :class:`mrt_hpc.launch.gpus.GpuView`; None where no GPU was asked for."""
     gpu_problem: str = ""
@@ -121,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
 def read_order(path: Path) -> Order:
     """The order in a file."""
     data = json.loads(path.read_bytes())
-    return Order(tuple(data["folders"]), data["asks_gpus"])
+    return Order(tuple(data["folders"]), data["asks_gpus"], tuple(map(tuple, data["verifiers"])))
 
 
 def facts(folder: Path, name: str, order: Order) -> NodeFacts:
@@ -149,6 +166,7 @@ def facts(folder: Path, name: str, order: Order) -> NodeFacts:
         unreadable={path: problem for path in order.folders if (problem := unreadable(Path(path)))},
         hub_cache=str(cache) if cache.is_dir() else "",
         hub_cache_problem=unreadable(cache) if cache.is_dir() else "",
+        refusals=dict(refusals(order)),
         gpu_view=view,
         gpu_problem=gpu_problem,
     )
@@ -257,6 +275,17 @@ def _packages() -> list[tuple[str, str]]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def refusals(order: Order) -> Iterator[tuple[str, tuple[str, str]]]:
+    """What the verifiers lack here."""
+    reader: TypeAdapter[VerifierSettings] = TypeAdapter(Annotated[VerifierSettings, VERIFIERS])
+    for folder, section in order.verifiers:
+        if folder:
+            import_from(Path(folder), section)
+        verifier = as_kind(reader.validate_json(json.dumps(section)), Verifier)
+        if (refusal := verifier.refusal()) is not None:
+            yield verifier.type, (evidence_of(refusal), refusal.advice or "give it what it lacks")
 
 
 def _shared_memory() -> int | None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -13,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.filesystems import existing_ancestor, trial_folder
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, run_slurm
@@ -22,9 +22,11 @@ from mrt_hpc.launch.slurm.doctor.node_half import ANSWER, LISTENING, ORDER, PING
 from mrt_hpc.launch.slurm.parameters import python_command, require_plain_path, sbatch_parameters
 from mrt_hpc.launch.slurm.queue import cancel, queue_states
 from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.recipe.user_code import origin
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.typed_file import UnreadableError, read_typed
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ LAST_FILES_S = 15.0
 """Seconds after the end of a job in which its answer may still appear."""
 LOG_LINES = 6
 """Lines of the job's log that are shown where it gave no answer."""
+GRADING = (Role.INFERENCE, Role.EVALUATION)
+"""The roles that judge answers."""
 OPTIONS = (
     "job_name", "comment", "account", "qos", "partition", "time", "nodes", "ntasks_per_node", "cpus_per_task", "mem",
     "gres", "gpus_per_node",
@@ -118,7 +122,7 @@ class NodeJob:
         self.job = _job(self.name, situation, kind)
         self.script = script(self.job, site, layout)
         folders = () if situation.recipe is None else tuple(folders_read(situation.recipe))
-        self.order = Order(folders, asks_gpus=bool(self.job.resources.gpus))
+        self.order = Order(folders, bool(self.job.resources.gpus), verifiers_judging(situation, kind))
         self.id, self.problem = "", ""
         self.facts: NodeFacts | None = None
         self.waits = False
@@ -173,11 +177,10 @@ class NodeJob:
         return self.folder / f"{self.name}.{name}"
 
     def _read_answer(self) -> None:
-        data: dict[str, Any] = json.loads(self._file(ANSWER).read_bytes())
         try:
-            self.facts = NodeFacts(**data)
-        except TypeError:
-            self.problem = f"the node has mrt-hpc {data.get('version', 'of another version')}, whose answer differs"
+            self.facts = read_typed(self._file(ANSWER), NodeFacts, "the answer of the node", advice="doctor again")
+        except UnreadableError as error:
+            self.problem = f"the node may have another version of mrt-hpc: {error.line}"
 
     def _send_signals(self) -> None:
         """Signals as Slurm sends them before a time limit and at a preemption: to the steps of the job."""
@@ -231,6 +234,14 @@ class NodeJob:
             waits=self.waits,
             queued_s=(self._seen_at or time.monotonic()) - self._submitted,
         )
+
+
+def verifiers_judging(situation: Situation, kind: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The verifiers that will judge in jobs of this kind."""
+    if situation.recipe is None or not any(job.does(role) for job in situation.jobs(kind) for role in GRADING):
+        return ()
+    named = ((one.type, one.model_dump(mode="json")) for one in verifiers_of(situation.recipe))
+    return tuple((str(origin(name) or ""), {**section, "type": name}) for name, section in named)
 
 
 def _job(name: str, situation: Situation, kind: str) -> Job:

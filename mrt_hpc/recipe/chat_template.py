@@ -1,0 +1,375 @@
+"""The chat template of a model directory, rendered by jinja2 alone as transformers does it, and the check of what it
+makes of a question: the whole text is looked at, so that nothing has to be known of the model family.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import Template, TemplateError, meta
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mrt_hpc.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+    from mrt_hpc.recipe.sections.prompt import Prompt
+
+    Render = Callable[[Sequence[Mapping[str, str]], bool], str]
+    """Renders messages, and opens the model's next turn if that is asked for."""
+
+TODAY = date(2025, 1, 1)
+"""The day that templates write as today's, unless the recipe names another."""
+OF_EVERY_TEMPLATE = {
+    "messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "bos_token",
+    "eos_token", "pad_token", "unk_token", "conversation", "chat_template", "continue_final_message", "tokenize",
+    "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+}  # fmt: skip
+"""Names that transformers gives to every template, or takes for itself: no variables of a recipe."""
+QUESTION, COMPLETION, NEXT = "QUESTION-OF-THE-USER", "COMPLETION-OF-THE-MODEL", "NEXT-QUESTION-OF-THE-USER"
+"""They stand for the texts of a conversation, whose other texts are looked at."""
+_TAG_OF_A_THOUGHT = re.compile(r"[<\[][^<>\[\]\s]{0,40}(?:think|thought|reason)[^<>\[\]\s]{0,40}[>\]]", re.IGNORECASE)
+OWN_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
+"""The files of a model directory that may hold its template, by precedence."""
+
+
+def template_text(directory: Path, prompt: Prompt) -> str | None:
+    """The template that the prompts of a model are written with: the recipe's, or the model's own; None without one.
+
+    Raises:
+        UserError: a file is damaged, or the model has several templates and no default.
+    """
+    if prompt.chat_template is not None:
+        return _read(Path(prompt.chat_template))
+    if (path := directory / OWN_FILES[0]).is_file():
+        return _read(path)
+    found = (_json(directory / name).get("chat_template") for name in OWN_FILES[1:])
+    return _default(next((one for one in found if one), None), directory)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"a chat template cannot be read: {error}",
+            where=path,
+            expected="a file of text in UTF-8",
+            advice="write the file again, or set prompt.chat_template to another one",
+        ) from error
+
+
+def _default(stored: Any, directory: Path) -> str | None:
+    """The one template that is used, of a text or of a list of named ones."""
+    if stored is None or isinstance(stored, str):
+        return stored
+    named = {one.get("name"): one.get("template") for one in stored if isinstance(one, dict)}
+    if isinstance(text := named.get("default"), str):
+        return text
+    raise UserError(
+        "the model has several chat templates, and none of them is its default",
+        value=", ".join(map(str, named)),
+        where=directory,
+        advice="set prompt.chat_template to a file with one of them",
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _damaged(path, "it holds no JSON object")
+    return found
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"a file of the model cannot be read: {reason}",
+        where=path,
+        expected="a JSON object",
+        advice="fetch the model again",
+    )
+
+
+def named_in(template: str) -> set[str]:
+    """The variables that a template reads and a recipe may set.
+
+    Raises:
+        UserError: it is no template.
+    """
+    return set(meta.find_undeclared_variables(_environment().parse(template))) - OF_EVERY_TEMPLATE
+
+
+def given_to(prompt: Prompt) -> dict[str, Any]:
+    """What every rendering of a prompt gives to the template besides the messages: the recipe's variables, and a clock
+    that stands still, so that a prompt does not change at midnight.
+    """
+    now = datetime.combine(prompt.date or TODAY, time())
+    return {"strftime_now": now.strftime, **prompt.template_variables}
+
+
+class _Generation(Extension):
+    """The tag with which templates mark what the model wrote; only its content is written."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What transformers gives to templates."""
+    found = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    found.filters["tojson"] = _to_json
+    found.globals["raise_exception"] = _raise
+    return found
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Without the escapes of HTML that jinja2's own filter writes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+@dataclass(frozen=True)
+class StoredTemplate:
+    """The template of a model directory, which is rendered where transformers is not installed."""
+
+    directory: Path
+    prompt: Prompt
+    text: str
+
+    @cached_property
+    def _compiled(self) -> Template:
+        return _environment().from_string(self.text)
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, str]:
+        stored = {
+            **_json(self.directory / "special_tokens_map.json"),
+            **_json(self.directory / "tokenizer_config.json"),
+        }
+        contents = {name: token.get("content") if isinstance(token, dict) else token for name, token in stored.items()}
+        return {name: text for name, text in contents.items() if name.endswith("_token") and isinstance(text, str)}
+
+    def render(self, messages: Sequence[Mapping[str, str]], open_next: bool) -> str:
+        """Return the text of a conversation."""
+        given = {**self._special_tokens, **given_to(self.prompt)}
+        return self._compiled.render(
+            messages=messages, tools=None, documents=None, add_generation_prompt=open_next, **given
+        )
+
+
+def check_stored(directory: Path, prompt: Prompt, field: str, *, variables: bool = True) -> None:
+    """Refuse a model whose template makes no usable prompt; before anything is queued.
+
+    Args:
+        directory: of the model.
+        prompt: of the recipe.
+        field: of the recipe that names the model.
+        variables: whether the template must read each of prompt.template_variables.
+
+    Raises:
+        UserError: naming what the template makes of a question, or the template's own words.
+    """
+    if (text := template_text(directory, prompt)) is None:
+        raise UserError(
+            "the model has no chat template, so its prompts cannot be written as it knows them",
+            value=str(directory),
+            where=field,
+            expected="chat_template.jinja, or chat_template in tokenizer_config.json",
+            advice="set prompt.chat_template to a file with one; for a base model a file that writes "
+            "{{ messages[0]['content'] }} and a new line",
+        )
+    where = f"{field}, {prompt.chat_template or directory}"
+    stored = StoredTemplate(directory, prompt, text)
+    CheckedTemplate(stored.render, prompt, text, where).check(variables=variables)
+
+
+@dataclass(frozen=True)
+class CheckedTemplate:
+    """A template that is checked by what it makes of conversations."""
+
+    rendered: Render
+    prompt: Prompt
+    text: str
+    """The template itself."""
+    where: str
+    """The field of the recipe and the place of the template, for messages."""
+
+    def render(self, messages: Sequence[Mapping[str, str]], open_next: bool) -> str:
+        """Return the text of a conversation.
+
+        Raises:
+            UserError: the template refuses it, in its own words.
+        """
+        try:
+            return self.rendered(messages, open_next)
+        except Exception as error:  # a template may fail in any way that an expression of Python can
+            raise self._failed(error, messages) from error
+
+    def _failed(self, error: Exception, messages: Sequence[Mapping[str, str]]) -> UserError:
+        return UserError(
+            f"the chat template cannot write this conversation: {type(error).__name__}: {error}",
+            value=", ".join(message["role"] for message in messages),
+            where=self.where,
+            expected="a template that writes messages of a user and an assistant, without tools",
+            advice="set prompt.chat_template to a file with such a template" + self._variables_told(),
+        )
+
+    def check(self, *, variables: bool = True) -> None:
+        """Refuse a template whose prompt does not hold the question once, or does not end in one open thought.
+
+        Raises:
+            UserError: naming what the template writes behind a question.
+        """
+        if variables and self.prompt.template_variables:
+            self._check_variables()
+        asked = self.render([user(QUESTION)], True)
+        if asked.count(QUESTION) != 1:
+            raise self._refused(
+                f"the chat template writes the question {asked.count(QUESTION)} times", asked, "once, and whole"
+            )
+        self._check_opening(asked.partition(QUESTION)[2])
+
+    def _check_variables(self) -> None:
+        try:
+            known = named_in(self.text)
+        except TemplateError as error:
+            raise self._failed(error, []) from error
+        for name in self.prompt.template_variables:
+            if name not in known:
+                guess = nearest(name, sorted(known))
+                raise UserError(
+                    "the chat template reads no variable of this name, so it would change nothing",
+                    value=name,
+                    where=f"prompt.template_variables, {self.where}",
+                    expected=f"one of {', '.join(sorted(known))}" if known else "none: this template reads no variable",
+                    advice=f"--set prompt.template_variables='{{{guess}: ...}}'" if guess else "leave the variable out",
+                )
+
+    def _check_opening(self, behind: str) -> None:
+        """Refuse a closed thought, and one that is opened twice or in other words than the recipe's.
+
+        Args:
+            behind: what the template writes behind a question, up to where the model goes on.
+        """
+        start, end = self.prompt.thought_start.strip(), self.prompt.thought_end.strip()
+        whole = opened(behind, self.prompt.thought_start)
+        if end and end in whole and not self._ends_turns(end):
+            raise self._refused("the chat template closes the thought before the model writes anything", whole)
+        if not start:
+            return
+        if whole.count(start) != 1:
+            raise self._refused(f"the prompt opens the thought {whole.count(start)} times", whole)
+        if (own := self._own_opening(behind)) is not None:
+            raise self._refused(
+                f"the chat template begins the model's turn in a way of its own, {own!r}, before {start!r}",
+                whole,
+            )
+
+    def _ends_turns(self, text: str) -> bool:
+        """Whether a text ends every turn of the model, so that behind a question it closes no thought."""
+        turns = self.turns()
+        return turns is not None and text in turns[1]
+
+    def _own_opening(self, behind: str) -> str | None:
+        """What shows that the model's turn does not begin with the recipe's tag; None where nothing does.
+
+        A turn that the model is to write is compared with one that it has written: text in the first alone is a thought
+        that the template opens, or opens and closes, in whatever tags; text in the second alone that holds no tag of
+        the recipe is a part of the turn that the model has to begin itself.
+        """
+        start, end = self.prompt.thought_start.strip(), self.prompt.thought_end.strip()
+        writes_it = behind.rstrip().endswith(start)
+        begun = behind.rstrip().removesuffix(start) if writes_it else behind
+        if tag := _TAG_OF_A_THOUGHT.search(begun):
+            return tag[0]
+        if (turns := self.turns()) is None:
+            return None
+        written = turns[0]
+        shared = sum(takewhile(bool, (a == b for a, b in zip(begun, written, strict=False))))
+        if own := _whole_tag(begun, shared).strip():
+            return own
+        rest = written[shared:].replace(start, "").replace(end, "").strip()
+        return rest if rest and not writes_it and start not in self.text else None
+
+    def turns(self) -> tuple[str, str] | None:
+        """The texts before and behind an answer that a further question follows; None where the template does not write
+        such a conversation.
+        """
+        try:
+            text = self.render([user(QUESTION), {"role": "assistant", "content": COMPLETION}, user(NEXT)], True)
+        except UserError:
+            return None
+        before, answered, behind = text.partition(QUESTION)[2].partition(COMPLETION)
+        between, asked, _ = behind.partition(NEXT)
+        return (before, between) if answered and asked else None
+
+    def ending(self) -> str:
+        """The text behind an answer that nothing follows; empty where the template does not write that."""
+        try:
+            text = self.render([user(QUESTION), {"role": "assistant", "content": COMPLETION}], False)
+        except UserError:
+            return ""
+        return text.partition(COMPLETION)[2]
+
+    def _refused(self, what: str, text: str, expected: str | None = None) -> UserError:
+        start = self.prompt.thought_start
+        wanted = f"{start!r} once, at the end of the prompt, and no {self.prompt.thought_end!r} behind the question"
+        return UserError(
+            what,
+            value=text,
+            where=self.where,
+            expected=expected or wanted,
+            advice="set prompt.chat_template to a file with a template that does so, or prompt.thought_start and "
+            "prompt.thought_end to the model's own tags" + self._variables_told(),
+        )
+
+    def _variables_told(self) -> str:
+        """The variables of the template that may concern thoughts."""
+        try:
+            known = sorted(
+                (name for name in named_in(self.text) if re.search("think|reason", name)),
+                key=lambda name: (name not in ("enable_thinking", "thinking"), name),
+            )
+        except TemplateError:
+            return ""
+        told = f"; this template reads {', '.join(known)}, as in "
+        return f"{told}--set 'prompt.template_variables={{{known[0]}: true}}'" if known else ""
+
+
+def user(content: str) -> dict[str, str]:
+    """A message of the user."""
+    return {"role": "user", "content": content}
+
+
+def _whole_tag(text: str, start: int) -> str:
+    """The text from a place on, or from the start of the tag that the place lies in."""
+    tag = text.rfind("<", 0, start)
+    return text[tag if tag >= 0 and ">" not in text[tag:start] and text[start:] else start :]
+
+
+def opened(text: str, thought_start: str) -> str:
+    """A prompt with the opening of the thought, unless the template has written it."""
+    start = thought_start.rstrip("\n")
+    return text if start and text.rstrip("\n").endswith(start) else text + thought_start

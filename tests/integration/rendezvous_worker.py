@@ -1,0 +1,43 @@
+"""One rank of the tests of strangers: it joins, waits for the word to go on, and exchanges messages.
+
+usage: rendezvous_worker.py RANK ADDRESS_FILE NODES [KEY]
+
+With KEY it does not know the key of the attempt, and takes this one.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from training_support import end_at_once
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.run.waiting import wait_until
+from mrt_hpc.training import rendezvous
+from mrt_hpc.training.accelerator import choose_kernels
+from mrt_hpc.training.rendezvous import Ranks, exchange, join
+
+DEADLINE_S = 120.0
+PROOF_TIMEOUT_S = 15.0
+
+
+def main() -> None:
+    rank, address, nodes = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    rendezvous.PROOF_TIMEOUT_S = PROOF_TIMEOUT_S
+    if len(sys.argv) > 4:
+        rendezvous._key = lambda *_: sys.argv[4].encode()
+    choose_kernels(None)
+    try:
+        join(Ranks(rank, 2, rank, nodes), address, timeout_s=DEADLINE_S)
+    except UserError as error:
+        print(error.message(), flush=True)
+        sys.exit(int(error.exit_code))
+    (address.parent / f"joined-{rank}").touch()
+    wait_until((address.parent / "go").exists, reason="the word to go on", deadline_s=DEADLINE_S)
+    assert exchange([f"rank {rank}", None]) == [["rank 0", None], ["rank 1", None]]
+    end_at_once()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Another user of a node tries to get into a trainer: as a rank, through its listeners and through its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from listeners import NOBODY, beyond_loopback, listeners, send_rubbish
+
+from mrt_hpc.errors import ExitCode
+from mrt_hpc.run.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user"),
+    pytest.mark.timeout(300),
+]
+HERE = Path(__file__).parent
+DEADLINE_S = 120.0
+STRANGER = """
+import os, sys, threading
+from datetime import timedelta
+from torch import distributed
+folder, mark, *ports = sys.argv[1:]
+for attempt in (lambda: os.listdir(folder), lambda: open(folder + "/store", "r+b"), lambda: open(folder + "/x", "wb")):
+    try:
+        attempt()
+    except PermissionError:
+        print("refused", flush=True)
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch " + mark,)
+def join(port):
+    store = distributed.TCPStore("127.0.0.1", port, 2, False, timedelta(seconds=1), wait_for_workers=False)
+    print("a store", flush=True)
+    distributed.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=timedelta(seconds=20))
+    distributed.all_gather_object([None, None], Evil())
+attempts = []
+for port in map(int, ports):
+    attempts.append(threading.Thread(target=join, args=(port,), daemon=True))
+    attempts[-1].start()
+for attempt in attempts:
+    attempt.join(3)  # for gloo's listeners do not answer
+print("done", flush=True)
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Two ranks that meet through a folder of their own."""
+
+    folder: Path
+    nodes: int
+
+    @property
+    def address(self) -> Path:
+        return self.folder / "address.json"
+
+    def start(self, rank: int, *key: str) -> psutil.Popen:
+        """Start a rank, in an environment that sends gloo to another interface than the loopback one."""
+        command = [
+            sys.executable,
+            str(HERE / "rendezvous_worker.py"),
+            str(rank),
+            str(self.address),
+            str(self.nodes),
+            *key,
+        ]
+        path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        if self.nodes == 1 and (other := other_interface()):
+            environment["GLOO_SOCKET_IFNAME"] = other
+        with self.log(rank).open("wb") as log:
+            return psutil.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def log(self, rank: int) -> Path:
+        return self.folder / f"{rank}.log"
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
+
+
+@pytest.fixture(params=[1, 2])
+def trainer(request: pytest.FixtureRequest, tmp_path: Path) -> Trainer:
+    """On one node, or on two, which are both this one."""
+    return Trainer(tmp_path, request.param)
+
+
+@pytest.fixture
+def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that the stranger's code would make."""
+    return tmp_path_factory.mktemp("mark") / "made"
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[Any]]]:
+    """Ended with the test."""
+    started: list[subprocess.Popen[Any]] = []
+    yield started
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+        process.wait()
+
+
+def other_interface() -> str | None:
+    """A network interface with an IPv4 address besides the loopback one."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if name != "lo" and any(a.family is socket.AF_INET for a in addresses):
+            return name
+    return None
+
+
+def attack(trainer: Trainer, mark: Path, ranks: list[psutil.Popen]) -> subprocess.Popen[str]:
+    """Another user attacks the folder and all listeners of some ranks, and stays connected to them."""
+    found = listeners(ranks)
+    stays = send_rubbish(found)
+    folder = json.loads(trainer.address.read_text())["folder"]
+    command = [sys.executable, "-c", STRANGER, folder, str(mark), *(str(port) for _, port in found)]
+    ended = subprocess.run(
+        command, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True, env={"OMP_NUM_THREADS": "1"},
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert ended.stdout == "refused\n" * 3 + "done\n"
+    return stays
+
+
+def test_strangers_do_not_disturb_a_trainer(
+    trainer: Trainer, mark: Path, processes: list[subprocess.Popen[Any]]
+) -> None:
+    ranks = [trainer.start(rank) for rank in range(2)]
+    processes += ranks
+    joined = [trainer.folder / f"joined-{rank}" for rank in range(2)]
+    wait_until(lambda: all(map(Path.exists, joined)), reason=trainer.logs(), deadline_s=DEADLINE_S)
+    found = listeners(ranks)
+    assert found, "gloo listens"
+    assert beyond_loopback(found) == []
+    processes.append(attack(trainer, mark, ranks))
+    (trainer.folder / "go").touch()
+    assert [rank.wait(DEADLINE_S) for rank in ranks] == [0, 0], trainer.logs()
+    assert not mark.exists()
+
+
+def test_a_stranger_who_comes_before_a_rank_is_not_taken_for_it(
+    tmp_path: Path, mark: Path, processes: list[subprocess.Popen[Any]]
+) -> None:
+    """Of two ranks it is chance which one connects to the other: only the one that listens can meet a stranger."""
+    trainer = Trainer(tmp_path, 1)
+    (trainer.folder / "go").touch()
+    processes.append(first := trainer.start(0))
+    wait_until(lambda: trainer.address.exists() and listeners([first]), reason="rank 0", deadline_s=DEADLINE_S)
+    processes.append(attack(trainer, mark, [first]))
+    processes.append(second := trainer.start(1))
+    codes = [rank.wait(DEADLINE_S) for rank in (first, second)]
+    assert not mark.exists()
+    assert codes in ([0, 0], [ExitCode.RETRYABLE] * 2), trainer.logs()
+    assert (codes == [0, 0]) != (trainer.logs().count("no rank of this attempt") == 2), trainer.logs()
+
+
+def test_a_rank_that_does_not_know_the_key_is_refused(tmp_path: Path, processes: list[subprocess.Popen[Any]]) -> None:
+    trainer = Trainer(tmp_path, 1)
+    (trainer.folder / "go").touch()
+    processes += [trainer.start(0), trainer.start(1, "a guess")]
+    assert [rank.wait(DEADLINE_S) for rank in processes] == [ExitCode.RETRYABLE] * 2, trainer.logs()
+    assert "wrong proofs of ranks [1]" in trainer.log(0).read_text()
+    assert "wrong proofs of ranks [0]" in trainer.log(1).read_text()

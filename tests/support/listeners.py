@@ -1,0 +1,63 @@
+"""Where the processes of a run take connections, and another user of the machine who makes some."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NOBODY = 65534
+RUBBISH = """
+import socket, struct, sys
+kept = []
+for place in sys.argv[1:]:
+    for number in range(8):  # the first numbers that gloo expects, and what may be taken for a message
+        kept.append(socket.create_connection(place.rsplit(":", 1)))
+        kept[-1].sendall(struct.pack("<Q", number) + b"A" * 4096)
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+def listeners(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:
+    """The addresses and TCP ports at which processes listen, those below them included."""
+    found: set[tuple[str, int]] = set()
+    for process in processes:
+        try:
+            family = [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+        for one in family:
+            found |= _of(one)
+    return sorted(found)
+
+
+def beyond_loopback(found: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those that other machines may reach."""
+    return [place for place in found if not ip_address(place[0].removeprefix("::ffff:")).is_loopback]
+
+
+def send_rubbish(places: Iterable[tuple[str, int]]) -> subprocess.Popen[str]:
+    """Another user who has connected to some listeners and sent what no rank sends; ends when its input is closed."""
+    words = [f"{address}:{port}" for address, port in places]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", RUBBISH, *words], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sent\n"
+    return process
+
+
+def _of(process: psutil.Process) -> set[tuple[str, int]]:
+    try:
+        sockets = process.net_connections(kind="tcp")
+    except psutil.Error:  # it has ended
+        return set()
+    return {(one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}

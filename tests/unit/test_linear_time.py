@@ -1,0 +1,135 @@
+"""Whatever sees a text of the model takes linear time: a text may be long, and the task's heartbeat waits meanwhile."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mrt_hpc.domains.base import Verifier
+from mrt_hpc.domains.boxed import braces_balance
+from mrt_hpc.domains.extraction import RULES
+from mrt_hpc.inference.sampler import tokens_reaching, tokens_within
+from mrt_hpc.inference.thoughts import answer_start, last_box, thought_and_answer
+from mrt_hpc.modes.paragraphs import paragraph_break, whole_paragraphs
+from mrt_hpc.mrt.episodes import EpisodeRule, cut_episodes
+from mrt_hpc.mrt.votes import cleaned_answer
+from mrt_hpc.provers.box_tokens import Closing, box_end, could_end
+from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.registry import VERIFIERS, imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Seeing = Callable[[str], object]
+
+ATOMS = (
+    " ", "\n", "\t", "\r\n", "\u00a0", "\n\n", "\\", "\\\\", "\\ ", "\\,", "\\!", "{", "}", "{}", "\\{", "\\}", "(",
+    ")", "[", "]", "$", "$$", "\\(", "\\)", "\\[", "\\boxed", "\\boxed{", "\\boxed ", "\\fbox{", "\\frac", "\\frac{",
+    "\\frac{1}", "\\frac{1}{2}", "\\left", "\\text{", "\\text{B}", "^", "^{", "_", "_{1}", "%", "=", "-", "+", "/", "*",
+    ".", ",", "!", ":", "1", "12345", "1,000", "1 000", "1.", ".5", "a", "B", "(B)", "é", "answer", "Wait", "</think>",
+    "</", "```", "```python\n", "'", '"', "x=", "and ", "°", "~",
+)  # fmt: skip
+"""What the functions look for, and other characters."""
+PREFIXES = ("", "\\boxed{", "\\boxed{A", "```python\n", "(A", "1", "$", "[1,", "**")
+SUFFIXES = ("", "x}", "!")
+FIRST_CHARS, SUSPECT_S = 2_000, 0.003
+"""Texts that take longer are looked at closely."""
+LENGTHS, ENOUGH_S, MOST_FOR_TWICE = (2_500, 5_000, 10_000, 20_000, 40_000, 80_000), 0.25, 3.0
+
+
+class _Tokens:
+    table = {number: bytes([number]) for number in range(256)} | {256: b"}.", 257: b"  "}
+
+    def pieces(self, ids: list[int]) -> list[bytes]:
+        return [self.table[one] for one in ids]
+
+
+def _pieces(text: str) -> list[bytes]:
+    whole = text.encode()
+    return [whole[at : at + 3] for at in range(0, len(whole), 3)]
+
+
+def _of_verifiers() -> Iterator[tuple[str, Seeing]]:
+    """What the task asks of each verifier that comes with the package."""
+    for name, where in VERIFIERS.built_in.items():
+        verifier = as_kind(imported(where)(), Verifier)
+        if type(verifier).extract is not Verifier.extract:  # which is one of the rules
+            yield f"extract of {name}", verifier.extract
+        yield f"may_take_long of {name}", verifier.may_take_long
+        for gold in ("7", "B", "\\frac{1}{2}"):
+            yield f"certain of {name} for {gold}", lambda text, v=verifier, gold=gold: v.certain(text, gold)  # type: ignore[misc]
+
+
+def _of_rules() -> Iterator[tuple[str, Seeing]]:
+    for name, rule in RULES.items():
+        yield f"rule {name}", rule
+        yield f"rule {name} in a thought", lambda text, rule=rule: rule(text, thinking=True)  # type: ignore[misc]
+
+
+closing: Any = Closing(_Tokens())  # type: ignore[arg-type]
+SEEING: dict[str, Seeing] = {
+    **dict(_of_rules()),
+    **dict(_of_verifiers()),
+    "braces": braces_balance,
+    "votes": cleaned_answer,
+    "episodes": lambda text: cut_episodes(_pieces(text), EpisodeRule()),
+    "thought": lambda text: thought_and_answer(text.encode(), b"</think>"),
+    "thought without tags": lambda text: thought_and_answer(text.encode(), b""),
+    "last box": lambda text: last_box(text.encode()),
+    "start of an answer": lambda text: answer_start(text, ""),
+    "paragraphs": lambda text: (whole_paragraphs(_pieces(text)), paragraph_break(text.encode())),
+    "tokens": lambda text: (tokens_within(_pieces(text), len(text)), tokens_reaching(_pieces(text), len(text))),
+    "end of a box": lambda text: (box_end(text.encode()), could_end(text.encode())),
+}
+"""Every function that sees texts of the model in the task itself, by its name."""
+
+
+def texts(length: int) -> Iterator[tuple[tuple[str, str, str], str]]:
+    for prefix in PREFIXES:
+        for atom in ATOMS:
+            for suffix in SUFFIXES:
+                yield (prefix, atom, suffix), text_of(prefix, atom, suffix, length)
+
+
+def text_of(prefix: str, atom: str, suffix: str, length: int) -> str:
+    return prefix + atom * (length // len(atom)) + suffix
+
+
+def seconds(seeing: Seeing, text: str, times: int) -> float:
+    """Of the processor, the least of some trials."""
+    found = []
+    for _ in range(times):
+        began = time.thread_time()
+        seeing(text)
+        found.append(time.thread_time() - began)
+    return min(found)
+
+
+def is_linear(seeing: Seeing, parts: tuple[str, str, str], lengths: Sequence[int] = LENGTHS) -> bool:
+    """Whether no text that takes long takes more than three times as long as one of half its length."""
+    short = seconds(seeing, text_of(*parts, lengths[0]), 3)
+    for length in lengths[1:]:
+        long = seconds(seeing, text_of(*parts, length), 3)
+        if long > ENOUGH_S and long > MOST_FOR_TWICE * short:
+            return False
+        short = long
+    return True
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_twice_the_text_takes_twice_the_time(name: str) -> None:
+    seeing = SEEING[name]
+    suspects = [parts for parts, text in texts(FIRST_CHARS) if seconds(seeing, text, 1) > SUSPECT_S]
+    confirmed = [parts for parts in suspects if seconds(seeing, text_of(*parts, FIRST_CHARS), 2) > SUSPECT_S]
+    assert next((parts for parts in confirmed[:50] if not is_linear(seeing, parts)), None) is None
+
+
+def test_an_answer_is_written_in_linear_time() -> None:
+    assert is_linear(lambda text: closing.writing(text, list(text.encode())), ("", "1}.", ""), LENGTHS[:3])
+
+
+def test_the_test_sees_what_is_quadratic() -> None:
+    assert not is_linear(re.compile(r"A\s*\}?\s*x").match, ("A", " ", "!"))

@@ -1,0 +1,114 @@
+"""How the ranks of a trainer meet: the folder, the store of several nodes, and what crosses between ranks."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from torch._C._distributed_c10d import PrefixStore
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.training.folder_store import FolderStore
+from mrt_hpc.training.rendezvous import Ranks, join
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
+SHORT = timedelta(seconds=0.1)
+
+
+def is_open(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o750)
+    return folder
+
+
+def is_a_link(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    return link
+
+
+def is_anothers(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    return folder
+
+
+def is_a_file(folder: Path) -> Path:
+    folder.touch(mode=0o700)
+    return folder
+
+
+def is_gone(folder: Path) -> Path:
+    return folder
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        is_open,
+        is_a_link,
+        pytest.param(is_anothers, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")),
+        is_a_file,
+        is_gone,
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_meet_in_no_folder_that_others_may_enter(
+    make: Callable[[Path], Path], nodes: int, tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "folder")
+    (tmp_path / "address.json").write_text(json.dumps({"folder": str(folder)}))
+    with pytest.raises(UserError, match="other users may enter it") as caught:
+        join(Ranks(1, 2, 1, nodes), tmp_path / "address.json", timeout_s=1)
+    assert caught.value.where == folder
+
+
+def test_what_one_rank_writes_into_the_folder_the_others_read(tmp_path: Path) -> None:
+    """Through C++, as process groups use a store."""
+    stores = [FolderStore(tmp_path, timedelta(seconds=20)) for _ in range(2)]
+    ours, theirs = (PrefixStore("0//cpu", store) for store in stores)
+    with ThreadPoolExecutor(1) as beside:
+        waits = beside.submit(theirs.get, "an address / of ä")
+        ours.set("an address / of ä", "a value / of ü")
+        assert waits.result(20) == "a value / of ü".encode()
+    assert theirs.check(["an address / of ä"])
+    assert not theirs.check(["an address / of ä", "another"])
+    assert [store.add("count", amount) for store, amount in ((ours, 1), (theirs, 2), (ours, 0))] == [1, 3, 3]
+    assert ours.clone().get("an address / of ä") == theirs.get("an address / of ä")
+
+
+def test_a_key_that_does_not_come_is_told_with_its_folder(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, SHORT)
+    with pytest.raises(UserError, match="gave up waiting for rank_1 of another rank") as caught:
+        store.get("rank_1")
+    assert caught.value.where == tmp_path
+    with pytest.raises(UserError, match="gave up waiting"):
+        PrefixStore("0", store).wait(["rank_1"], SHORT)
+
+
+def names_of(node: ast.AST) -> list[str]:
+    """The modules and attributes that a node of a module's text names."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.name for alias in node.names] + ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+    return [node.attr, ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+
+
+def test_nothing_is_unpickled() -> None:
+    """Neither what comes from another process nor a file: both could hold code. (The pickle of a call, which submitit
+    writes into the run directory and reads itself, is not the package's.)
+    """
+    refused = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "torch.load", "numpy.load", "np.load"}
+    for path in PACKAGE.rglob("*.py"):
+        names = {name for node in ast.walk(ast.parse(path.read_text())) for name in names_of(node)}
+        assert not names & refused, path
+        assert not [name for name in names if name.endswith(("_object", "_object_list"))], path
