@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -128,6 +129,7 @@ def attack(trainer: Trainer, mark: Path, ranks: list[psutil.Popen]) -> subproces
     found = listeners(ranks)
     stays = send_rubbish(found)
     folder = json.loads(trainer.address.read_text())["folder"]
+    assert stat.S_IMODE(Path(folder).stat().st_mode) == stat.S_IRWXU
     command = [sys.executable, "-c", STRANGER, folder, str(mark), *(str(port) for _, port in found)]
     ended = subprocess.run(
         command, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True, env={"OMP_NUM_THREADS": "1"},
