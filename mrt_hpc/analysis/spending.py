@@ -153,16 +153,23 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
         accounts: what is known beside the events; None where only the run directory is asked.
     """
     accounts = accounts or Accounts()
-    found = attempts(layout)
-    pairs, rest = matched(accounts.allocations, found)
-    known = {one.task_id.partition("_")[0] for one in accounts.allocations}
+    every = attempts(layout)
+    found = [attempt for attempt in every if is_job(attempt.job, plan)]
+    allocations = [one for one in accounts.allocations if is_job(one.job, plan)]
+    strange = len(every) - len(found) + len(accounts.allocations) - len(allocations)
+    pairs, rest = matched(allocations, found)
+    known = {one.task_id.partition("_")[0] for one in allocations}
     uncounted = [a for a in rest if a.task_id.partition("_")[0] in known]
     spent = [_by_account(one, attempt, plan, recipe) for one, attempt in pairs]
     ready = Readiness(plan, found, accounts.submitted or {})
     spent += [_by_events(attempt, plan, recipe, ready) for attempt in rest]
-    notes = _notes(accounts.allocations, uncounted, found, plan, recipe)
+    notes = [*_notes(allocations, uncounted, found, plan, recipe)]
+    if strange:
+        notes.append(
+            f"{strange} attempt(s) do not count, as they name a job that no plan has: their records are damaged"
+        )
     ordered = sorted(spent, key=lambda one: one.began)
-    return Spending(tuple(ordered), bool(accounts.allocations), tuple(notes))
+    return Spending(tuple(ordered), bool(allocations), tuple(notes))
 
 
 def matched(
@@ -252,9 +259,22 @@ def _notes(
 
 
 def role_of(job: str, plan: Plan) -> Role:
-    """The role of a job; one that the plan no longer has, as its recipe was changed, has its role in its name."""
+    """The role of a job; one that the plan no longer has, as its recipe was changed, has its role in its name.
+
+    Raises:
+        ValueError: no plan has a job of this name.
+    """
     planned = {one.name: one.role for one in plan.jobs}
     return planned[job] if job in planned else Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
+
+
+def is_job(job: str, plan: Plan) -> bool:
+    """Whether this is the name of a job, of this plan or an earlier one."""
+    try:
+        role_of(job, plan)
+    except ValueError:
+        return False
+    return True
 
 
 def resources_of(job: str, plan: Plan, recipe: Experiment) -> JobResources:

@@ -79,7 +79,7 @@ class Trainer:
             *key,
         ]
         path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder), "PYTHONPATH": path}
         if self.nodes == 1 and (other := other_interface()):
             environment["GLOO_SOCKET_IFNAME"] = other
         with self.log(rank).open("wb") as log:

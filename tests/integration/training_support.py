@@ -195,6 +195,7 @@ def run_ranks(script: str, arguments: list[str], world_size: int, directory: Pat
     address = directory / f"address-{uuid.uuid4().hex[:8]}.json"
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(directory),  # ranks that end at once leave the folder in which they met
         "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
     logs = [directory / f"{address.stem}-rank{rank}.log" for rank in range(world_size)]
