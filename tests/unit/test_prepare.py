@@ -78,9 +78,11 @@ def test_a_damaged_weights_version_of_another_run_is_refused(other: Path, tmp_pa
 def test_a_model_with_a_number_that_is_not_finite_is_never_published(other: Path, tmp_path: Path) -> None:
     model = shutil.copytree(other, tmp_path / "model")
     (model / MANIFEST).unlink()
-    save_file({"weight": np.array([0, 1, np.nan, 2], dtype=np.float32)}, model / "model.safetensors")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"][2] = np.nan
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
     task = task_from(model, tmp_path / "run")
-    with pytest.raises(UserError, match=r"hold a NaN or an infinity: weight"):
+    with pytest.raises(UserError, match=r"hold a NaN or an infinity: model\.norm\.weight"):
         prepare.run(task)
     assert not task.layout.weights_version(0).exists()
 
