@@ -180,7 +180,14 @@ def test_the_log_that_was_written_last_has_the_traceback(run: CannedRun) -> None
 
 def following(run: CannedRun) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "mrt_hpc.cli.main", "logs", str(run.layout.root), "--follow"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=take_interrupts
+    )
+
+
+def take_interrupts() -> None:
+    """Take SIGINT as from a terminal; a shell lets what it starts in the background ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def until(process: subprocess.Popen[str], wanted: Callable[[str], bool]) -> str:
