@@ -1,6 +1,6 @@
 """Tokens a second, model FLOPs utilisation and peak memory of whole updates on one GPU, by the choices of ``training``.
 
-It needs torch, transformers, DeepSpeed and the files of this package; no model, data, network or Slurm:
+It needs torch, transformers, DeepSpeed, msgspec and the files of this package; no model, data, network or Slurm:
 
     PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py               # the shape of R1-Distill-Qwen-1.5B
     PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py --shape 7b    # 8 of the 28 layers of a 7B

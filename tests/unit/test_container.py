@@ -173,7 +173,10 @@ def test_the_build_on_a_node_is_the_same_command_behind_the_setup_lines() -> Non
         "srun", "--account=mine", "--partition=short", "--constraint=build", "--mem=16G", "--ntasks=1",
         "--cpus-per-task=4", "--time=60",
     ]  # fmt: skip
-    assert command[-1] == "module load apptainer\nexec /py -m mrt_hpc.cli.main container build cuda 'a b.sif'"
+    assert (
+        command[-1]
+        == "module load apptainer\nexport PYTHONSAFEPATH=1\nexec /py -m mrt_hpc.cli.main container build cuda 'a b.sif'"
+    )
 
 
 def test_what_an_image_holds_is_told_with_what_to_type(tmp_path: Path) -> None:

@@ -392,7 +392,7 @@ def fuzz_model(directory: Path, count: int, seed: str) -> None:
 
 
 def check_model(directory: Path) -> None:
-    files = ModelFiles(directory, "model.path", template_given=True)
+    files = ModelFiles(directory, "model.path")
     for check in (lambda: files.check(100), lambda: files.check_division(2), lambda: files.check_sharing(2)):
         try:
             with within(LONGEST_S):
@@ -446,7 +446,7 @@ def test_no_damage_to_a_model_directory_ends_in_a_traceback(model: Path) -> None
 def test_a_number_that_no_model_has_is_refused_in_words(model: Path, field: str, value: object) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, field: value}))
-    files = ModelFiles(model, "model.path", template_given=True)
+    files = ModelFiles(model, "model.path")
     with pytest.raises(UserError) as refusal:
         files.check(100)
         files.check_division(2)

@@ -84,7 +84,9 @@ def test_an_advantage_that_is_not_a_number_is_refused_with_its_place(recipe_file
     recipe = load_recipe(recipe_file, ("sampling.problems_per_iteration=1",))
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
     commit_group(layout.group(0, 0), sampled(rollout("p-7", 0)))
-    reader = RolloutReader(load_task(layout, "segment-000.trainer", 0, Placement(0, 1, 0, "a")), 0)
+    reader = RolloutReader(
+        load_task(layout, "segment-000.trainer", 0, Placement(0, 1, 0, "a")), 0, problem_ids=lambda: ["p-7"]
+    )
     with pytest.raises(UserError, match=r"algorithm method_.*:Spoiled gives what cannot be learnt: adv") as refused:
         reader.data()
     assert refused.value.where == "iteration 0, group p-7" and refused.value.exit_code is ExitCode.FATAL

@@ -10,6 +10,10 @@ from pydantic import Field
 from mrt_hpc.recipe.base import VARIABLE, PathText, Section
 from mrt_hpc.recipe.prompts import DEFAULT_INSTRUCTION
 
+Whole = Annotated[int, Field(ge=-(10**12), le=10**12)]
+Number = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""Numbers that a template writes: it reads none that is not finite, or larger."""
+
 
 class Prompt(Section):
     """How a problem becomes a prompt, and where its thought ends."""
@@ -32,7 +36,7 @@ class Prompt(Section):
     """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
     folder.
     """
-    template_variables: dict[Annotated[str, Field(pattern=VARIABLE)], bool | int | float | str | None] = Field(
+    template_variables: dict[Annotated[str, Field(pattern=VARIABLE)], bool | Whole | Number | str | None] = Field(
         default_factory=dict
     )
     """Variables that the chat template reads, with their values, as ``{enable_thinking: true}``. One that the model's
