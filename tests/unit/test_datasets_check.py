@@ -293,7 +293,7 @@ def test_a_file_that_has_changed_since_it_was_prepared() -> None:
     record_file(Path("a.jsonl")).write_text("{}")
     (finding,) = checked(Path("a.jsonl")).findings
     assert finding.kind is FindingKind.CHANGED_FILE
-    assert "not the record" in finding.detail
+    assert "the record of a data file cannot be read" in finding.detail
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

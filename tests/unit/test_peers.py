@@ -83,7 +83,7 @@ def test_a_peer_at_work_is_waited_for(peers: Peers) -> None:
 
 def test_a_peer_that_works_and_brings_nothing_gives_the_nodes_back(peers: Peers) -> None:
     say(peers, TaskState.RUNNING, beating=True)
-    error = give_up(PeerWait(peers, Resilience(stall_limit_minutes=0.05 * SECOND_MINUTES), "rollouts"))
+    error = give_up(PeerWait(peers, Resilience(stall_limit_minutes=0.1 * SECOND_MINUTES), "rollouts"))
     assert error.exit_code is ExitCode.GIVE_BACK
     assert "has not produced rollouts" in error.what
 
