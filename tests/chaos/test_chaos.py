@@ -92,10 +92,10 @@ def lose_group(layout: RunLayout) -> str:
 
 
 def swap_groups(layout: RunLayout) -> str:
-    """A group sampled again after it was trained on."""
+    """A whole group of another iteration."""
     shutil.rmtree(unpacked(layout, 2).group(2, 1))
     shutil.copytree(unpacked(layout, 1).group(1, 1), layout.group(2, 1))
-    return "iteration 2 was trained on other groups"
+    return "belongs to another place"
 
 
 def lose_metrics(layout: RunLayout) -> str:

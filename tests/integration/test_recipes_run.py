@@ -142,6 +142,8 @@ def during(layout: RunLayout) -> RunLayout:
 def copy_of_delta(layout: RunLayout) -> None:
     """Copy the version that is a delta, and its base, while the run goes on."""
     wait_until(layout.weights_version(2).is_dir, reason="version 2", deadline_s=300, longest_pause_s=0.05)
+    during(layout).root.mkdir()
+    shutil.copy(layout.identity, during(layout).identity)
     for version in (1, 2):
         shutil.copytree(layout.weights_version(version), during(layout).weights_version(version))
 

@@ -16,12 +16,13 @@ from mrt_hpc.launch.cleaning import Kind, frees, removals
 from mrt_hpc.launch.ledger import record_submission
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import MANIFEST, PLACE, commit_whole, read_manifest
+from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.pins import pin
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.weights import publish, published_versions, take_over
+from mrt_hpc.run.weights import publish, published_versions
 from tests.support.synthetic_run import Shape, SyntheticRun
 
 if TYPE_CHECKING:
@@ -48,10 +49,9 @@ def run(tmp_path: Path) -> RunLayout:
         (layout.evaluation(0, "aime24") / name).mkdir()
     shard = layout.evaluation_shard(4, "aime24", 0)
     for version, benchmark in ((4, "aime24"), (4, "math500")):
-        copied = layout.evaluation_shard(version, benchmark, 0)
         source = layout.evaluation_shard(0, benchmark, 0)
-        about = {name: value for name, value in read_manifest(source).about.items() if name != PLACE}
-        commit_whole(copied, lambda folder, source=source: take_over(source, folder, without=(MANIFEST,)), **about)
+        named = {name: read_manifest(source).about[name] for name in ("weights", "settings")}
+        commit_group(layout.evaluation_shard(version, benchmark, 0), read_group(source), **named)
     assert shard.is_dir()
     for job in read_plan(layout.plan).jobs:
         for index in range(job.tasks):
