@@ -80,7 +80,7 @@ class Audit:
 def audit(root: Path) -> Audit:
     """Look at all files of a run."""
     layout = RunLayout(root)
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     found = Audit(iterations=recipe.schedule.iterations)
     for iteration in range(recipe.schedule.iterations if recipe.algorithm.samples_rollouts else 0):
         check_iteration(found, layout, iteration)
@@ -97,7 +97,7 @@ def audit(root: Path) -> Audit:
 
 def check_iteration(found: Audit, layout: RunLayout, iteration: int) -> None:
     """Each sample once, of the problems that the seed draws, and trained on as it stands there."""
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     sampling = recipe.sampling
     drawn = draw_problems(read_problems(layout.train_data), recipe.seed, iteration, sampling.problems_per_iteration)
     positions = sampled_positions(layout, iteration)
@@ -118,7 +118,7 @@ def check_iteration(found: Audit, layout: RunLayout, iteration: int) -> None:
 
 def check_collection(found: Audit, layout: RunLayout, version: int) -> None:
     """Each sample of each problem once, by that weights version."""
-    recipe, number = read_recipe_lock(layout.recipe_lock), collection_of(version)
+    recipe, number = read_recipe_lock(layout.recipe_lock, looking=True), collection_of(version)
     problems, where = read_problems(layout.train_data), f"the collection of version {version}"
     positions = sampled_positions(layout, number)
     found.check(positions == set(range(len(problems))), f"{where}: groups {sorted(positions)}")
@@ -149,7 +149,7 @@ def check_branches(found: Audit, iteration: int, groups: Sequence[Group]) -> Non
 
 def check_weights(found: Audit, layout: RunLayout) -> None:
     """Versions are consecutive; those that must stay are there, and are what their manifests say; no delta is left."""
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     last = recipe.schedule.iterations
     seen = (EventKind.PUBLISHED, EventKind.WEIGHTS_LOADED)  # one killed in the instant after a commit says nothing
     published = {e["version"] for e in read_events(layout.events) if e["kind"] in seen} | set(
@@ -175,7 +175,7 @@ def stays_as_model(recipe: Recipe, version: int) -> bool:
 
 def check_evaluations(found: Audit, layout: RunLayout) -> None:
     """Every sample of every evaluation once, by the weights that are there under that number."""
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     shards = recipe.evaluation.problem_shards
     for benchmark in recipe.evaluation.benchmarks:
         problems = read_problems(layout.benchmark_data(benchmark.name))
@@ -201,7 +201,7 @@ def check_manifests(found: Audit, layout: RunLayout) -> None:
 
 def check_tasks_and_report(found: Audit, layout: RunLayout) -> None:
     """Every task is done, and the report lacks nothing."""
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     plan = read_plan(layout.plan)
     for job in plan.jobs:
         states = Counter(read_task(layout, job.name, index).state for index in range(job.tasks))

@@ -186,7 +186,7 @@ def _is_still_read(layout: RunLayout, version: int) -> bool:
     """Whether inference has yet to sample with a version. Damage to a version that no task reads any more is found by
     the first that does, perhaps after the run; and the last version is made again only when the command is typed again.
     """
-    recipe = read_recipe_lock(layout.recipe_lock)
+    recipe = read_recipe_lock(layout.recipe_lock, looking=True)
     if not 0 < version < recipe.schedule.iterations:
         return False
     return len(sampled_positions(layout, version)) < recipe.sampling.problems_per_iteration
