@@ -14,6 +14,8 @@ import ast
 import builtins
 import ctypes
 import functools
+import importlib
+import itertools
 import json
 import os
 import resource
@@ -37,6 +39,15 @@ LARGE = 2**63
 """Numbers beyond it are sent as hexadecimal text, which takes linear time."""
 COLLECTIONS = (("list", list), ("tuple", tuple), ("set", set), ("frozenset", frozenset))
 _MAKERS = dict(COLLECTIONS)
+BY_TEXT = {
+    "fractions.Fraction": None,
+    "decimal.Decimal": None,
+    "datetime.date": "fromisoformat",
+    "datetime.datetime": "fromisoformat",
+    "datetime.time": "fromisoformat",
+}
+"""Types of the standard library whose values cross as text, and the method of the class that reads it if not the class.
+"""
 
 
 # -- values between the two processes
@@ -54,6 +65,10 @@ def encode(value: Any, refer: Callable[[Any], int]) -> Any:
         return ["bytes", value.hex()]
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encode(value.item(), refer)
+    if (name := f"{type(value).__module__}.{type(value).__qualname__}") in BY_TEXT:
+        return ["text", name, str(value)]
+    if isinstance(value, range):
+        return ["range", value.start, value.stop, value.step]
     if isinstance(value, tuple) or type(value).__module__ != ANSWER_NAME:  # other classes of the answer have methods
         for name, kind in COLLECTIONS:
             if isinstance(value, kind):
@@ -80,11 +95,23 @@ def decode(data: Any, found: Callable[[int], Any]) -> Any:
         return complex(*content)
     if kind == "bytes":
         return bytes.fromhex(content[0])
+    if kind == "text":
+        return _from_text(*content)
+    if kind == "range":
+        return range(*content)
     if kind == "dict":
         return {decode(key, found): decode(item, found) for key, item in content[0]}
     if kind == "object":
         return found(int(content[0]))
     return _MAKERS[kind](decode(item, found) for item in content[0])
+
+
+def _from_text(name: str, text: str) -> Any:
+    """The value that :data:`BY_TEXT` names."""
+    reader = BY_TEXT[name]
+    module, _, kind = name.partition(".")
+    found = getattr(importlib.import_module(module), kind)
+    return found(text) if reader is None else getattr(found, reader)(text)
 
 
 # -- the process of the answer
@@ -171,6 +198,8 @@ class Answer:
     def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
         self.requests, self.replies = requests, replies
         self.remotes: dict[int, Remote] = {}
+        self.written: frozenset[str] = frozenset()
+        """The attributes that the gold answer's text names."""
 
     def await_start(self) -> None:
         """Wait until it is ready."""
@@ -244,7 +273,12 @@ class Remote:
         return self._answer.ask("call", self._number, "", given, options)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in self._answer.written:
+            raise AttributeError(name)  # a library asks for a protocol, as numpy for the address of an array's memory
         return self._answer.ask("attribute", self._number, name)
+
+    def __contains__(self, value: Any) -> bool:
+        raise GoldFaultError("the gold answer asks what is in an object of the answer's, which only the answer can say")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._answer.ask("set", self._number, name, (value,))
@@ -259,18 +293,27 @@ class Remote:
         return self._number
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a value is of a type that crosses, so that no object of the answer's equals it."""
+    objects = itertools.count()
+    encode(value, lambda _: next(objects))
+    return next(objects) == 0
+
+
 def _forwarded(name: str, *, both: bool) -> Callable[..., Any]:
     """A method that asks the object; with ``both``, only beside another object of the answer's."""
 
     def method(self: Remote, *given: Any) -> Any:
         if both and not isinstance(given[0], Remote):
+            if not _is_plain(given[0]):
+                raise GoldFaultError(f"an object of the answer's cannot be compared with a {type(given[0]).__name__}")
             return NotImplemented
         return self._answer.ask("method", self._number, name, given, may_stop=name == "__next__")
 
     return method
 
 
-for _name in ("len", "getitem", "setitem", "delitem", "contains", "iter", "next", "str", "repr", "neg", "abs"):
+for _name in ("len", "getitem", "setitem", "delitem", "iter", "next", "str", "repr", "neg", "abs"):
     setattr(Remote, f"__{_name}__", _forwarded(f"__{_name}__", both=False))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv"):
     setattr(Remote, f"__{_name}__", _forwarded(f"__{_name}__", both=True))
@@ -333,7 +376,9 @@ def evaluate(gold: str, program: str, answer: Answer) -> list[tuple[int, int]]:
     """
     held: dict[tuple[int, int], None] = {}
     names = Names(answer, lambda line, column: held.update({(line, column): None}))
-    code = compile(Marker().visit(ast.parse(gold)), "<gold>", "exec", dont_inherit=True, optimize=0)
+    tree = ast.parse(gold)
+    answer.written = frozenset(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    code = compile(Marker().visit(tree), "<gold>", "exec", dont_inherit=True, optimize=0)
     answer.ask("execute", None, program)
     exec(code, {"__name__": "__main__", "__builtins__": names})
     answer.ask("end")  # it is still there
@@ -364,7 +409,9 @@ def confine(limits: dict[str, Any], *, writes: bool) -> None:
         (resource.RLIMIT_NOFILE, MOST_OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        inherited = resource.getrlimit(kind)[1]  # what this process may not raise again
+        least = most if inherited == resource.RLIM_INFINITY else min(most, inherited)
+        resource.setrlimit(kind, (least, least))
     sys.path += limits["paths"]
 
 

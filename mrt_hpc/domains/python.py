@@ -67,10 +67,12 @@ class PythonVerifier(Verifier):
     answer. Faults of the kernel and of bubblewrap are out of scope.
 
     Gold answers call functions and classes of the answer by their names. They give and get plain values (None, numbers,
-    texts, bytes, lists, tuples, sets, dicts; what is changed in place comes back), or objects of the answer, which
-    stay in its sandbox: their methods and attributes can be used, they equal no plain value, and have no truth value.
-    Names of Python's own mean Python's own. A gold answer is not read where no assertion depends on the answer, or it
-    has coroutines, catches or derives from classes of the answer, or imports what is not installed.
+    texts, bytes, lists, tuples, sets, dicts, ranges, fractions, decimals, dates; what is changed in place comes back,
+    as another object), or objects of the answer, which stay in its sandbox: their methods and attributes can be used,
+    they equal no plain value, and have no truth value. What only the answer could say, such as what one of its objects
+    contains, is an error of the gold answer. Names of Python's own mean Python's own. A gold answer is not read where
+    no assertion depends on the answer, or it has coroutines, catches or derives from classes of the answer, or imports
+    what is not installed.
     """
 
     reads_boxes = False

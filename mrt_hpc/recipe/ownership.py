@@ -77,7 +77,7 @@ def _changeable(place: Path, what: str) -> UserError:
         expected="owner you or root, and no other user with the right to write",
         advice=f"chmod go-w {shlex.quote(str(place))}"
         if mine
-        else "read what is there; then copy it to a folder of your own, or add --trust (report, compare, fork)",
+        else "read what is there; then copy it to a folder of your own, or add --trust where the command has it",
     )
 
 

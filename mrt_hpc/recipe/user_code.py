@@ -6,8 +6,10 @@ the run directory keeps a copy, so that its tasks and a later report use the cod
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import shutil
+import stat
 import sys
 import sysconfig
 from importlib.machinery import PathFinder
@@ -26,6 +28,7 @@ NAMING = ("type", "verifier")
 """The fields whose text may name a class or a function of the user's own."""
 CODE = (".py", ".pyc", ".so")
 COMPILED = "__pycache__"
+WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def import_from(folder: Path, content: Any, *, trust: bool = False) -> None:
@@ -52,11 +55,33 @@ def import_from(folder: Path, content: Any, *, trust: bool = False) -> None:
 
 
 def _code_in(folder: Path, modules: Iterable[str]) -> Iterator[Path]:
-    """The files and folders of a folder that Python reads when it imports these modules, or others beside them."""
-    yield from (path for path in folder.iterdir() if path.suffix in CODE or path.name == COMPILED)
-    for package in (folder / name for name in modules):
-        if package.is_dir():
-            yield from (package, *package.rglob("*"))
+    """The files and folders of a folder that Python reads when it imports these modules, and what these import in turn;
+    all modules that lie beside them, too. A link to nothing, as editors leave them, is none.
+    """
+    compiled = folder / COMPILED
+    beside = [path for path in folder.iterdir() if path.suffix in CODE and path.exists()]
+    yield from (*beside, *(path for path in (compiled, *compiled.glob("*")) if path.exists()))
+    left, seen = [*modules, *(path.stem for path in beside)], set[str]()
+    while left:
+        if (name := left.pop()) in seen:
+            continue
+        seen.add(name)
+        package = folder / name
+        files = [path for path in (package, *package.rglob("*")) if path.exists()] if package.is_dir() else []
+        yield from files
+        left += [top for path in (folder / f"{name}.py", *files) if path.suffix == ".py" for top in _imported(path)]
+
+
+def _imported(path: Path) -> set[str]:
+    """The top-level modules that a file of Python names in its imports; none where it is no Python."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+    nodes = list(ast.walk(tree))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.partition(".")[0] for name in names}
 
 
 def _spec(module: str) -> ModuleSpec | None:
@@ -124,13 +149,17 @@ def own_code(recipe: Experiment) -> list[Path]:
 
 
 def keep(recipe: Experiment, folder: Path) -> None:
-    """Copy the user's own code into a folder of the run, where there is any."""
+    """Copy the user's own code into a folder of the run, where there is any. Only the user may write to the copies, as
+    tasks import nothing that another user can change.
+    """
     for path in own_code(recipe):
         folder.mkdir(exist_ok=True)
         if path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(path, folder / path.name)
+    for copied in (folder, *folder.rglob("*")) if folder.is_dir() else ():
+        copied.chmod(copied.stat().st_mode & ~WRITTEN_BY_OTHERS)
 
 
 def changed(recipe: Experiment, folder: Path) -> list[Path]:

@@ -78,12 +78,19 @@ def private_folder(parent: Path, name: str) -> Path:
         name: of the folder.
     """
     path = parent / name
-    others = (Path(entry) for entry in os.scandir(parent) if entry.name.startswith(f"{name}-"))
-    if (found := next(filter(_is_private, (path, *sorted(others))), None)) is None:
+    if (found := next(filter(_is_private, (path, *_others(path))), None)) is None:
         found = path if _made(path) or _is_private(path) else Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
     if found != path:
         log.warning("%s belongs to another user, is a link, or is open to others; %s is used instead", path, found)
     return found
+
+
+def _others(path: Path) -> list[Path]:
+    """The folders that have taken the place of this one; none where this user may not list what is beside it."""
+    try:
+        return sorted(Path(entry) for entry in os.scandir(path.parent) if entry.name.startswith(f"{path.name}-"))
+    except PermissionError:
+        return []
 
 
 def _made(path: Path) -> bool:

@@ -80,6 +80,14 @@ class FolderStore(Store):
             longest_pause_s=LONGEST_PAUSE_S,
         )
 
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; False if it was not there."""
+        try:
+            retrying(self._file(key).unlink, f"key {key} of the rendezvous")
+        except FileNotFoundError:
+            return False
+        return True
+
     def clone(self) -> FolderStore:
         """Return this store: it has no connection that two threads could not share."""
         return self

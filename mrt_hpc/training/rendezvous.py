@@ -219,12 +219,14 @@ def _find_folder(address_file: Path, timeout: timedelta) -> Path:
 
 
 def _require_private(folder: Path) -> None:
-    """Check that a folder is this user's own, that no other may enter it, and that it is no link."""
+    """Check that a folder is this user's own, that no other may enter it, and that it is no link. Below a folder whose
+    group is handed on it has that bit as well, which gives no right.
+    """
     try:
         found = folder.lstat()
     except FileNotFoundError:
         found = None
-    if found is None or found.st_uid != os.geteuid() or found.st_mode != stat.S_IFDIR | stat.S_IRWXU:
+    if found is None or found.st_uid != os.geteuid() or (found.st_mode & ~stat.S_ISGID) != stat.S_IFDIR | stat.S_IRWXU:
         raise UserError(
             "the folder in which the ranks meet is not there, or other users may enter it",
             where=folder,

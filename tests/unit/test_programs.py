@@ -143,6 +143,13 @@ RIGHT = {
     "a file of its own": ("def f():\n    with open('x.txt', 'w') as file: file.write('hi')\n"
                           "    return open('x.txt').read()", "assert f() == 'hi'"),
     "numpy": ("import numpy as np\ndef f(xs): return np.asarray(xs, dtype=np.int64).sum()", "assert f([1, 2]) == 3"),
+    "a fraction, a decimal and a date": (
+        "from fractions import Fraction\nfrom decimal import Decimal\nfrom datetime import date\n"
+        "def f(): return [Fraction(1, 2), Decimal('0.3'), date(2020, 1, 2), range(3)]",
+        "from fractions import Fraction\nfrom decimal import Decimal\nfrom datetime import date\n"
+        "assert f() == [Fraction(1, 2), Decimal('0.3'), date(2020, 1, 2), range(3)]"),
+    "an array": ("import numpy as np\ndef f(xs): return np.asarray(xs) * 2.0",
+                 "import numpy as np\nassert np.allclose(f([1, 2]), [2, 4])"),
     "an approximate value": ("def f(x): return x / 3", "import math\nassert math.isclose(f(1), 0.3333, rel_tol=1e-3)"),
 }  # fmt: skip
 
@@ -158,11 +165,41 @@ def test_objects_of_the_answer_equal_no_plain_value() -> None:
     assert not is_right("class P:\n    def __eq__(self, other): return True", "assert P() == 3")
 
 
-def test_what_the_gold_answer_may_not_do_is_said_and_is_no_verdict_on_the_answer() -> None:
-    verdict = QUICK.judge("def f(g): return g(1)", "assert f(lambda x: x + 1) == 2")
+def test_no_memory_of_the_gold_answer_s_process_is_reached() -> None:
+    """numpy asks what looks like an array for an address."""
+    empty = (
+        "class A:\n    __array_interface__ = dict(data=b'', shape=(0, 3), typestr='<f8', version=3)\n"
+        "def f(x): return A()"
+    )
+    assert not is_right(empty, "import numpy as np\nassert np.allclose(f([1, 2]), [2, 4, 6])")
+    assert is_right("class A:\n    __version__ = 3", "assert A.__version__ == 3")
+
+
+FAULTS = {
+    "assert f(lambda x: x + 1) == 2": ("def f(g): return g(1)", "a function, which is no plain value"),
+    "assert 7 in f(1)": (
+        "class A:\n    def __contains__(self, x): return True\ndef f(x): return A()",
+        "which only the answer can say",
+    ),
+    "from collections import deque\nassert f(1) == deque([1])": (
+        "from collections import deque\ndef f(x): return deque([x])",
+        "cannot be compared with a deque",
+    ),
+}
+
+
+@pytest.mark.parametrize("gold", FAULTS)
+def test_what_the_gold_answer_may_not_do_is_said_and_is_no_verdict_on_the_answer(gold: str) -> None:
+    answer, words = FAULTS[gold]
+    verdict = QUICK.judge(answer, gold)
     assert not verdict.correct
     assert not verdict.readable
-    assert "a function, which is no plain value" in str(verdict.error)
+    assert words in str(verdict.error)
+
+
+def test_a_decimal_that_differs_from_itself_is_no_right_answer() -> None:
+    answer = "from decimal import Decimal\ndef f(): return Decimal('0.3')"
+    assert not is_right(answer, "from decimal import Decimal\nassert f() != Decimal('0.3')")
 
 
 GOLDS = {
