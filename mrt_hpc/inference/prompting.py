@@ -195,10 +195,15 @@ class Prompter:
     def special_in(self, text: str) -> list[str]:
         """Return the special tokens, and the tags of the thought, that the tokenizer reads in a text of somebody."""
         tags = {tag.strip() for tag in (self.prompt.thought_start, self.prompt.thought_end)}
-        special = {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        special = self._special_ids
         found = [token for token in special if token in text]
         read = set(self._plain_ids(text)) if found else set()
         return [*(token for token in found if special[token] in read), *(tag for tag in tags if tag and tag in text)]
+
+    @cached_property
+    def _special_ids(self) -> dict[str, int]:
+        """The special tokens; the tokenizer makes its table of thousands of added tokens again at each look."""
+        return {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
 
     def _added_in(self, text: str) -> list[int]:
         """The ids of the tokens in a text that were added to the vocabulary, those of spaces aside."""

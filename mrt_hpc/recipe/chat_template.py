@@ -274,6 +274,7 @@ class CheckedTemplate:
             behind: what the template writes behind a question, up to where the model goes on.
         """
         start, end = self.prompt.thought_start.strip(), self.prompt.thought_end.strip()
+        behind = without_named_tags(behind, start, end)
         whole = opened(behind, self.prompt.thought_start)
         if end and end in whole and not self._ends_turns(end):
             raise self._refused("the chat template closes the thought before the model writes anything", whole)
@@ -361,6 +362,16 @@ class CheckedTemplate:
 def user(content: str) -> dict[str, str]:
     """A message of the user."""
     return {"role": "user", "content": content}
+
+
+def without_named_tags(behind: str, start: str, end: str) -> str:
+    """A text without pairs of tags that an instruction only names, as in "write your work in <think> </think> tags": on
+    one line, with words between them and a thought that is opened later.
+    """
+    if not start or not end:
+        return behind
+    s, e = re.escape(start), re.escape(end)
+    return re.sub(rf"{s}[ .\u2026]*{e}(?=\s*(?!{s})\S.*{s})", "", behind, flags=re.DOTALL)
 
 
 def _whole_tag(text: str, start: int) -> str:

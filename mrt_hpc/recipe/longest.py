@@ -36,10 +36,3 @@ def longest_in_training(recipe: Recipe) -> int:
         return recipe.sampling.max_prompt_tokens
     answer = 0 if recipe.prover is None else recipe.prover.max_tokens
     return recipe.sampling.max_prompt_tokens + recipe.sampling.max_tokens + answer
-
-
-def longest_trained(recipe: Recipe) -> int | None:
-    """The same of the sequences that the trainer learns from; None where these are given samples, whose lengths no
-    field tells.
-    """
-    return longest_in_training(recipe) if recipe.algorithm.samples_rollouts else None

@@ -16,7 +16,6 @@ from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.batching import Precision
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.longest import longest_trained
 from mrt_hpc.recipe.sections.model import HuggingFaceModel, SmallWorldModel
 from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
@@ -190,7 +189,7 @@ def check_training(directory: Path, field: str, recipe: Recipe) -> None:
         UserError: naming the tensors that are missing or unknown, or what is not computed as the model does.
     """
     from mrt_hpc.training.agreement import differences, make_small, refuse_differences
-    from mrt_hpc.training.policy import Kernels, load_policy, longest_of_model, model_config, refuse_other_tensors
+    from mrt_hpc.training.policy import Kernels, load_policy, model_config, refuse_other_tensors
 
     config = model_config(directory)
     refuse_other_tensors(directory, config)
@@ -202,7 +201,7 @@ def check_training(directory: Path, field: str, recipe: Recipe) -> None:
             log.warning("this model has no small form, so the trainer's start is its first check: %r", error)
             return
         policy = load_policy(small, 1.0, Precision.FP32, kernels=Kernels.of(recipe.training))
-        longest = longest_trained(recipe) or longest_of_model(directory)
+        longest = recipe.algorithm.longest_trained(recipe)
         refuse_differences(differences(policy, longest), directory, field)
 
 

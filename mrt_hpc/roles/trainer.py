@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.domains.small_world.quality import trace_quality
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.longest import longest_trained
 from mrt_hpc.recipe.sections.data import SmallWorldProblems
 from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.task.segment_end import is_trained
@@ -109,7 +108,7 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
         temperature=recipe.sampling.temperature if learns_rollouts else 1.0,
         objective=Objective.POLICY_GRADIENT if learns_rollouts else Objective.LIKELIHOOD,
         seed=recipe.seed,
-        longest=longest_trained(recipe),
+        longest=recipe.algorithm.longest_trained(recipe),
     )
 
 

@@ -284,7 +284,7 @@ def refuse_other_keys(found: dict[str, Any], directory: Path) -> None:
                 where=directory,
                 expected="each tensor of the model once, under the names of its architecture in config.json",
                 advice="fetch the model again, or correct config.json (architectures, num_hidden_layers, "
-                "tie_word_embeddings)",
+                "tie_word_embeddings); tensors that no part of the model uses can be left out of a copy of its files",
             )
 
 

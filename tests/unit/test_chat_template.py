@@ -116,6 +116,15 @@ def test_a_template_that_leaves_one_thought_open_is_accepted(form: str, tmp_path
     assert text.count("1+1?") == 1
 
 
+def test_tags_that_an_instruction_of_the_template_names_open_no_thought(tmp_path: Path) -> None:
+    asked = "User: {{ messages[0].content }} Work in <think> </think> tags."
+    model(tmp_path, asked + "\nAssistant: Let me solve this.\n<think>")
+    checked(tmp_path, Prompt())
+    model(tmp_path, asked + "\nAssistant: <think></think><think>")
+    with pytest.raises(UserError, match=r"opens the thought 2 times|closes the thought"):
+        checked(tmp_path, Prompt())
+
+
 @pytest.mark.parametrize("form", BAD)
 def test_a_template_that_makes_no_usable_prompt_is_refused(form: str, tmp_path: Path) -> None:
     template, words = BAD[form]

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.training.folder_store import FolderStore
-from mrt_hpc.training.rendezvous import Ranks, join
+from mrt_hpc.training.rendezvous import Ranks, _find_folder, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,16 @@ def test_ranks_meet_in_no_folder_that_others_may_enter(
     with pytest.raises(UserError, match="other users may enter it") as caught:
         join(Ranks(1, 2, 1, nodes), tmp_path / "address.json", timeout_s=1)
     assert caught.value.where == folder
+
+
+def test_ranks_meet_below_a_folder_that_hands_its_group_on(tmp_path: Path) -> None:
+    """As folders of projects are, and runs that a group may read."""
+    tmp_path.chmod(0o2750)
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o2700)
+    (tmp_path / "address.json").write_text(json.dumps({"folder": str(folder)}))
+    assert _find_folder(tmp_path / "address.json", timedelta(seconds=1)) == folder
 
 
 def test_what_one_rank_writes_into_the_folder_the_others_read(tmp_path: Path) -> None:

@@ -21,12 +21,14 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import record_submission, recorded_site
 from mrt_hpc.launch.run_site import site_of_run
+from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm.image_on_node import srun_command
 from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
 from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
 from mrt_hpc.recipe.registry import NotImported
+from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.import_path import import_path
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
+MY_VERIFIER = ROOT / "tests" / "examples" / "my_verifier.py"
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 ANOTHER, THIRD = 65534, 65533
 """Ids of other users."""
@@ -319,6 +322,41 @@ def test_a_file_that_names_no_class_may_lie_anywhere(shared: Path) -> None:
     assert str(shared) not in sys.path
 
 
+def recipe_with(verifier: str) -> str:
+    return f"extends: {QUICKSTART}\ndata: {{type: small_world, split: train, verifier: '{verifier}'}}\n"
+
+
+def test_a_link_to_nothing_beside_a_module_is_passed_over(shared: Path) -> None:
+    """Editors leave them while a file is changed."""
+    (shared / ".#linked.py").symlink_to("user@host.1:2")
+    (shared / "file.yaml").write_text(recipe_with("linked:same_words"))
+    shutil.copy(MY_VERIFIER, shared / "linked.py")
+    assert load_recipe(shared / "file.yaml").name
+
+
+def test_copies_that_a_run_keeps_are_written_by_nobody_else(shared: Path) -> None:
+    shutil.copy(MY_VERIFIER, shared / "open_verifier.py")
+    (shared / "file.yaml").write_text(recipe_with("open_verifier:same_words"))
+    recipe = load_recipe(shared / "file.yaml")
+    (shared / "open_verifier.py").chmod(0o664)
+    keep(recipe, shared / "code")
+    assert not is_written_by_others(shared / "code" / "open_verifier.py")
+
+
+def test_a_site_profile_is_not_taken_by_its_name_from_a_folder_of_another_user(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = shared / "slurm" / "sites"
+    sites.mkdir(parents=True)
+    profile = sites / "planted.yaml"
+    profile.write_text("type: slurm\nname: planted\nsetup: ['touch pwned']\n")
+    monkeypatch.chdir(shared)
+    profile.chmod(0o666)
+    with pytest.raises(UserError, match="is not taken from this folder, because another user can change it"):
+        find_site("planted")
+    assert find_site(str(profile)).name == "planted"  # its path is named
+
+
 def test_functions_of_pythons_own_library_are_no_verifiers() -> None:
     """`pty:spawn` takes two texts, and would run the first as a program."""
     with pytest.raises(UserError, match="a class of kind verifier"):
@@ -402,16 +440,25 @@ def test_the_group_of_one_user_alone_is_no_other_user(shared: Path) -> None:
         assert is_written_by_others(shared)
 
 
-@pytest.mark.parametrize("where", ["module", "beside", "package", "compiled"])
+READ = {
+    "module": "planted.py",
+    "beside": "helper.py",
+    "package": "package/inner.py",
+    "imported": "other/deep.py",
+    "compiled": "__pycache__",
+    "compiled file": "__pycache__/planted.cpython-311.pyc",
+}
+
+
+@pytest.mark.parametrize("where", READ)
 @ROOT_ONLY
 def test_each_file_that_an_import_reads_is_looked_at(shared: Path, where: str) -> None:
-    (shared / "planted.py").write_text("")
-    (shared / "package").mkdir()
-    for path in (shared / "helper.py", shared / "package" / "__init__.py", shared / "package" / "inner.py"):
-        path.write_text("")
-    (shared / "__pycache__").mkdir()
-    places = {"module": "planted.py", "beside": "helper.py", "package": "package/inner.py", "compiled": "__pycache__"}
-    os.chown(shared / places[where], ANOTHER, -1)
+    for folder in ("package", "other", "__pycache__"):
+        (shared / folder).mkdir()
+    for name in ("planted.py", "helper.py", "package/__init__.py", "other/deep.py", READ["compiled file"]):
+        (shared / name).write_text("")
+    (shared / "package" / "inner.py").write_text("from other import deep")
+    os.chown(shared / READ[where], ANOTHER, -1)
     (shared / "site.yaml").write_text("type: package:Place\nname: x\n")
     with pytest.raises(UserError, match="because another user can change it"):
         load_site(shared / "site.yaml")

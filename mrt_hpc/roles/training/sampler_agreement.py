@@ -112,7 +112,9 @@ def limit_of(recipe: Recipe, version: int) -> float:
         return recipe.resilience.sampler_disagreement
     training = recipe.training
     computed = training.precision is Precision.FP32 and recipe.serving.dtype == "float32"
-    return LIMIT_32_BITS if computed and (version == 0 or training.weights_dtype == "float32") else LIMIT_16_BITS
+    exact = computed and (version == 0 or training.weights_dtype == "float32")
+    # Rounding is of logits, which a temperature below 1 divides.
+    return (LIMIT_32_BITS if exact else LIMIT_16_BITS) / min(1.0, recipe.sampling.temperature)
 
 
 def refuse_disagreement(found: Agreement, recipe: Recipe, version: int, where: object) -> None:
