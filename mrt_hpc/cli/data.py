@@ -32,6 +32,7 @@ def data() -> None:
 @click.option("--id", "id_column", metavar="COLUMN", help="Column of the id. Default: id, unique_id, or none: made.")
 @click.option("--new-ids", is_flag=True, help="Make ids also where there is a column of them.")
 @click.option("--choices", metavar="COLUMN", help="Column with the choices; the answer becomes the letter of one.")
+@click.option("--any-answer", is_flag=True, help="Of a list of several answers in a row, take each one as right.")
 @click.option("--ignore", "ignored", metavar="COLUMN", multiple=True, help="A column to leave out. Repeatable.")
 @click.option("--split", help="The split of a data set that has several, as in test.")
 @click.option("--config", help="The configuration of a data set that has several.")
@@ -46,6 +47,7 @@ def prepare(
     id_column: str | None,
     new_ids: bool,
     choices: str | None,
+    any_answer: bool,
     ignored: tuple[str, ...],
     split: str | None,
     config: str | None,
@@ -73,7 +75,7 @@ def prepare(
     from mrt_hpc.datasets.prepare import prepare as prepare_file
     from mrt_hpc.datasets.repository import Selection
 
-    columns = Asked(problem, answer, id_column, new_ids, choices, ignored)
+    columns = Asked(problem, answer, id_column, new_ids, choices, ignored, any_answer)
     print_prepared(prepare_file(Order(source, output, Selection(revision, config, split), columns, drop_bad, force)))
 
 

@@ -28,6 +28,7 @@ from mrt_hpc.recipe.sections.grading import Grading
 from mrt_hpc.recipe.source import UNREADABLE
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.recipe.verifier import VerifierSettings
+from mrt_hpc.run.records import golds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,11 +115,12 @@ def _verifier(text: str, grading: Grading) -> Verifier:
 
 def _unreadable(files: Sequence[LoadedSet], verifier: Verifier, grading: Grading) -> Iterator[Finding]:
     entries = [entry for loaded in files for entry in loaded.entries]
-    answers = list(dict.fromkeys(entry.problem.answer for entry in entries))
+    answers = list(dict.fromkeys(gold for entry in entries for gold in golds_of(entry.problem.answer)))
     unreadable = unreadable_answers(answers, verifier, _pool_of(verifier, grading))
     for entry in entries:
-        if entry.problem.answer in unreadable:
-            yield Finding(FindingKind.UNREADABLE_ANSWER, (entry.place,), entry.problem.answer)
+        for gold in golds_of(entry.problem.answer):
+            if gold in unreadable:
+                yield Finding(FindingKind.UNREADABLE_ANSWER, (entry.place,), gold)
 
 
 def _special(files: Sequence[LoadedSet], model: Path | None) -> Iterator[Finding]:

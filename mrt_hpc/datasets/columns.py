@@ -15,6 +15,8 @@ from mrt_hpc.errors import UserError, nearest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mrt_hpc.run.records import Gold
+
 PROBLEM_NAMES = ("problem", "question", "prompt", "query")
 ANSWER_NAMES = ("answer", "final_answer", "expected_answer", "gold_answer", "ground_truth")
 SOLUTION_NAMES = ("solution",)
@@ -57,6 +59,10 @@ class Asked:
     """The column with the choices of each problem, which are written below it with letters."""
     ignored: tuple[str, ...] = ()
     """Columns that a problem is complete without."""
+    any_answer: bool = False
+    """Whether any one answer of a list of several is right; otherwise such a list makes no problem, as all of its
+    answers together may be meant.
+    """
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class Columns:
     """None: ids are made."""
     choices: str | None = None
     """None: the problems are no multiple choice."""
+    any_answer: bool = False
+    """As it was asked."""
 
     @property
     def of_problem(self) -> list[str]:
@@ -98,6 +106,7 @@ def find_columns(names: Sequence[str], asked: Asked) -> Columns:
         answer=_required(names, asked.answer, ANSWER_NAMES + SOLUTION_NAMES, "answer"),
         id=None if asked.new_ids else _chosen(names, asked.id, ID_NAMES, "id"),
         choices=None if asked.choices is None else _chosen(names, asked.choices, (), "choices"),
+        any_answer=asked.any_answer,
     )
 
 
@@ -202,6 +211,24 @@ def _message(value: list[Any], column: str) -> object:
     return asked[0]
 
 
+def gold_answer(value: object, columns: Columns, choices: Choices | None) -> Gold:
+    """The gold answer of a row: a text, or the letter of a choice. Of a list of several different ones it is each of
+    them, where any one is right.
+
+    Raises:
+        BadRowError: one of them makes no answer, or there are several of which all may be meant.
+    """
+    read = answer_text if choices is None else choices.letter
+    listed = value if isinstance(value, list) and value else [value]
+    golds = tuple(dict.fromkeys(read(one, columns.answer) for one in listed))
+    if len(golds) > 1 and not columns.any_answer:
+        raise BadRowError(
+            f"{columns.answer} is a list of {len(golds)} different answers: --any-answer takes each of them as right, "
+            f"--answer {columns.answer}.0 the first alone"
+        )
+    return golds if len(golds) > 1 else golds[0]
+
+
 def answer_text(value: object, column: str) -> str:
     r"""The gold answer: what follows ``####`` in the last line, else the content of the last ``\boxed{}``, else
     the whole text.
@@ -209,11 +236,7 @@ def answer_text(value: object, column: str) -> str:
     Raises:
         BadRowError: there is no text, or a whole solution has no box.
     """
-    if isinstance(value, list) and len(value) > 1:
-        raise BadRowError(
-            f"{column} is a list of {len(value)} answers, where a problem has one; --answer {column}.0 takes the first"
-        )
-    text = _text(value[0] if isinstance(value, list) and value else value, column)
+    text = _text(value, column)
     marked = _MARKED.fullmatch(text.splitlines()[-1])
     found = marked[1] if marked else extract_answer(text)
     if found is None and column.split(".")[-1].lower() in SOLUTION_NAMES:

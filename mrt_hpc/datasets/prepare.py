@@ -13,9 +13,9 @@ from mrt_hpc.datasets.columns import (
     BadRowError,
     Choices,
     Columns,
-    answer_text,
     boxes_differ,
     find_columns,
+    gold_answer,
     id_text,
     problem_text,
     unread_columns,
@@ -216,7 +216,7 @@ def _problem(row: Row, columns: Columns, new_id: str, keep: AtMost | None) -> Pr
     return Problem(
         id=new_id if columns.id is None else id_text(_value(row, columns.id), columns.id),
         problem=problem if choices is None else choices.below(problem),
-        answer=answer_text(answer, columns.answer) if choices is None else choices.letter(answer, columns.answer),
+        answer=gold_answer(answer, columns, choices),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.datasets.findings import Finding, FindingKind
 from mrt_hpc.datasets.overlap import similar_pairs
 from mrt_hpc.datasets.wording import words
+from mrt_hpc.run.records import gold_text, golds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,7 +76,8 @@ class ProblemIndex:
 
 def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = None) -> Finding:
     """The finding on some lines; it tells where the gold answers differ, since one of them may be wrong."""
-    answers = {words(entry.problem.answer): entry.problem.answer for entry in reversed(entries)}
+    golds = [golds_of(entry.problem.answer) for entry in reversed(entries)]
+    answers = {frozenset(map(words, several)): gold_text(several) for several in golds}
     told = ", ".join(repr(answer) for answer in reversed(answers.values()))
     detail = f"the answers differ: {told}" if len(answers) > 1 else ""
     return Finding(kind, tuple(entry.place for entry in entries), detail, overlap)

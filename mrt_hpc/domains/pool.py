@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -19,6 +19,7 @@ from pebble import ProcessExpired
 
 from mrt_hpc.domains.lane import Lane
 from mrt_hpc.errors import UserError
+from mrt_hpc.run.records import Gold, golds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Pair = tuple[str | None, str]
-"""An answer (None when the text had none) and the gold answer."""
+Pair = tuple[str | None, Gold]
+"""An answer (None when the text had none) and the gold answer, or several, any of which is right."""
 
 FIRST_LIMIT_S = 0.5
 """An answer slower than this, in processor seconds, is stopped, and tried again among the slow ones for its full time
@@ -122,7 +123,7 @@ class GraderPool:
         memory_limit_bytes = int(memory_limit_gib * 2**30)
         self.fast = lane(verifier, processes, memory_limit_bytes)
         self.slow = lane(verifier, SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
-        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, Gold], Verdict] = OrderedDict()
         self._cache_size = cache_size
 
     def __enter__(self) -> Self:
@@ -136,7 +137,8 @@ class GraderPool:
     async def grade(self, pairs: Sequence[Pair], *, tell: bool = True) -> list[Verdict]:
         """The verdict on each pair, in order; equal pairs are graded once.
 
-        Never raises for what an answer contains.
+        Of several gold answers the verifier is asked about each, until one takes the answer. Never raises for what an
+        answer contains.
 
         Args:
             pairs: answer and gold answer each.
@@ -176,19 +178,33 @@ class GraderPool:
             )
         return judged[0].readable
 
-    async def _verdict(self, answer: str | None, gold: str, tell: bool) -> Verdict:
+    async def _verdict(self, answer: str | None, gold: Gold, tell: bool) -> Verdict:
         if answer is None or not answer.strip():
             return NO_ANSWER
-        if (certain := self.verifier.certain(answer, gold)) is not None:
-            return Verdict(float(certain), VerdictStatus.GRADED, 0.0)
+        certain = {one: self.verifier.certain(answer, one) for one in golds_of(gold)}
+        unknown = [one for one, verdict in certain.items() if verdict is None]
+        if any(certain.values()) or not unknown:
+            return Verdict(float(any(certain.values())), VerdictStatus.GRADED, 0.0)
         if (cached := self._cache.get((answer, gold))) is not None:
             return cached
-        verdict = await self._grade_in_process(answer, gold)
+        verdict = await self._by_any(answer, unknown)
         if tell and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
             why = verdict.status if verdict.error is None else f"{verdict.status}, {verdict.error},"
             logger.warning("answer scores 0, %s after %.2f s: %r", why, verdict.seconds, answer[:LOGGED_CHARS])
         self._remember(answer, gold, verdict)
         return verdict
+
+    async def _by_any(self, answer: str, golds: Sequence[str]) -> Verdict:
+        """The verdict of the first gold answer that takes the answer. Where none does, that of the first comparison
+        that hung or could not be made, as it may have hidden a right answer.
+        """
+        found: list[Verdict] = []
+        for gold in golds:
+            found.append(await self._grade_in_process(answer, gold))
+            if found[-1].reward == 1.0:
+                break
+        chosen = max(found, key=lambda v: (v.reward, v.status is not VerdictStatus.GRADED))
+        return replace(chosen, seconds=sum(v.seconds for v in found))
 
     async def _grade_in_process(self, answer: str, gold: str) -> Verdict:
         judged = await self._judged(answer, gold)
@@ -222,7 +238,7 @@ class GraderPool:
         first_limit_s = min(FIRST_LIMIT_S, self.time_limit_s)
         return (second if self.verifier.may_take_long(answer) else (self.fast, first_limit_s)), second
 
-    def _remember(self, answer: str, gold: str, verdict: Verdict) -> None:
+    def _remember(self, answer: str, gold: Gold, verdict: Verdict) -> None:
         self._cache[answer, gold] = verdict
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)

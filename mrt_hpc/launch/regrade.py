@@ -20,6 +20,7 @@ from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.quarantine import set_aside
+from mrt_hpc.run.records import gold_text
 from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.weights import full_versions
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.sections.evaluation import Benchmark
     from mrt_hpc.run.groups import Sampled
     from mrt_hpc.run.layout import RunLayout
-    from mrt_hpc.run.records import Rollout
+    from mrt_hpc.run.records import Gold, Rollout
 
 
 @dataclass(frozen=True)
@@ -161,13 +162,13 @@ def _pairs(before: Sampled, now: Sampled) -> Iterator[tuple[Rollout, Rollout]]:
         yield rollout, there[rollout.problem_id, rollout.sample]
 
 
-def _changed(version: int, benchmark: str, golds: dict[str, str], before: Rollout, now: Rollout) -> ChangedVerdict:
+def _changed(version: int, benchmark: str, golds: dict[str, Gold], before: Rollout, now: Rollout) -> ChangedVerdict:
     return ChangedVerdict(
         version,
         benchmark,
         before.problem_id,
         before.sample,
-        golds[before.problem_id],
+        gold_text(golds[before.problem_id]),
         (before.answer, now.answer),
         (before.reward, now.reward),
     )

@@ -1,8 +1,9 @@
 """The chance that a vote of k answers is right, exactly, from n answers of which every k are equally likely to vote.
 
 It gives maj@k of the complete samples of a problem, and [maj@p]_j of the answers that are forced at a prefix. Right
-answers are one class, since all of them equal the gold answer. Wrong answers are classed by their text after a cleanup,
-or by what the caller gives. A text without an answer has no vote. Classes with the same number of votes share the win.
+answers are one class, since all of them equal the gold answer (or one of a problem's several gold answers, which count
+as the same answer). Wrong answers are classed by their text after a cleanup, or by what the caller gives. A text
+without an answer has no vote. Classes with the same number of votes share the win.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class GoldLikelihood(Prover):
-    r"""No sampling: the probability of the gold answer's tokens after the forced ``\boxed{``.
+    r"""No sampling: the probability of the gold answer's tokens after the forced ``\boxed{``. Of several gold
+    answers it is the sum, as a box holds one text.
 
     Source: not in the paper.
     """
@@ -32,7 +33,9 @@ class GoldLikelihood(Prover):
     box: str = BOX
     """The text that is written after forced_text, unless forced_text ends with it."""
     max_tokens: Tokens = 64
-    """The maximum number of tokens of the gold answer; the value of prefixes counts as 0 where it is longer."""
+    """The maximum number of tokens of the gold answer; the value of prefixes counts as 0 where it is longer. Of several
+    gold answers, those that are longer add nothing.
+    """
 
     @property
     def question(self) -> str:
@@ -55,7 +58,7 @@ class GoldLikelihoodScore:
     async def value(self, trace: SampledTrace) -> Valuation:
         """No branches."""
         boundaries = self.scorer.fork.boundaries(trace)
-        scored = await self.scorer.score(trace, boundaries, self.writings(trace)[:1])
+        scored = await self.scorer.score(trace, boundaries, self.writings(trace))
         return replace(scored.valuation, plans=[BoundaryPlan(j, 0, 0.0) for j in boundaries])
 
     def estimate(self, graded: GradedBoundary) -> Estimate:

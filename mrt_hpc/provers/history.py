@@ -10,9 +10,12 @@ import numpy as np
 
 from mrt_hpc.inference.traces import Trust
 from mrt_hpc.mrt.planner import draw_counts, expected_branches
+from mrt_hpc.run.records import golds_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from mrt_hpc.run.records import Gold
 
 
 @dataclass
@@ -24,7 +27,7 @@ class AnswerHistory:
     """
 
     limit: int
-    """The maximum number of answers a problem, the gold answer among them."""
+    """The maximum number of answers a problem, the gold answer among them; several gold answers are all taken."""
     _seen: dict[str, Counter[str]] = field(default_factory=dict, init=False)
     _right: float = field(default=0.0, init=False)
     _outside: float = field(default=0.0, init=False)
@@ -32,11 +35,11 @@ class AnswerHistory:
     _promised: dict[int, float] = field(default_factory=dict, init=False)
     _planner: Planner | None = field(default=None, init=False)
 
-    def answers(self, problem_id: str, gold: str) -> list[str]:
-        """The gold answer, then those seen most often."""
-        seen = self._seen.get(problem_id, Counter())
-        others = [answer for answer, _ in seen.most_common() if answer != gold]
-        return [gold, *others[: self.limit - 1]]
+    def answers(self, problem_id: str, gold: Gold) -> list[str]:
+        """The gold answers, then those seen most often."""
+        seen, golds = self._seen.get(problem_id, Counter()), golds_of(gold)
+        others = [answer for answer, _ in seen.most_common() if answer not in golds]
+        return [*golds, *others[: max(0, self.limit - len(golds))]]
 
     def see(self, problem_id: str, answer: str | None) -> None:
         """Record an answer of a trace or a branch."""

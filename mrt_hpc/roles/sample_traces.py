@@ -18,7 +18,7 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.data import read_problems
 from mrt_hpc.run.groups import read_group
-from mrt_hpc.run.records import FinishReason
+from mrt_hpc.run.records import FinishReason, gold_text
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _problems(layout: RunLayout, sources: Sequence[_Source]) -> dict[str, Sample
 
 
 def _problem(problem: Problem) -> SampleProblem:
-    return SampleProblem(problem.problem, problem.answer)
+    return SampleProblem(problem.problem, gold_text(problem.answer))
 
 
 def _in_turns(traces: Iterable[SampleTrace]) -> Iterator[SampleTrace]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.run.atomic import checksum, write_text
-from mrt_hpc.run.records import Problem
+from mrt_hpc.run.records import Gold, Problem
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.typed_file import UnreadableError, Whole, read_typed
 
@@ -107,8 +107,20 @@ def text_field(row: dict[str, Any], field: str, where: str, advice: str, *, empt
 
 
 def _problem(row: dict[str, Any], where: str) -> Problem:
-    values = {field: text_field(row, field, where, _ADVICE) for field in FIELDS}
-    return Problem(**values)
+    name, problem = (text_field(row, field, where, _ADVICE) for field in ("id", "problem"))
+    return Problem(name, problem, _gold(row, where))
+
+
+def _gold(row: dict[str, Any], where: str) -> Gold:
+    """A text, or a list of different texts, any of which is right; a list of one is that text."""
+    listed = row.get("answer")
+    if not isinstance(listed, list):
+        return text_field(row, "answer", where, _ADVICE)
+    golds = tuple(text_field({"answer": one}, "answer", where, _ADVICE) for one in listed)
+    if not golds or len({gold.strip() for gold in golds}) < len(golds):
+        expected = "a text, or a list of different texts, any of which is right"
+        raise UserError("answer: wrong value", value=listed, where=where, expected=expected, advice=_ADVICE)
+    return golds if len(golds) > 1 else golds[0]
 
 
 def problem_of_line(line: bytes, where: str) -> Problem:

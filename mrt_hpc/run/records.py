@@ -18,13 +18,27 @@ class FinishReason(StrEnum):
     """The token limit cut it off."""
 
 
+Gold = str | tuple[str, ...]
+"""A gold answer; or two and more, where any one of them is right."""
+
+
+def golds_of(gold: Gold) -> tuple[str, ...]:
+    """Each gold answer."""
+    return (gold,) if isinstance(gold, str) else gold
+
+
+def gold_text(gold: Gold) -> str:
+    """The gold answers as people read them."""
+    return " or ".join(golds_of(gold))
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One problem x with its gold answer."""
+    """One problem x with its gold answer, or with several."""
 
     id: str
     problem: str
-    answer: str
+    answer: Gold
 
 
 @dataclass(frozen=True)

@@ -355,10 +355,17 @@ def test_a_gold_answer_that_the_grader_finds_wrong_has_no_value() -> None:
 
 def test_the_likelihood_of_the_gold_answer_takes_no_branch() -> None:
     policy = Policy()
-    prover = GoldLikelihoodScore(Scorer(fork(policy)), lambda _: known("12", "21"))
+    prover = GoldLikelihoodScore(Scorer(fork(policy)), lambda _: known("12"))
     written = [m for ids, m in endings() if answer_in(TOKENS.text(ids)) == "12"]
     assert estimate(prover, 0).value == pytest.approx(sum(written))
     assert {request.settings.max_tokens for request in policy.asked} == {1}
+
+
+def test_the_likelihood_of_several_gold_answers_is_that_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "RIGHT", {"12", "21"})
+    prover = GoldLikelihoodScore(Scorer(fork(Policy())), lambda _: known("12", "21", "22"))
+    written = [mass for ids, mass in endings() if answer_in(TOKENS.text(ids)) in ("12", "21")]
+    assert estimate(prover, 0).value == pytest.approx(sum(written))
 
 
 def test_nothing_known_is_nothing_asked() -> None:
@@ -377,6 +384,8 @@ def test_experience_learns_answers_baselines_and_trust() -> None:
         experience.see("p", answer)
     assert experience.answers("p", "7") == ["7", "8", "9"]
     assert experience.answers("another", "7") == ["7"]
+    assert experience.answers("p", ("7", "9")) == ["7", "9", "8"]
+    assert AnswerHistory(1).answers("p", ("7", "9")) == ["7", "9"], "no gold answer is left out"
     assert experience.baseline == 0.5
     experience.learn_unknown(1.0)
     experience.learn_unknown(0.0)

@@ -18,14 +18,14 @@ from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.provers.monte_carlo import MonteCarlo
 from mrt_hpc.provers.prover_session import ProverSession
 from mrt_hpc.roles.sampling.grading import GradedTrace, TraceGrader
-from mrt_hpc.run.records import FinishReason, Problem
+from mrt_hpc.run.records import FinishReason, Gold, Problem
 
 CLOSED, OPEN, THINKING = "so</think>\\boxed{7} as", "so</think>\\boxed{7}, no, \\boxed{8", "so \\boxed{7}"
 
 
-def trace(text: str, thought_end: str, *, cut: bool, forced: int = 0) -> ValuedTrace:
+def trace(text: str, thought_end: str, *, cut: bool, forced: int = 0, gold: Gold = "7") -> ValuedTrace:
     start = Start([1], 1, None, forced=forced)  # type: ignore[arg-type]  # nothing is sampled
-    group = PromptedGroup(Problem("p", "What is it?", "7"), [1], (start,))
+    group = PromptedGroup(Problem("p", "What is it?", gold), [1], (start,))
     reason = FinishReason.LENGTH if cut else FinishReason.STOP
     completion = Completion(0, 0, 0, [5], [-0.5], reason, 0, 1, 0, [], 0.0, 0.0)
     _, answer = thought_and_answer(text.encode(), thought_end.encode())
@@ -77,3 +77,10 @@ def test_without_tags_a_text_that_the_limit_cut_has_no_answer(cut: bool, reward:
     valued = replace(trace(THINKING, "", cut=cut), valuation=Valuation(branches=[branch(THINKING, cut=cut)]))
     found = graded(valued, "")
     assert (found.rollout.reward, found.branches[0].reward) == (reward, reward)
+
+
+@pytest.mark.parametrize(("gold", "reward"), [(("8", "7"), 1.0), (("8", "9"), 0.0)])
+def test_a_trace_and_its_branches_are_graded_by_any_of_several_gold_answers(gold: Gold, reward: float) -> None:
+    valued = trace(CLOSED, "</think>", cut=False, gold=gold)
+    found = graded(replace(valued, valuation=Valuation(branches=[branch(CLOSED, cut=False)])), "</think>")
+    assert (found.rollout.answer, found.rollout.reward, found.branches[0].reward) == ("7", reward, reward)

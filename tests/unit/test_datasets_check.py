@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def written(name: str, *rows: tuple[str, str, str]) -> Path:
+def written(name: str, *rows: tuple[str, str, str | list[str]]) -> Path:
     """A data file of (id, problem, answer)."""
     path = Path(name)
     lines = [json.dumps({"id": id_, "problem": problem, "answer": answer}) for id_, problem, answer in rows]
@@ -218,6 +218,32 @@ def test_answers_that_are_no_letter_of_a_choice() -> None:
         (FindingKind.UNREADABLE_ANSWER, 4, "E"),
     ]
     assert checked(path, verifier="exact").clean
+
+
+def test_each_of_several_gold_answers_is_checked() -> None:
+    path = written("a.jsonl", ("1", "x", ["A", "Paris"]), ("2", "y", ["A", "B"]), ("3", "z", ["Rome", "E"]))
+    report = checked(path, verifier="choice")
+    found = [(f.kind, f.places[0].line, f.detail) for f in report.findings]
+    assert found == [
+        (FindingKind.UNREADABLE_ANSWER, line, gold) for line, gold in ((1, "Paris"), (3, "Rome"), (3, "E"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "detail"),
+    [
+        (["1", "2"], ["2", "1"], ""),
+        (["1", "2"], ["1", " 2 "], ""),
+        (["1", "2"], "1", "the answers differ: '1 or 2', '1'"),
+        ("1", "1.", ""),
+        ("1", "2", "the answers differ: '1', '2'"),
+    ],
+)
+def test_repeats_with_several_gold_answers_differ_where_one_lacks_a_gold_answer(
+    one: str | list[str], other: str | list[str], detail: str
+) -> None:
+    (finding,) = checked(written("a.jsonl", ("1", "What?", one), ("2", "What?", other))).findings
+    assert (finding.kind, finding.detail) == (FindingKind.REPEATED_PROBLEM, detail)
 
 
 def test_answers_that_mathematics_cannot_read() -> None:

@@ -20,7 +20,7 @@ from hub_server import COMMIT, Repository, serving
 
 import mrt_hpc
 from mrt_hpc.cli.main import main
-from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, answer_text, find_columns, problem_text
+from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
 from mrt_hpc.datasets.hub import HubName, fetch, hub_name
 from mrt_hpc.datasets.prepare import Order, Prepared, prepare
 from mrt_hpc.datasets.repository import Part, Selection, choose
@@ -198,7 +198,7 @@ def test_a_column_that_is_missing_is_named(asked: Asked, words: list[str]) -> No
     ],
 )
 def test_the_answer_of_a_value(value: object, column: str, answer: str) -> None:
-    assert answer_text(value, column) == answer
+    assert gold_answer(value, Columns("problem", column, None), None) == answer
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_the_answer_of_a_value(value: object, column: str, answer: str) -> None:
 )
 def test_what_is_no_answer(value: object, column: str, reason: str) -> None:
     with pytest.raises(BadRowError) as caught:
-        answer_text(value, column)
+        gold_answer(value, Columns("problem", column, None), None)
     assert reason in str(caught.value)
 
 
@@ -387,13 +387,30 @@ def test_ids_in_some_rows_only_are_replaced_by_new_ones(folder: Path) -> None:
     assert [problem.id for problem in read_problems(folder / "mine.jsonl")] == ["mine-0", "mine-1"]
 
 
-def test_of_several_gold_answers_one_is_named(folder: Path) -> None:
-    rows = [{"problem": "x?", "ground_truth": ["1", "1.0"]}, {"problem": "y?", "ground_truth": ["2"]}]
+def test_of_several_gold_answers_one_is_named_or_each_is_right(folder: Path) -> None:
+    golds = [[r"\boxed{\frac{1}{2}}", "0.5", " 0.5 "], ["2"], [3, 3.0], ["4"]]  # as in rllm's file of Minerva
+    rows = [{"problem": f"{n}?", "ground_truth": gold} for n, gold in enumerate(golds)]
     (folder / "rows.json").write_text(json.dumps(rows))
     refused = invoke("rows.json", "mine.jsonl")
-    assert "a list of 2 answers, where a problem has one; --answer ground_truth.0 takes the first" in refused.stderr
-    assert invoke("rows.json", "mine.jsonl", "--answer", "ground_truth.0").exit_code == 0
-    assert [problem.answer for problem in read_problems(folder / "mine.jsonl")] == ["1", "2"]
+    assert refused.exit_code != 0
+    assert "a list of 2 different answers: --any-answer takes each of them as right" in refused.stderr
+    assert "--answer ground_truth.0 the first alone" in refused.stderr
+    assert invoke("rows.json", "first.jsonl", "--answer", "ground_truth.0").exit_code == 0
+    assert [problem.answer for problem in read_problems(folder / "first.jsonl")] == [r"\frac{1}{2}", "2", "3", "4"]
+    assert invoke("rows.json", "mine.jsonl", "--any-answer").exit_code == 0
+    assert [p.answer for p in read_problems(folder / "mine.jsonl")] == [(r"\frac{1}{2}", "0.5"), "2", "3", "4"]
+    first, second, *_ = (folder / "mine.jsonl").read_text().splitlines()
+    assert json.loads(first)["answer"] == [r"\frac{1}{2}", "0.5"]
+    assert second == '{"id": "mine-1", "problem": "1?", "answer": "2"}'
+
+
+def test_each_of_several_letters_is_right_where_it_is_said(folder: Path) -> None:
+    row = {"question": "Which is even?", "choices": ["2", "3", "4"], "answer": ["A", 2]}
+    (folder / "rows.jsonl").write_bytes(json_lines([row]))
+    asked = ("rows.jsonl", "mine.jsonl", "--choices", "choices")
+    assert "--any-answer" in invoke(*asked).stderr
+    assert invoke(*asked, "--any-answer").exit_code == 0
+    assert read_problems(folder / "mine.jsonl")[0].answer == ("A", "C")
 
 
 def test_a_solution_with_several_answers_is_told(folder: Path) -> None:

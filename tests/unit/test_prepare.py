@@ -173,8 +173,20 @@ def test_gold_answers_that_the_grader_cannot_read_are_named(tmp_path: Path, capl
     write_problems(path, [*odd, *others])
     name_unreadable(task)
     (record,) = caplog.records
-    assert f"the grader cannot read 1 of 40 gold answers of {path}" in record.getMessage()
+    assert f"the grader cannot read gold answers of 1 of 40 problems of {path}" in record.getMessage()
     assert record.getMessage().endswith(f": {first.id}")
+
+
+def test_one_of_several_gold_answers_that_the_grader_cannot_read_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = prompt_task(tmp_path / "run")
+    first, second, *others = read_problems(task.layout.train_data)
+    several = [replace(first, answer=("2", "x+1")), replace(second, answer=("2", "\\frac{1}{"))]
+    write_problems(task.layout.train_data, [*several, *others])
+    name_unreadable(task)
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f": {second.id}")
 
 
 @pytest.mark.parametrize("field", ["data", "benchmark held-out"])

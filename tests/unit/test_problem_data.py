@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.data import draw_problems, read_problems, share, write_problems
-from mrt_hpc.run.records import Problem
+from mrt_hpc.run.records import Problem, gold_text
 from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -26,9 +26,26 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_problems(tmp_path / "d.jsonl", 3) == PROBLEMS[:3]
 
 
+def test_several_gold_answers_are_kept_and_one_stays_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    write_problems(path, [Problem("a", "x", "1"), Problem("b", "y", ("1/2", "0.5"))])
+    one, several = path.read_text().splitlines()
+    assert one == '{"id": "a", "problem": "x", "answer": "1"}', "its bytes decide the fingerprint of results"
+    assert several == '{"id": "b", "problem": "y", "answer": ["1/2", "0.5"]}'
+    assert read_problems(path) == [Problem("a", "x", "1"), Problem("b", "y", ("1/2", "0.5"))]
+    assert [gold_text(problem.answer) for problem in read_problems(path)] == ["1", "1/2 or 0.5"]
+    path.write_text(one.replace('"1"', '["1"]'))
+    assert read_problems(path) == [Problem("a", "x", "1")]
+
+
 @pytest.mark.parametrize(
     ("second", "words"),
     [
+        ('{"id": "b", "problem": "x", "answer": []}', ["line 2", "answer", "a list of different texts"]),
+        ('{"id": "b", "problem": "x", "answer": ["1", " 1"]}', ["line 2", "answer", "a list of different texts"]),
+        ('{"id": "b", "problem": "x", "answer": ["1", " "]}', ["line 2", "answer", "not empty"]),
+        ('{"id": "b", "problem": "x", "answer": ["1", 2]}', ["line 2", "answer", "2"]),
+        ('{"id": "b", "problem": "x", "answer": [["1"]]}', ["line 2", "answer"]),
         ("{", ["line 2", "JSON"]),
         ("[]", ["line 2", "object"]),
         ('{"id": "b", "problm": "x", "answer": "1"}', ["line 2", "problem", "problm"]),

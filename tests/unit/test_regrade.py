@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from mrt_hpc.recipe.sections.prompt import Prompt
 from mrt_hpc.roles.benchmarks.regrading import Regrader
 from mrt_hpc.roles.benchmarks.stored_parts import grader_of
 from mrt_hpc.roles.benchmarks.summary import summary_of
-from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.manifest import read_manifest
@@ -81,6 +82,17 @@ def test_verdicts_that_change_are_told_and_written(evaluated: tuple[RunLayout, R
     )
     assert sorted(r.reward for r in read_group(shard).rollouts) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     assert any(layout.set_aside.rglob("REASON")), "the earlier verdicts are kept"
+
+
+def test_an_answer_is_judged_again_by_each_of_several_gold_answers(evaluated: tuple[RunLayout, Recipe]) -> None:
+    layout, _ = evaluated
+    path = layout.benchmark_data("held-out")
+    first, *others = read_problems(path)
+    write_problems(path, [replace(first, answer=("1000", first.answer)), *others])
+    (found,) = regrade_run(layout, print)
+    golds = {change.problem_id: change.gold for change in found.changed}
+    assert golds == {first.id: f"1000 or {first.answer}", **{p.id: p.answer for p in others}}
+    assert found.accuracy == (0.0, 0.5)
 
 
 def test_what_this_grader_has_judged_is_left_as_it_is(tmp_path: Path) -> None:

@@ -91,6 +91,31 @@ def test_the_pool_grades_by_its_verifier(
     assert [verdict.reward for verdict in verdicts] == expected
 
 
+@pytest.mark.parametrize(
+    ("verifier", "golds", "expected"),
+    [
+        (MathVerifier(), ("3", "4"), {"4.0": 1.0, "3": 1.0, "5": 0.0, "7": 0.0}),
+        (MathVerifier(), ("x+1", "\\frac{1}{2}"), {"1+x": 1.0, "0.5": 1.0, "x": 0.0}),
+        (MathVerifier(), ("\\left(\\frac{1}{", "x+1"), {"1+x": 1.0, "x": 0.0}),
+        (ChoiceVerifier(), ("A", "C"), {"(C)": 1.0, "a": 1.0, "B": 0.0}),
+        (ExactVerifier(), ("Paris", "Rome"), {"Rome": 1.0, "Paris": 1.0, "Paris or Rome": 0.0}),
+        pytest.param(
+            PythonVerifier(),
+            ("assert double(3) == 7", ASSERTIONS),
+            {PROGRAM: 1.0, "def double(x): return 0": 0.0},
+            marks=needs_sandbox,
+        ),
+    ],
+    ids=lambda value: getattr(value, "type", ""),
+)
+def test_an_answer_is_right_where_one_of_several_gold_answers_takes_it(
+    verifier: Verifier, golds: tuple[str, ...], expected: dict[str, float]
+) -> None:
+    with GraderPool(verifier, processes=1) as pool:
+        verdicts = grade_all(pool, [(answer, golds) for answer in expected])
+    assert [verdict.reward for verdict in verdicts] == list(expected.values())
+
+
 def test_math_takes_over_how_strict_grading_is() -> None:
     problems = JsonlProblems(path="p")
     assert verifier_of(problems, Grading()) == MathVerifier(strict=True)
@@ -174,6 +199,9 @@ def test_a_verifier_beside_the_recipe_grades_in_the_pool(own_recipe: Path) -> No
         right, wrong, beyond, none = grade_all(pool, [("C", "c"), ("A", "C"), ("D", "C"), (None, "C")])
     assert (right.reward, wrong.reward, beyond.reward) == (1.0, 0.0, 0.0)
     assert none.status is VerdictStatus.NO_ANSWER
+    with GraderPool(verifier, processes=1) as pool:
+        first, second, wrong, beyond = grade_all(pool, [(answer, ("a", "C")) for answer in "ACBD"])
+    assert (first.reward, second.reward, wrong.reward, beyond.reward) == (1.0, 1.0, 0.0, 0.0)
 
 
 # -- a function that the package does not know
@@ -195,6 +223,11 @@ import numpy
 
 def deaf(answer: str) -> bool:
     return True
+
+
+def needs_words(answer: str, gold: str) -> bool:
+    first, second = gold.split()
+    return answer == f"{first} {second}"
 
 
 def bad(answer: str, gold: str) -> object:
@@ -240,6 +273,18 @@ def test_the_log_says_what_a_function_raised(
     assert re.fullmatch(rf"KeyError\('unknown'\) \({own_function}\.py:\d+\)", unknown.error)
     assert "neither true nor false" in str(one.error)
     assert "KeyError('unknown')" in caplog.text
+
+
+def test_a_comparison_that_failed_is_told_only_where_no_other_gold_answer_takes_the_answer(
+    own_function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = load_recipe(tmp_path / "mine.yaml", (f"data.verifier={own_function}:needs_words",))
+    with GraderPool(verifier_of(recipe.problems, recipe.grading), processes=1) as pool:
+        (right,) = grade_all(pool, [("two words", ("one", "two words"))])
+        assert (right.reward, right.status, caplog.text) == (1.0, VerdictStatus.GRADED, "")
+        (wrong,) = grade_all(pool, [("no word", ("two words", "one"))])
+    assert (wrong.reward, wrong.status) == (0.0, VerdictStatus.MALFORMED)
+    assert "ValueError" in caplog.text
 
 
 def test_a_function_that_raises_for_gold_answers_is_refused_before_anything_is_sampled(

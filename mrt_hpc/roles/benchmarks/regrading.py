@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.sections.evaluation import Benchmark
     from mrt_hpc.recipe.sections.grading import Grading
     from mrt_hpc.recipe.sections.prompt import Prompt
+    from mrt_hpc.run.records import Gold
 
 
 class NoServer:
@@ -58,7 +59,7 @@ class Regrader:
         prompt = benchmark_sampling(experiment, benchmark).prompt
         return Regrader(benchmark.problems, experiment.grading, prompt, experiment.evaluation.prover, tokenizer)
 
-    async def all(self, parts: Sequence[Sampled], golds: Mapping[str, str]) -> list[Sampled]:
+    async def all(self, parts: Sequence[Sampled], golds: Mapping[str, Gold]) -> list[Sampled]:
         """Return the parts with the verdicts, answers and values of the grader of today.
 
         Args:
@@ -82,7 +83,7 @@ class Regrader:
         model = ProverModel.of(Prompter.of(self.tokenizer, self.prompt))
         return ProverFactory.of(self.prover, model, 0).session(NoServer())
 
-    async def _part(self, grader: TraceGrader, part: Sampled, golds: Mapping[str, str]) -> Sampled:
+    async def _part(self, grader: TraceGrader, part: Sampled, golds: Mapping[str, Gold]) -> Sampled:
         traces = [await grader.regrade(records, golds[records.rollout.problem_id]) for records in traces_of(part)]
         return Sampled(
             rollouts=[t.rollout for t in traces],

@@ -12,6 +12,7 @@ from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.roles.preparation.prompt_lengths import problem_files
 from mrt_hpc.roles.sampling.grader_processes import grader_pool
 from mrt_hpc.run.data import read_problems
+from mrt_hpc.run.records import golds_of
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.preparation.prompt_lengths import ProblemFile
@@ -37,14 +38,14 @@ def name_unreadable(task: Task) -> None:
         if unreadable := _unreadable(task, source, problems):
             names = ", ".join(p.id for p in unreadable[:NAMED]) + (" ..." if len(unreadable) > NAMED else "")
             log.warning(
-                "%s: the grader cannot read %d of %d gold answers of %s, so an answer in another spelling scores 0; "
-                "correct them in the data, or leave these problems out: %s",
+                "%s: the grader cannot read gold answers of %d of %d problems of %s, so an answer in another "
+                "spelling scores 0; correct them in the data, or leave these problems out: %s",
                 source.field, len(unreadable), len(problems), source.path, names,
             )  # fmt: skip
 
 
 def _unreadable(task: Task, source: ProblemFile, problems: list[Problem]) -> list[Problem]:
     verifier = verifier_of(source.section, task.experiment.grading)
-    answers = [problem.answer for problem in problems]
+    answers = [gold for problem in problems for gold in golds_of(problem.answer)]
     unreadable = unreadable_answers(answers, verifier, lambda: grader_pool(task, source.section))
-    return [problem for problem in problems if problem.answer in unreadable]
+    return [problem for problem in problems if not unreadable.isdisjoint(golds_of(problem.answer))]

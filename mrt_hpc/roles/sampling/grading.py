@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.traces import SampledTrace, ScoringCost, Valuation
     from mrt_hpc.mrt.values import Estimate
     from mrt_hpc.provers.prover_session import ProverSession
-    from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Rollout
+    from mrt_hpc.run.records import AnswerProbability, Branch, Gold, PrefixValue, Rollout
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TraceGrader:
             return self.pool.verifier.extract(text, thinking=True, thought_end=self.thought_end, cut=cut)
         return None if cut else self.pool.verifier.extract(text)
 
-    async def _rewards(self, answers: set[str], gold: str) -> dict[str, float]:
+    async def _rewards(self, answers: set[str], gold: Gold) -> dict[str, float]:
         """The rewards of candidate answers that no branch gave. Half-written candidates are not worth a warning."""
         given = sorted(answers)
         verdicts = await self.pool.grade([(answer, gold) for answer in given], tell=False)
@@ -167,7 +167,7 @@ class TraceGrader:
             before = estimate
         return found
 
-    async def regrade(self, records: TraceRecords, gold: str) -> TraceRecords:
+    async def regrade(self, records: TraceRecords, gold: Gold) -> TraceRecords:
         """Find and judge the answers of a recorded trace and its branches once more, and estimate its values from
         them. What looking ahead added to the reward of a branch stays, as its candidates are not recorded.
 
