@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -67,14 +67,10 @@ def read_typed(path: Path, kind: type[T], what: str, *, advice: str) -> T:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        reason = _reason(error) if isinstance(error, OSError) else str(error)
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
         passing = isinstance(error, OSError) and error.errno in FLEETING
         code = ExitCode.RETRYABLE if passing else ExitCode.FATAL
         raise UnreadableError(f"{what} cannot be read: {reason}", where=path, advice=advice, exit_code=code) from error
-
-
-def _reason(error: OSError) -> str:
-    return _NO_FILE.get(error.errno or 0) or error.strerror or str(error)
 
 
 def file_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -88,13 +84,22 @@ def file_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         OSError: it is not there, or cannot be read.
         ValueError: it is no regular file, or is longer.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+    with _opened(path) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"it is {'a pipe' if stat.S_ISFIFO(status.st_mode) else 'a device'}, not a file")
         if status.st_size > most:
             raise ValueError(f"it has {status.st_size:,} bytes, more than the {most:,} that such a file may have")
         return stream.read()
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    except OSError as error:
+        if (reason := _NO_FILE.get(error.errno or 0)) is not None:
+            raise ValueError(reason) from error
+        raise
 
 
 def typed(data: bytes, kind: type[T]) -> T:

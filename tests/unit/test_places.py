@@ -193,3 +193,12 @@ def test_a_run_without_its_name_is_told_from_damage(layout: RunLayout) -> None:
 def test_a_directory_outside_any_run_belongs_to_none(tmp_path: Path) -> None:
     commit_whole(tmp_path / "alone", lambda directory: (directory / "w").write_text("w") and None)
     assert verify(tmp_path / "alone").about["place"] == []
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "run_id"])
+def test_what_is_no_file_is_no_manifest_and_no_name(layout: RunLayout, name: str) -> None:
+    path = layout.identity if name == "run_id" else layout.group(0, 1) / name
+    path.unlink()
+    path.symlink_to(path.name)
+    with pytest.raises(UserError, match="its links lead in a circle"):
+        read_sampled(layout, 0, 1)
