@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.sampling.ray_cluster import Cluster
 
 WORKER = Path(__file__).with_name("ray_rank_worker.py")
-HANGS = "10^{10^{10}}"
+HANGS = "9^{9^{9^{9}}}"
 
 
 def start(root: Path, rank: int) -> subprocess.Popen[str]:
