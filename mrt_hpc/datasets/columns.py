@@ -114,7 +114,7 @@ def unread_columns(filled: Mapping[str, bool], columns: Columns, asked: Asked) -
     """The columns with texts or lists that are not read, without those that the user left out by name.
 
     Args:
-        filled: all columns, and whether each holds any text or list.
+        filled: all columns, and whether each holds any text or list; one that is named like a part, anything.
         columns: those that are read.
         asked: what the user named.
 
@@ -141,6 +141,11 @@ def unread_columns(filled: Mapping[str, bool], columns: Columns, asked: Asked) -
             + (" if the problems are complete without them" if context else " if the verdicts are right without them"),
         )
     return text
+
+
+def is_part(name: str) -> bool:
+    """Whether a column is named like a part of the question, or like something that decides a verdict."""
+    return any(names.fullmatch(name.lower()) for names in (CONTEXT_NAMES, VERDICT_NAMES))
 
 
 def _ways_out(context: Sequence[str], columns: Columns) -> str:
@@ -270,15 +275,18 @@ class Choices:
     """The choices of one problem."""
 
     texts: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    """What the answers of the source call them, where it says so."""
 
     @classmethod
     def of(cls, value: object, column: str) -> Choices:
-        """Those of a list of texts, or of an object with such a list under ``text``, without letters of their own.
+        """Those of a list of texts, or of an object: of letters and texts, or with such a list under ``text`` and their
+        names under ``label``. Letters of their own are left out.
 
         Raises:
             BadRowError: it is neither, or there are not 2 to 26 of them.
         """
-        listed = value.get("text") if isinstance(value, dict) else value
+        listed, labels = _listed(value)
         if not isinstance(listed, list) or not 2 <= len(listed) <= len(LETTERS):
             raise BadRowError(f"{column} is no list of 2 to {len(LETTERS)} choices")
         texts = [_text(choice, column) for choice in listed]
@@ -287,7 +295,9 @@ class Choices:
             letter is not None and letter[1].upper() == wanted for letter, wanted in zip(own, LETTERS, strict=False)
         ):
             texts = [text[letter.end() :] for text, letter in zip(texts, own, strict=True) if letter is not None]
-        return cls(tuple(texts))
+        if labels and len(labels) != len(texts):
+            raise BadRowError(f"{column} has {len(labels)} labels for {len(texts)} choices")
+        return cls(tuple(texts), tuple(_text(label, column) for label in labels))
 
     def below(self, problem: str) -> str:
         """The problem with its choices below it, each with its letter on a line of its own."""
@@ -295,12 +305,17 @@ class Choices:
         return "\n".join((problem, "", *lines))
 
     def letter(self, value: object, column: str) -> str:
-        """The letter of the gold answer: of its index counted from 0, of its letter, or of its text.
+        """The letter of the gold answer: of its label, its index counted from 0, its letter, or its text.
 
         Raises:
-            BadRowError: it is none of these.
+            BadRowError: it is none of these, or the index of one choice and the text of another.
         """
         answer = _text(value, column)
+        if answer in self.labels:
+            return LETTERS[self.labels.index(answer)]
+        indexed = answer.isdecimal() and int(answer) < len(self.texts) and not isinstance(value, int)
+        if indexed and answer in self.texts and self.texts[int(answer)] != answer:
+            raise BadRowError(f"{column} is {answer!r}, which is the index of one choice and the text of another")
         number = self.texts.index(answer) if self.texts.count(answer) == 1 and not isinstance(value, int) else None
         if number is None and answer.isdecimal():
             number = int(answer)
@@ -309,6 +324,16 @@ class Choices:
         if number is None or number >= len(self.texts):
             raise BadRowError(f"{column} is {answer!r}: it takes an index from 0, a letter or the text of a choice")
         return LETTERS[number]
+
+
+def _listed(value: object) -> tuple[object, list[object]]:
+    """The list of choices in a value, and their labels where it has any."""
+    if not isinstance(value, dict):
+        return value, []
+    if [str(key).upper() for key in value] == list(LETTERS[: len(value)]):
+        return [*value.values()], []
+    labels = value.get("label")
+    return value.get("text"), labels if isinstance(labels, list) else []
 
 
 def _text(value: object, column: str) -> str:

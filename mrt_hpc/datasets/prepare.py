@@ -31,7 +31,7 @@ from mrt_hpc.run.data import problem_lines
 from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from mrt_hpc.datasets.rows import Row
@@ -211,13 +211,20 @@ def _problem(row: Row, columns: Columns, new_id: str, keep: AtMost | None) -> Pr
     answer = _value(row, columns.answer)
     if keep is not None and not keep.keeps(cast("dict[str, Any]", row.value)):
         return None
-    problem = "\n\n".join(problem_text(_value(row, name), name) for name in columns.of_problem)
+    problem = _joined(row, columns.of_problem)
     choices = None if columns.choices is None else Choices.of(_value(row, columns.choices), columns.choices)
     return Problem(
         id=new_id if columns.id is None else id_text(_value(row, columns.id), columns.id),
         problem=problem if choices is None else choices.below(problem),
         answer=gold_answer(answer, columns, choices),
     )
+
+
+def _joined(row: Row, names: Sequence[str]) -> str:
+    """The parts of a problem below each other; those before the last one may be empty, as a context that few have."""
+    before = [(_value(row, name), name) for name in names[:-1]]
+    given = [(value, name) for value, name in before if value is not None and str(value).strip()]
+    return "\n\n".join(problem_text(value, name) for value, name in [*given, (_value(row, names[-1]), names[-1])])
 
 
 def _refuse_bad(order: Order, parsed: _Parsed) -> None:

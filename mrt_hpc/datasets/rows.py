@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mrt_hpc.datasets.columns import is_part
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,13 +88,21 @@ def columns_of(file: SourceFile) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for row in read_rows(file):
         for name, value in row.value.items() if isinstance(row.value, dict) else ():
-            found[str(name)] = found.get(str(name), False) or _is_text(value)
+            found[str(name)] = found.get(str(name), False) or _counts(str(name), value)
     return found
 
 
 def _holds_text(file: SourceFile, column: str) -> bool:
     """Whether any row of a parquet file has a text or list in a column; its rows are read up to the first."""
-    return any(isinstance(row.value, dict) and _is_text(row.value.get(column)) for row in _parquet(file, [column]))
+    return any(
+        isinstance(row.value, dict) and _counts(column, row.value.get(column)) for row in _parquet(file, [column])
+    )
+
+
+def _counts(column: str, value: object) -> bool:
+    """Whether a value may belong to the problem: a text or a list; of a column that is named like a part, any."""
+    missing = value is None or value == "" or value != value  # NaN, by which a table tells an empty cell
+    return _is_text(value) or (is_part(column) and not missing and value is not False)
 
 
 def _is_text(value: object) -> bool:

@@ -307,7 +307,7 @@ OLYMPIAD = [
         (ASDIV, [], ["['body']", "--problem body+question"]),
         (MMLU, [], ["['choices']", "--choices choices"]),
         (AQUA, ["--answer", "correct"], ["['options']", "--choices options"]),
-        (OLYMPIAD, [], ["decide whether an answer is right", "['unit']", "--ignore 'unit'"]),
+        (OLYMPIAD, [], ["decide whether an answer is right", "['error', 'unit']", "--ignore 'unit'"]),
         ([{**OLYMPIAD[1], "context": "A map."}], [], ["['context']", "--problem context+question"]),
         ([{**OLYMPIAD[1], "error": "0.1,0.2"}], [], ["['error', 'unit']"]),
     ],
@@ -359,6 +359,16 @@ def test_a_column_may_be_left_out_by_its_name(folder: Path) -> None:
                 Problem("mine-1", "20+3?\n\nA. 21\nB. 21.5\nC. 22\nD. 22.5\nE. 23", "E"),
             ],
         ),
+        (
+            [{"question": "q?", "choices": {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}, "answer": "2"}],
+            [],
+            [Problem("mine-0", "q?\n\nA. x\nB. y\nC. z", "B")],
+        ),
+        (
+            [{"question": "q?", "choices": {"A": "x", "B": "y"}, "answer": "B"}],
+            [],
+            [Problem("mine-0", "q?\n\nA. x\nB. y", "B")],
+        ),
         ([{**MMLU[0], "answer": "7"}], [], [Problem("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")]),
     ],
 )
@@ -373,10 +383,38 @@ def test_choices_stand_below_the_problem_and_the_gold_answer_is_a_letter(
     assert "for the verifier choice" in done.stdout
 
 
-@pytest.mark.parametrize(("choices", "answer"), [(["1", "2"], 2), (["1", "2"], "F"), (["1"], 0), ("1, 2", 0)])
+@pytest.mark.parametrize(
+    ("choices", "answer"),
+    [
+        (["5", "6", "1"], "1"),
+        ({"text": ["x", "y"], "label": ["1"]}, "1"),
+        (["1", "2"], 2),
+        (["1", "2"], "F"),
+        (["1"], 0),
+        ("1, 2", 0),
+    ],
+)
 def test_choices_without_the_gold_answer_are_refused(folder: Path, choices: object, answer: object) -> None:
     (folder / "rows.jsonl").write_bytes(json_lines([{"question": "x?", "choices": choices, "answer": answer}]))
     assert "a row makes no problem" in invoke("rows.jsonl", "mine.jsonl", "--choices", "choices").stderr
+
+
+def test_a_part_that_few_problems_have_may_be_empty(folder: Path) -> None:
+    rows = [
+        {"context": None, "question": "1+1?", "answer": "2"},
+        {"context": "x = 1", "question": "x+2?", "answer": "3"},
+    ]
+    (folder / "rows.jsonl").write_bytes(json_lines(rows))
+    assert invoke("rows.jsonl", "mine.jsonl", "--problem", "context+question").exit_code == 0
+    assert [problem.problem for problem in read_problems(folder / "mine.jsonl")] == ["1+1?", "x = 1\n\nx+2?"]
+
+
+@pytest.mark.parametrize("more", [{"A": "1", "B": "2"}, {"A": 1, "B": 2}, {"tolerance": 0.01}, {"precision": 2}])
+def test_parts_that_hold_numbers_are_parts_too(folder: Path, more: dict[str, object]) -> None:
+    (folder / "rows.jsonl").write_bytes(json_lines([{"question": "q?", "answer": "B", **more}]))
+    refused = invoke("rows.jsonl", "mine.jsonl")
+    assert refused.exit_code != 0
+    assert f"--ignore '{next(iter(more))}'" in refused.stderr
 
 
 def test_ids_in_some_rows_only_are_replaced_by_new_ones(folder: Path) -> None:
@@ -405,7 +443,7 @@ def test_of_several_gold_answers_one_is_named_or_each_is_right(folder: Path) -> 
 
 
 def test_each_of_several_letters_is_right_where_it_is_said(folder: Path) -> None:
-    row = {"question": "Which is even?", "choices": ["2", "3", "4"], "answer": ["A", 2]}
+    row = {"question": "Which is even?", "choices": ["two", "three", "four"], "answer": ["A", 2]}
     (folder / "rows.jsonl").write_bytes(json_lines([row]))
     asked = ("rows.jsonl", "mine.jsonl", "--choices", "choices")
     assert "--any-answer" in invoke(*asked).stderr

@@ -53,6 +53,20 @@ _NAME = re.compile(
     rf"(?:{_ANY_INDEX})?(?:{_PRIMES})?(?:{_ANY_INDEX})?(?:{_ARGUMENTS})?"
     r"|(?:\\left\s*)?\(\s*[A-Za-z](?:_[A-Za-z0-9])?(?:\s*,\s*[A-Za-z](?:_[A-Za-z0-9])?)+\s*(?:\\right\s*)?\)"
 )
+_BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+_OF = r"(?:\^\s*\{?\s*(?:-1|\([0-9n]+\))\s*\}?)"
+_FUNCTION_VALUE = re.compile(
+    rf"[fghFGHPT](?:{_ANY_INDEX})?(?:{_OF}|{_PRIMES})?\s*(?:\\left\s*)?{_BRACKETS}"
+    r"|(?:\\left\s*)?\|[^|=]+\|"
+    r"|\\\|[^|=]+\\\||(?:\\left\s*)?\\lfloor[^=]*\\rfloor"
+    r"|\\d?frac\s*\{(?:d|\\partial)(?:\^\{?[0-9]\}?)?\s*\w*\}\s*\{(?:d|\\partial)\s*\w(?:\^\{?[0-9]\}?)?\}\s*\w?(?:\([^()]*\))?"
+    rf"|\\(?:det|dim|deg|arg|gcd|sin|cos|tan|cot|sec|csc|min|max|Delta|operatorname\{{\w+\}})\s*(?:{_BRACKETS}|{_GREEK}|[A-Za-z]{{1,3}})"
+    r"|\\(?:lim|max|min|sup|inf)(?![A-Za-z])[^=]*"
+    r"|[A-Za-z](?:\s*\+\s*[A-Za-z])+"
+)
+"""What a question asks for by its own sign, and no equation to be solved: a value of a function, an inverse, a
+derivative, an absolute value, a limit; or the sum of letters that were defined before, as in ``m + n``.
+"""
 _WORD = re.compile(r"[A-Za-z]+")
 
 
@@ -99,10 +113,14 @@ def named_value(text: str) -> tuple[str, str] | None:
 
 
 def is_name(side: str) -> bool:
-    """Whether one side of an equation is a name: a letter with index, primes and arguments, points, or words."""
+    """Whether one side of an equation is a name: a letter with index, primes and arguments, the value of a function,
+    points, or words.
+    """
     words = side.split()
-    return _NAME.fullmatch(side) is not None or (
-        all(_WORD.fullmatch(word) for word in words) and any(is_word(word) for word in words)
+    return (
+        _NAME.fullmatch(side) is not None
+        or _FUNCTION_VALUE.fullmatch(side) is not None
+        or (all(_WORD.fullmatch(word) for word in words) and any(is_word(word) for word in words))
     )
 
 

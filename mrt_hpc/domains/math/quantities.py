@@ -32,7 +32,7 @@ _UNIT = re.compile(r"[A-Za-z'./{}\s]*")
 _DIGITS = r"\s*(?:\{\s*[0-9]+\s*\}|[0-9])"
 _FRACTION = re.compile(rf"[+-]?\s*(?:[0-9]*\s*\\[dt]?frac{_DIGITS}{_DIGITS}|[0-9]+\s*/\s*[0-9]+)(?:\s*\\?%)?")
 
-_GLUED = re.compile(r"[+-]?[0-9.,]*[0-9][A-Za-z]")
+_GLUED = re.compile(r"[+-]?[0-9.,]*[0-9](?:\s*/\s*[A-Za-z]|[A-Za-z](?:\^(?:[0-9]|\{-?[0-9]\}))?)")
 _LAST_LETTERS = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)(\^(?:[0-9]|\{-?[0-9]\}))?\s*\Z")
 _LETTER_AS_TEXT = re.compile(r"\\(?:text|textrm|textit|mbox|mathrm|mathit)\s*\{\s*([A-Za-z])\s*\}\s*\Z")
 _PLAIN_NUMBER = re.compile(r"[+-]?[0-9.,]+(?:\s|\\[ ,;:!])+")
@@ -178,6 +178,8 @@ def _kept(text: str, may_have_unit: re.Pattern[str]) -> tuple[str, str]:
         return text, ""
     before, letters, power = text[: found.start()], found[1], found[2] or ""
     known, behind_value = letters.lower() in UNITS, before.rstrip().endswith((*"0123456789})", "\\,", "\\pi"))
+    if letters.lower() == "percent" and behind_value:
+        return rf"{before}\%", ""
     if known and behind_value and (len(letters) > 1 or (not power and may_have_unit.fullmatch(before) is not None)):
         return rf"{before}\text{{ {letters}}}{power}", ""
     return (text, "") if power else (f"{before}{{{letters}}}", letters)

@@ -4,7 +4,8 @@ without it.
 
 A word has four letters or more, at most the first of them a capital and at least one a vowel, and they are no
 neighbours in the alphabet: ``apples`` is one, and ``ab``, ``xyz``, ``mgh``, ``abcd`` and ``ABCD`` are products or
-names. In brackets behind a number two letters are enough, as in ``9 (men)``. Every function takes linear time.
+names. In brackets behind a number three letters are enough, or a unit: ``9 (men)``, ``9 (cm)``. Every function takes
+linear time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _SKIPPED = re.compile(
 _ALPHABET = string.ascii_lowercase
 _LETTERS = string.ascii_letters
 _VOWELS = frozenset("aeiouy")
+_SHORT_UNITS = frozenset(
+    ["cm", "mm", "km", "kg", "mg", "lb", "lbs", "ft", "yd", "hr", "hrs", "oz", "mi", "min", "sec", "mph", "kmh", "hz"]
+)
 _OF_WORDS = " .'-"
 _MATHEMATICS = frozenset(
     {
@@ -113,7 +117,13 @@ def _are_words(runs: list[str], bracketed: bool) -> bool:
     plain = [run.lower().strip(".'") for run in runs]
     if not STATEMENTS.isdisjoint(plain) or not _MATHEMATICS.isdisjoint(plain):
         return False
-    return any(is_word(run.strip(".'")) or (bracketed and len(run) > 1) for run in runs)
+    return any(is_word(run.strip(".'")) or (bracketed and _counts_in_brackets(run.lower())) for run in runs)
+
+
+def _counts_in_brackets(run: str) -> bool:
+    """Whether a run of small letters in brackets behind a number is a unit or a short word, and no product."""
+    neighbours = "".join(sorted(run)) in _ALPHABET
+    return run in _SHORT_UNITS or (len(run) > 2 and not neighbours and not _VOWELS.isdisjoint(run))
 
 
 def same_words(answer: str, gold: str) -> bool:
