@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from mrt_hpc.run.typed_file import readable
 from mrt_hpc.run.weights import published_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from mrt_hpc.plan.jobs import Job, Plan
@@ -70,13 +69,13 @@ def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> P
     done = max(published_versions(layout), default=0)
     collection = collection_of(done)
     units = [u for job in plan.jobs for u in job.evaluations]
-    measured, faults = readable([layout.metrics(done - 1)] if done else [], IterationMetrics.read)
+    measured, faults = newest_metrics(layout, done)
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
         groups_collected=_collected(layout, collection) if _collects(plan, collection) else None,
         reward=measured[0].reward_mean if measured else None,
-        warnings=tuple(warnings(layout, done - 1)),
+        warnings=tuple(warnings(layout, measured)),
         evaluations_done=_evaluated(plan, layout, records),
         evaluations=len(units),
         report=layout.report.exists(),
@@ -131,10 +130,15 @@ def _collects(plan: Plan, collection: int) -> bool:
     return any(collection in job.iterations for job in plan.jobs)
 
 
-def warnings(layout: RunLayout, iteration: int) -> Iterator[str]:
-    """What looks wrong with an iteration, and with the optimiser steps of the run, a sentence each."""
-    with suppress(FileNotFoundError, UserError):  # not written yet; or damaged, which the report says
-        yield from IterationMetrics.read(layout.metrics(max(0, iteration))).warnings
+def newest_metrics(layout: RunLayout, done: int) -> tuple[list[IterationMetrics], list[str]]:
+    """The metrics of the last of ``done`` iterations, if they are there and whole, and a line if they are damaged."""
+    return readable([layout.metrics(done - 1)] if done else [], IterationMetrics.read)
+
+
+def warnings(layout: RunLayout, measured: Iterable[IterationMetrics]) -> Iterator[str]:
+    """What looks wrong with iterations, and with the optimiser steps of the run, a sentence each."""
+    for metrics in measured:
+        yield from metrics.warnings
     if skipped := list_directory(layout.skipped_steps, "*.json"):
         yield (
             f"{len(skipped)} optimiser step(s) were skipped, as loss or gradient was not finite; the sequences of the "

@@ -239,7 +239,7 @@ class Trainer:
         self.task.spend(Use.LOADING)
         position = rendezvous.on_rank_zero(lambda: self.reader.comparable)
         assert position is not None  # the first rank has seen it
-        rollouts = comparable(self.reader.group(position), self.iteration)
+        rollouts = rendezvous.together(lambda: comparable(self.reader.group(position), self.iteration))
         found = agreement(self.engine, rollouts)
         group = self.task.layout.group(self.iteration, position)
         refuse_disagreement(found, self.task.recipe, self.iteration, group)
@@ -273,7 +273,7 @@ class Trainer:
         self._compared = True
         self.task.spend(Use.LOADING)
         with timeline.phase("loading"):
-            data = self.reader.data()
+            data = rendezvous.together(self.reader.data)
         self.task.spend(Use.TRAINING)
         with timeline.phase("optimisation"):
             keep = partial(self.artifacts.keep_skipped, self.iteration)

@@ -78,8 +78,8 @@ def private_folder(parent: Path, name: str) -> Path:
         name: of the folder.
     """
     path = parent / name
-    if (found := next(filter(_is_private, (path, *_others(path))), None)) is None:
-        found = path if _made(path) or _is_private(path) else Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    if (found := next(filter(is_private, (path, *_others(path))), None)) is None:
+        found = path if _made(path) or is_private(path) else Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
     if found != path:
         log.warning("%s belongs to another user, is a link, or is open to others; %s is used instead", path, found)
     return found
@@ -101,8 +101,10 @@ def _made(path: Path) -> bool:
     return True
 
 
-def _is_private(path: Path) -> bool:
-    """Whether this user owns a folder, and no other user has any right to it. A link is no folder."""
+def is_private(path: Path) -> bool:
+    """Whether this user owns a folder, and no other user has any right to it. A link is no folder. Below a folder that
+    hands its group on a folder has that bit as well, which gives no right.
+    """
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -40,7 +40,7 @@ from mrt_hpc.run.retries import list_directory, retrying
 from mrt_hpc.run.safetensors_file import is_finite, not_finite, refuse_not_finite
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
-from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero
+from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero, together
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
@@ -129,7 +129,7 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
     """
     state, files = on_rank_zero(lambda: list[Any](_contents(path)))
     trained = TrainedState(trainer)
-    agree(_failure(lambda: _take_up(trained, path, files)))
+    together(lambda: _take_up(trained, path, files))
     trained.optimizer_steps = state["optimizer_steps"]
     trained.synchronise()
     trainer.step = state["step"]

@@ -22,7 +22,6 @@ import os
 import secrets
 import shutil
 import socket
-import stat
 import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,7 +33,7 @@ from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore, Store
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.access import ON_LOOPBACK
+from mrt_hpc.run.access import ON_LOOPBACK, is_private
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import FLEETING, FULL, error_number, retrying
 from mrt_hpc.run.waiting import wait_until
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
 """What crosses between ranks."""
 T = TypeVar("T", bound=Json)
+U = TypeVar("U")
 
 KEY = "mrt-hpc-key"
 """The key in the store under which rank 0 writes the secret of this attempt."""
@@ -134,6 +134,22 @@ def on_rank_zero(action: Callable[[], T]) -> T:
     return result
 
 
+def together(action: Callable[[], U]) -> U:
+    """Run ``action`` on every rank, which waits for no other rank in it, and return its result; collective.
+
+    Raises:
+        UserError, OSError: the first rank's error, on every rank, if any rank failed.
+    """
+    found: list[U] = []
+    failure: Exception | None = None
+    try:
+        found.append(action())
+    except Exception as error:
+        failure = error
+    agree(failure)
+    return found[0]
+
+
 def agree(failure: Exception | None) -> None:
     """Raise the first rank's error on every rank, if any rank failed; collective.
 
@@ -219,14 +235,7 @@ def _find_folder(address_file: Path, timeout: timedelta) -> Path:
 
 
 def _require_private(folder: Path) -> None:
-    """Check that a folder is this user's own, that no other may enter it, and that it is no link. Below a folder whose
-    group is handed on it has that bit as well, which gives no right.
-    """
-    try:
-        found = folder.lstat()
-    except FileNotFoundError:
-        found = None
-    if found is None or found.st_uid != os.geteuid() or (found.st_mode & ~stat.S_ISGID) != stat.S_IFDIR | stat.S_IRWXU:
+    if not is_private(folder):
         raise UserError(
             "the folder in which the ranks meet is not there, or other users may enter it",
             where=folder,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training_support import end_at_once
 
@@ -16,10 +17,22 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.training import rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
-from mrt_hpc.training.rendezvous import Ranks, exchange, join
+from mrt_hpc.training.rendezvous import Ranks, exchange, join, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEADLINE_S = 120.0
 PROOF_TIMEOUT_S = 15.0
+
+
+def what_fails(action: Callable[[], object]) -> str:
+    """What a step that ranks make together raises."""
+    try:
+        together(action)
+    except UserError as error:
+        return error.what
+    return "nothing"
 
 
 def main() -> None:
@@ -36,6 +49,8 @@ def main() -> None:
     (address.parent / f"joined-{rank}").touch()
     wait_until((address.parent / "go").exists, reason="the word to go on", deadline_s=DEADLINE_S)
     assert exchange([f"rank {rank}", None]) == [["rank 0", None], ["rank 1", None]]
+    assert together(lambda: rank) == rank
+    assert "rank 1 failed: ZeroDivisionError" in what_fails(lambda: 1 / (1 - rank))
     end_at_once()
 
 

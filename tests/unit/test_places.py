@@ -115,6 +115,16 @@ def test_a_collected_group_of_another_problem_is_set_aside(layout: RunLayout) ->
     assert not layout.group(COLLECTION, 0).exists()
 
 
+def test_all_collected_groups_of_other_problems_are_set_aside_at_once(layout: RunLayout) -> None:
+    collection = Collection(load_task(layout, "segment-000.trainer", 0, Placement(0, 1, 0, "b")), 0)
+    positions = range(len(read_problems(layout.train_data)))
+    for position in positions:
+        commit_group(layout.group(COLLECTION, position), sampled(COLLECTION, "of-nowhere"))
+    with pytest.raises(DamagedError, match="of-nowhere"):
+        next(iter(collection.groups()))
+    assert not [position for position in positions if layout.group(COLLECTION, position).exists()]
+
+
 def fill(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(directory.parent.parent.name.encode())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError, nearest
-from mrt_hpc.launch.run_progress import reason, warnings
+from mrt_hpc.launch.run_progress import newest_metrics, reason, warnings
 from mrt_hpc.launch.view.log_files import last_traceback
 from mrt_hpc.launch.view.run_look import IN_WORDS, RunState
 from mrt_hpc.launch.view.task_cause import Cause, Explanation, clock, explained
@@ -74,8 +74,8 @@ def explain_run(look: RunLook, history: RunHistory) -> Finding:
         look: at the run.
         history: of its events, up to date.
     """
-    newest = max(published_versions(look.layout), default=0)
-    warned = [f"warning: {warning}" for warning in warnings(look.layout, newest - 1)]
+    measured, _ = newest_metrics(look.layout, max(published_versions(look.layout), default=0))
+    warned = [f"warning: {warning}" for warning in warnings(look.layout, measured)]
     if look.state is RunState.FINISHED:
         done = sum(job.tasks for job in look.plan.jobs)
         sentence = f"The run is finished: all {done} tasks are done."

@@ -4,6 +4,7 @@ they are damaged.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -35,7 +36,8 @@ class Collection:
     version: int
 
     def groups(self) -> Iterator[Group]:
-        """All groups, one at a time, in the order of the problems.
+        """All groups, one at a time, in the order of the problems. Where one is damaged, those behind it are looked at
+        as well, so that all that are damaged are sampled again at once.
 
         Raises:
             UserError: some are missing or damaged; the job that collects has to run again.
@@ -50,7 +52,17 @@ class Collection:
                 advice="the same submit command again: they are sampled again",
                 exit_code=ExitCode.RETRYABLE,
             )
-        return map(self.group, range(len(problems)))
+        return self._each(range(len(problems)))
+
+    def _each(self, positions: range) -> Iterator[Group]:
+        for position in positions:
+            try:
+                yield self.group(position)
+            except DamagedError:
+                for later in positions[position + 1 :]:
+                    with suppress(DamagedError):
+                        self.group(later)
+                raise
 
     def group(self, position: int) -> Group:
         """The group of one problem. A damaged group is set aside, and the job that collects runs again.
