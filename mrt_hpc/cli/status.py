@@ -145,6 +145,8 @@ def print_report(run: Path, page: Path | None, *, trust: bool) -> None:
 
     layout, _ = open_run(run)
     where = None if page is None else page.absolute()
+    if where is not None:
+        where.parent.mkdir(parents=True, exist_ok=True)
     for part in write_report(layout, where, trust=trust):
         click.echo(f"missing: {part}")
     if where is None:
@@ -166,5 +168,6 @@ def print_comparison(runs: Sequence[Path], page: Path | None, *, trust: bool) ->
             expected="--page FILE.html",
             advice=f"mrt-hpc report {' '.join(map(str, runs))} --page compared.html",
         )
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_comparison([open_run(run)[0] for run in runs], page.absolute(), trust=trust)
     click.echo(f"page: {page.absolute()}")
