@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import Any
 
 import click
@@ -19,6 +20,7 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a UserError becomes its text and exit code."""
+        _forget_no_width()
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -45,6 +47,13 @@ class CommandGroup(click.Group):
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         click.echo(error.message(), err=True)
         ctx.exit(int(error.exit_code))
+
+
+def _forget_no_width() -> None:
+    """Drop a variable COLUMNS that is no width, such as the 0 of a shell without a terminal: tables would be empty."""
+    width = os.environ.get("COLUMNS", "")
+    if not width.isdecimal() or int(width) == 0:
+        os.environ.pop("COLUMNS", None)
 
 
 def full_disk(error: OSError) -> UserError:
