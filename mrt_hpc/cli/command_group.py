@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.retries import FULL, error_number
+from mrt_hpc.run.retries import FULL, error_number, shortage
 
 NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
 """The errors of the system that mean a wrong path, not a defect of the program."""
@@ -58,10 +58,12 @@ def _forget_no_width() -> None:
 
 def full_disk(error: OSError) -> UserError:
     """The error of a command that cannot write; tasks of a run wait for space instead."""
+    lacking = shortage(error)
     return UserError(
-        f"the disk is full: {error.strerror or error}",
+        f"{lacking.what}: {error.strerror or error}",
         where=error.filename,
-        advice="make room, or ask for more quota, and type the same command again: no partial file was left",
+        advice=f"{lacking.next} ({lacking.shown_by} shows what is left), and type the same command again: no partial "
+        "file was left",
         exit_code=ExitCode.RETRYABLE,
     )
 
