@@ -73,6 +73,7 @@ def create_or_open(
         refuse_writable_by_others(layout.root)
         refuse_other_recipe(layout, recipe)
         follow_access(layout.root)
+        make_results_folder(recipe)
         return layout
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(
