@@ -279,6 +279,28 @@ FAULTS = [
         recipe=REFERENCE,
         slurm=changed(nodes=[("gpu|gpu:2|4", "gpu|(null)|4")]),
     ),
+    Fault(
+        "a GPU type that begins with a digit",
+        "GPUs",
+        "set gpu_type to 2080ti",
+        recipe=REFERENCE,
+        site={"gpu_type": "h100"},
+        slurm=changed(nodes=[("gpu|gpu:2|4", "gpu|gpu:2080ti:8|4")]),
+    ),
+    Fault(
+        "parts of GPUs beside whole ones",
+        "GPUs",
+        "set gpu_type to a100",
+        recipe=REFERENCE,
+        slurm=changed(nodes=[("gpu|gpu:2|4", "gpu|gpu:a100:8,gpu:1g.10gb:8|4")]),
+    ),
+    Fault(
+        "nothing but parts of GPUs",
+        "GPUs",
+        "set partitions.gpu",
+        recipe=REFERENCE,
+        slurm=changed(nodes=[("gpu|gpu:2|4", "gpu|gpu:1g.10gb:56|4")]),
+    ),
     Fault("nodes that are too small", "node size", "lower resources.trainer", recipe=REFERENCE),
     Fault(
         "an option that sbatch does not know",
