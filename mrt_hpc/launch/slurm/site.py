@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.launch.backend import Site
+from mrt_hpc.launch.gpus import NO_SLICES, is_slice
 from mrt_hpc.launch.images.build import checksum_file
 from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
 from mrt_hpc.recipe.base import OPTION, Line, NotNegative, Queued, Section, WholeMinutes
@@ -29,6 +30,19 @@ def _not_of_the_plan(option: str) -> str:
             {"option": option},
         )
     return option
+
+
+def _whole_gpu(name: str) -> str:
+    if is_slice(name):
+        raise PydanticCustomError("slice", "the type of {whole}", {"whole": NO_SLICES})
+    return name
+
+
+def _whole_gpus(options: dict[str, str]) -> dict[str, str]:
+    for option, value in options.items():
+        if option.startswith(("gres", "gpus", "tres")):
+            _whole_gpu(value)
+    return options
 
 
 SbatchOption = Annotated[str, Field(pattern=OPTION), AfterValidator(_not_of_the_plan)]
@@ -90,8 +104,8 @@ class SlurmSite(Site):
     """The partitions that jobs go to."""
     gpu_request: GpuRequest = GpuRequest.GRES
     """The sbatch option that asks for GPUs."""
-    gpu_type: Line | None = None
-    """The GPU model in the request, as in ``a100``."""
+    gpu_type: Annotated[Line, AfterValidator(_whole_gpu)] | None = None
+    """The GPU model in the request, as in ``a100`` or ``"3090"``; parts of GPUs (MIG, ``1g.10gb``) are refused."""
     setup: tuple[str, ...] = ()
     """Shell lines that run before each task, as in ``module load cuda``. The job script contains them unchanged."""
     python: Line | None = None
@@ -117,7 +131,7 @@ class SlurmSite(Site):
     """
     memory_request: bool = True
     """Whether jobs ask for memory; set false if the cluster allocates whole nodes."""
-    sbatch: dict[SbatchOption, Line] = Field(default_factory=dict)
+    sbatch: Annotated[dict[SbatchOption, Line], AfterValidator(_whole_gpus)] = Field(default_factory=dict)
     """Further sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
 
     @property
