@@ -22,6 +22,7 @@ from mrt_hpc.inference.server_command import ServerCommand, on_cpu
 from mrt_hpc.inference.server_control import Address, ServerControl, refuse_no_weights
 from mrt_hpc.inference.server_process import STOP_DEADLINE_S, ServerProcess, private_directory, refuse_stranger
 from mrt_hpc.recipe.sections.schedule import WeightSwap
+from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class VllmServer:
                 check()
 
         self._raise_if_closed()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         self.socket.unlink(missing_ok=True)
         self._process = ServerProcess.begun(self.command, self.log)
         self.starts += 1

@@ -86,6 +86,7 @@ def create_or_open(
     temporary = temporary_sibling(layout.root)
     try:
         temporary.mkdir(mode=0o700)
+        write_text(RunLayout(temporary).identity, f"{secrets.token_hex(16)}\n")
         if group_access:
             open_to_group(temporary)
         refuse_writable_by_others(temporary)
@@ -309,5 +310,4 @@ def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> N
     for directory in (layout.logs, layout.events, layout.jobs, layout.told):
         directory.mkdir()
     sign(layout, "")
-    write_text(layout.identity, f"{secrets.token_hex(16)}\n")
     write_text(layout.recipe_lock, lock_text(recipe))

@@ -29,7 +29,7 @@ from mrt_hpc.roles.task.peers import PeersAwayError
 from mrt_hpc.run import told as told_module
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.retries import RetryPolicy, retrying
+from mrt_hpc.run.retries import NO_INODES, RetryPolicy, retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.told import FULL_DISK, forget_told, sign
 from mrt_hpc.run.waiting import wait_until
@@ -224,8 +224,8 @@ def test_a_disk_without_room_for_any_file_is_told_too(run: RunLayout, monkeypatc
         patch.setattr(told_module, "write_text", full)
         task = load_task(run, INFERENCE, 0, HERE)
         sign_for(task)
-        task.events.patience.watch.full("a shard")  # type: ignore[union-attr]
-        task.events.patience.watch.full("a shard")  # type: ignore[union-attr]
+        task.events.patience.watch.full("a shard", NO_INODES)  # type: ignore[union-attr]
+        task.events.patience.watch.full("a shard", NO_INODES)  # type: ignore[union-attr]
     assert len(told(run)) == 1
 
 

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mrt_hpc
+from mrt_hpc.launch.slurm.arrays import ArrayExecutor
 from mrt_hpc.launch.slurm.doctor import node_half
 from mrt_hpc.launch.slurm.doctor.node_half import ANSWER, ORDER, NodeFacts, Order
 from mrt_hpc.launch.slurm.doctor.on_node import ask_nodes, script
 from mrt_hpc.launch.slurm.doctor.situation import Situation
-from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.launch.slurm.image_on_node import srun_command
+from mrt_hpc.launch.slurm.site import SlurmSite, required
 from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.recipe.load import load_site
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
 
@@ -56,6 +59,24 @@ def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
     assert text.index("module load cuda") < text.index("srun")
     assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
     assert text.rstrip().endswith("-m mrt_hpc.launch.slurm.doctor.node_half /shared/me/trial doctor-gpu")
+
+
+@pytest.mark.parametrize(
+    ("written", "option"),
+    [("true", "--exclusive"), ("user", "--exclusive=user"), ("7", "--exclusive=7"), ("false", None), ("null", None)],
+)
+def test_an_option_of_the_profile_may_be_a_flag(tmp_path: Path, written: str, option: str | None) -> None:
+    profile = tmp_path / "site.yaml"
+    profile.write_text(f"type: slurm\nname: here\nsbatch: {{exclusive: {written}}}\n")
+    site = required(load_site(profile))
+    resources = JobResources(
+        nodes=1, ranks_per_node=1, gpus_per_rank=0, cpus_per_rank=1, memory_gib_per_node=1.0, time_limit_minutes=8
+    )
+    job = Job(name="a", role=Role.PREPARE, tasks=1, resources=resources)
+    layout = RunLayout(tmp_path)
+    of_a_run = ArrayExecutor(job, site, layout, waited_for=False).text({})
+    for words in (of_a_run.split(), script(job, site, layout).split(), srun_command(site, ())):
+        assert [word for word in words if word.startswith("--exclusive")] == ([] if option is None else [option])
 
 
 @pytest.mark.usefixtures("_signals")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mrt_hpc.errors import UserError, nearest
@@ -32,15 +32,23 @@ def _not_of_the_plan(option: str) -> str:
     return option
 
 
+def _as_written(options: Any) -> Any:
+    """Leave out options that are switched off, and take numbers as text."""
+    if not isinstance(options, dict):
+        return options
+    kept = {name: value for name, value in options.items() if value is not None and value is not False}
+    return {name: str(value) if type(value) in (int, float) else value for name, value in kept.items()}
+
+
 def _whole_gpu(name: str) -> str:
     if is_slice(name):
         raise PydanticCustomError("slice", "the type of {whole}", {"whole": NO_SLICES})
     return name
 
 
-def _whole_gpus(options: dict[str, str]) -> dict[str, str]:
+def _whole_gpus(options: dict[str, str | Literal[True]]) -> dict[str, str | Literal[True]]:
     for option, value in options.items():
-        if option.startswith(("gres", "gpus", "tres")):
+        if isinstance(value, str) and option.startswith(("gres", "gpus", "tres")):
             _whole_gpu(value)
     return options
 
@@ -131,8 +139,12 @@ class SlurmSite(Site):
     """
     memory_request: bool = True
     """Whether jobs ask for memory; set false if the cluster allocates whole nodes."""
-    sbatch: Annotated[dict[SbatchOption, Line], AfterValidator(_whole_gpus)] = Field(default_factory=dict)
-    """Further sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
+    sbatch: Annotated[
+        dict[SbatchOption, Line | Literal[True]], BeforeValidator(_as_written), AfterValidator(_whole_gpus)
+    ] = Field(default_factory=dict)
+    """Further sbatch options, as in ``{constraint: a100, exclusive: true}``: with true an option has no value, and with
+    false or null it is left out. Options that the plan of a run sets itself are refused.
+    """
 
     @property
     def limits(self) -> SiteLimits:
