@@ -14,6 +14,7 @@ import torch
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.inference.socket_paths import folder_variables
 from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.import_path import import_path
 
@@ -95,8 +96,7 @@ class ServerCommand:
             SERVED_VARIABLE: msgspec.json.encode(self._served()).decode(),
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
-            "VLLM_RPC_BASE_PATH": str(self.directory),  # keeps the sockets between its processes private too
-            "TMPDIR": str(self.directory),  # its temporary files are removed with this directory
+            **folder_variables(self.directory),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
             "HF_HUB_OFFLINE": "1",

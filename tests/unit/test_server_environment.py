@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from test_task_endings import task
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.ray_node import RayNode, RayPlace
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_command import cpu_environment
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.server_settings import gpus_of, layout_of, server_settings
+from mrt_hpc.run.access import CACHES, cache_variables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,6 +140,40 @@ def test_the_processes_of_a_server_on_one_node_listen_on_loopback_only(
     settings = server_settings(with_servers(tmp_path, 8), tmp_path, 64, share=1.0, common_seeds=False)
     with closing(VllmServer(replace(settings, over_ray=over_ray), tmp_path / "log")) as server:
         assert server.command.environment()["GLOO_SOCKET_IFNAME"] == interface
+
+
+def test_no_private_folder_of_the_first_node_reaches_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM gives its processes on other nodes the environment of the server, but for what these nodes set."""
+    begin, second = subprocess.Popen, dict[str, str]()
+
+    def note(_: list[str], *, env: dict[str, str], **others: Any) -> subprocess.Popen[bytes]:
+        second.update(env)
+        return begin(["true"], env=env, **others)
+
+    def be_on(node: str) -> Path:
+        for name in CACHES:
+            monkeypatch.delenv(name, raising=False)
+        (folder := tmp_path / node).mkdir()
+        monkeypatch.setenv("TMPDIR", str(folder))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        return folder
+
+    private = be_on("first")
+    for name, value in cache_variables().items():
+        monkeypatch.setenv(name, value)
+    settings = server_settings(on_nodes(with_servers(tmp_path, 8), 2), tmp_path, 64, share=1.0, common_seeds=False)
+    with closing(VllmServer(settings, tmp_path / "log")) as server:
+        first = server.command.environment()
+        folders = {str(private), first["TMPDIR"]}
+    be_on("second")
+    monkeypatch.setattr("mrt_hpc.inference.ray_node.subprocess.Popen", note)
+    with RayNode(RayPlace("127.0.0.1", "127.0.0.1:1", "token"), tmp_path / "log"):
+        pass
+    reached = {name for name, value in (first | second).items() if any(folder in value for folder in folders)}
+    assert not reached
+    assert second["VLLM_RPC_BASE_PATH"] == second["TMPDIR"]
 
 
 def test_without_gpus_the_server_stays_on_the_first_node(tmp_path: Path) -> None:
