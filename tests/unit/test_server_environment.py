@@ -132,6 +132,27 @@ def test_one_server_spans_the_gpus_of_several_nodes(
     assert (told["--tensor-parallel-size"], told["--pipeline-parallel-size"]) == (str(width), str(stages))
 
 
+def test_flashinfer_is_off_whether_or_not_the_node_has_a_compiler_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import envs
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    settings = server_settings(with_servers(tmp_path, 8), tmp_path, 64, share=1.0, common_seeds=False)
+    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: False)
+    with closing(VllmServer(settings, tmp_path / "log")) as server:
+        words, environment = server.command.words(), server.command.environment()
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words[words.index("--model") :])
+    engine = AsyncEngineArgs.from_cli_args(arguments)
+    assert engine.kernel_config.enable_flashinfer_autotune is False
+    assert engine.compilation_config.pass_config.fuse_allreduce_rms is False
+    for name in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER"):
+        monkeypatch.setenv(name, environment[name])
+        assert getattr(envs, name) is False
+
+
 @pytest.mark.parametrize(("over_ray", "interface"), [(False, "lo"), (True, "ib0")])
 def test_the_processes_of_a_server_on_one_node_listen_on_loopback_only(
     over_ray: bool, interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
