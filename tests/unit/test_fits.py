@@ -333,6 +333,16 @@ def test_a_colocated_trainer_waits_in_the_memory_of_the_node(tmp_path: Path) -> 
     assert found.refused == []
 
 
+def test_a_colocated_role_leaves_room_for_what_the_other_one_keeps(tmp_path: Path) -> None:
+    """The trainer 3 GiB for a sleeping server, with its graphs; a server that takes the whole GPU 1 GiB for the trainer."""
+    fields = ("resources.inference.tasks=1", "resources.inference.gpus=4", "serving.gpu_memory_utilization=1.0")
+    changes = ((), ("schedule.coupling=colocated",))
+    alone, both = (fits(of_size("mrt_online", tmp_path / "model", *fields, *one), a100(80.0)) for one in changes)
+    limits = [next(one.limit for one in found.roles if one.name == "inference") for found in (alone, both)]
+    assert role(both, "trainer") - role(alone, "trainer") == pytest.approx(3.0)
+    assert limits == [80.0, 79.0]
+
+
 def test_the_weights_that_were_published_last_wait_for_the_next_delta(tmp_path: Path) -> None:
     """A second copy in 2 bytes a parameter: in the memory of the node, or without a GPU in that of the trainer."""
     deltas = ("training.full_weights_every=10", "schedule.iterations_per_job=20", "schedule.max_staleness=1")
