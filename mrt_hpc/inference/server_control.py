@@ -169,7 +169,7 @@ class ServerControl:
         """
         path = "/reset_prefix_cache"
         if not self.request(path, params={"reset_running_requests": running}).json()["success"]:
-            raise self._failure("the vLLM server did not clear its prefix cache, which running samples still hold", path)
+            raise self._failure("the vLLM server did not clear its prefix cache: samples that run still hold it", path)
 
     def sleep(self, deadline_s: float) -> None:
         """Let the server sleep after its running samples have ended; its prefix cache is cleared.

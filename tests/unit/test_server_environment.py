@@ -103,7 +103,8 @@ def with_servers(tmp_path: Path, gpus: int, **serving: int) -> Task:
     [
         (0, {}, 1, 1),
         (0, {"servers": 2, "tensor_parallel": 3}, 2, 3),
-        (8, {}, 1, 8),
+        (8, {}, 8, 1),
+        (8, {"servers": 1}, 1, 8),
         (8, {"tensor_parallel": 2}, 4, 2),
         (8, {"servers": 8}, 8, 1),
         (8, {"servers": 2, "tensor_parallel": 4}, 2, 4),
@@ -241,7 +242,20 @@ def test_each_server_sees_gpus_of_its_own(
 
 
 def test_the_only_server_of_a_task_sees_what_the_task_sees(tmp_path: Path) -> None:
-    assert gpus_of(with_servers(tmp_path, 4), 0) == ()
+    assert gpus_of(with_servers(tmp_path, 4, servers=1), 0) == ()
+
+
+@pytest.mark.parametrize("visible", ["", "3", "0,1,2"])
+@pytest.mark.parametrize("serving", [{}, {"servers": 1}, {"tensor_parallel": 2}])
+def test_servers_that_need_more_gpus_than_their_task_sees_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, serving: dict[str, int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    one = with_servers(tmp_path, 4, **serving)
+    with pytest.raises(UserError, match="need 4 GPU"):
+        gpus_of(one, 0)
+    with pytest.raises(UserError, match="need 4 GPU"):
+        node_gpus(on_nodes(one, 2))
 
 
 def test_servers_and_their_processes_share_the_cores_and_the_memory(tmp_path: Path) -> None:

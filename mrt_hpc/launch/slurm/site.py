@@ -93,7 +93,9 @@ class SlurmSite(Site):
     gpu_type: Line | None = None
     """The GPU model in the request, as in ``a100``."""
     setup: tuple[str, ...] = ()
-    """Shell lines that run before each task, as in ``module load cuda``. The job script contains them unchanged."""
+    """Shell lines that run before each task, as in ``module load gcc``. The job script contains them unchanged. No CUDA
+    module is needed: the locked environment has its own libraries.
+    """
     python: Line | None = None
     """The Python that runs the tasks; null takes the Python that runs this command."""
     container: Container | None = None
