@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.jobs import Role
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import JobResources
+    from mrt_hpc.plan.jobs import Job, JobResources
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY = "libcuda.so.1"
@@ -27,6 +28,11 @@ NO_LIBRARY = f"no {DRIVER_LIBRARY}"
 NO_DEVICE = "cuInit failed with error 100"
 """CUDA_ERROR_NO_DEVICE: this process has no GPU."""
 LEAVE_OUT = "leave the node out (sbatch: {exclude: NODE} in the site profile) and submit again"
+SEE_ALL = (
+    "let each rank see all GPUs of its node: remove gpus-per-task, gpu-bind and the like from sbatch: in the site "
+    "profile, and submit again"
+)
+"""What to do where Slurm shows each rank its own GPU only."""
 OLDEST_CAPABILITY = (7, 5)
 """The compute capability of Turing: the wheels of torch for CUDA 12.8 and newer have no code for Volta and older."""
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -86,18 +92,24 @@ def is_slice(name: str) -> bool:
     return _SLICE.search(name) is not None
 
 
-def require_gpus(resources: JobResources) -> None:
+def require_gpus(job: Job) -> None:
     """Check the GPUs of a task before it starts its work; a task without GPUs needs no check.
 
     Raises:
         UserError: they are not there, or the installed torch cannot use them.
     """
-    if resources.gpus_per_rank and (error := verdict(look(), resources)):
+    if job.resources.gpus_per_rank and (error := verdict(look(), job.resources, shared=job.role is Role.COLOCATED)):
         raise error
 
 
-def verdict(view: GpuView, resources: JobResources) -> UserError | None:
-    """Return why a process of a task cannot use the GPUs that it sees; None if it can use them."""
+def verdict(view: GpuView, resources: JobResources, *, shared: bool = False) -> UserError | None:
+    """Return why a process of a task cannot use the GPUs that it sees; None if it can use them.
+
+    Args:
+        view: what it sees.
+        resources: of the task.
+        shared: whether the first rank also samples, with servers on the GPUs of all ranks.
+    """
     if view.torch_cuda is None:
         return _refused(
             "the installed torch is a build without CUDA",
@@ -105,7 +117,12 @@ def verdict(view: GpuView, resources: JobResources) -> UserError | None:
             expected="the environment of env/setup cuda, or an image built from containers/cuda.def",
             advice="run `env/setup cuda`, or name that image as container.image in the site profile, and submit again",
         )
-    return _slices(view) or _too_few(view, resources) or _driver_too_old(view, view.torch_cuda) or _too_old_gpus(view)
+    return (
+        _slices(view)
+        or _too_few(view, resources, shared=shared)
+        or _driver_too_old(view, view.torch_cuda)
+        or _too_old_gpus(view)
+    )
 
 
 def _slices(view: GpuView) -> UserError | None:
@@ -120,17 +137,19 @@ def _slices(view: GpuView) -> UserError | None:
     )
 
 
-def _too_few(view: GpuView, resources: JobResources) -> UserError | None:
-    """Whether a rank sees fewer GPUs than it needs. It may see only its own, those of its node, or more."""
+def _too_few(view: GpuView, resources: JobResources, *, shared: bool) -> UserError | None:
+    """Whether a rank sees fewer GPUs than it needs. It may see only its own, unless they are shared, those of its node,
+    or more.
+    """
     seen, own = len(view.capabilities), resources.gpus_per_rank
     on_node = own * resources.ranks_per_node
-    if seen == own or seen >= on_node:
+    if seen >= on_node or (seen == own and not shared):
         return None
     return _refused(
         f"this task asked for {on_node} GPU(s) on this node, {own} a rank, and a rank sees {seen}",
         view,
-        expected=f"{own}, or at least {on_node}, that CUDA can use",
-        advice=_way_to_gpus(view),
+        expected=f"at least {on_node} that CUDA can use" + ("" if shared else f", or {own}"),
+        advice=SEE_ALL if seen == own and shared else _way_to_gpus(view),
         exit_code=ExitCode.RETRYABLE if _is_out_of_order(view) else ExitCode.FATAL,
     )
 

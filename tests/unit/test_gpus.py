@@ -20,7 +20,7 @@ from mrt_hpc.launch.local.slots import visible_gpus
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.gpu_memory import gpu_memory
-from mrt_hpc.plan.jobs import JobResources
+from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.run.task_state import TaskState, read_task
 
@@ -140,7 +140,23 @@ def test_a_node_that_is_out_of_order_is_no_reason_to_give_up_the_run() -> None:
 
 def test_who_asks_for_none_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "look", lambda: pytest.fail("looked"))
-    require_gpus(needs(gpus_per_rank=0))
+    require_gpus(Job(name="one", role=Role.INFERENCE, tasks=1, resources=needs(gpus_per_rank=0)))
+
+
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.COLOCATED])
+@pytest.mark.parametrize("seen", [1, 4])
+def test_a_rank_that_also_samples_needs_the_gpus_of_all_ranks(
+    role: Role, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its servers would all start on the one that it sees."""
+    monkeypatch.setattr(gpus, "look", lambda: replace(FOUR_HOPPERS, capabilities=((9, 0),) * seen))
+    job = Job(name="one", role=role, tasks=1, resources=needs())
+    if seen == 4 or role is Role.TRAINER:
+        require_gpus(job)
+        return
+    with pytest.raises(UserError, match="sees 1") as refused:
+        require_gpus(job)
+    assert "gpus-per-task" in str(refused.value.advice)
 
 
 def test_the_parts_of_a_gpu_do_not_count_as_gpus_of_this_machine(

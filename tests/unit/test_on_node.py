@@ -33,7 +33,7 @@ SITE = {
     "qos": "long",
     "partitions": {"cpu": "short", "gpu": "big"},
     "gpu_type": "a100",
-    "setup": ["module load cuda"],
+    "setup": ["module load gcc"],
     "sbatch": {"constraint": "ib"},
     "container": {"image": "/images/x.sif", "python": "python3"},
 }
@@ -56,7 +56,7 @@ def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
     wanted = {"account=lab", "qos=long", "partition=big", "gres=gpu:a100:1", "time=8", "mem=1024M", "constraint=ib"}
     assert {f"#SBATCH --{option}" for option in wanted} <= set(text.splitlines())
     assert "#SBATCH --no-requeue" in text
-    assert text.index("module load cuda") < text.index("srun")
+    assert text.index("module load gcc") < text.index("srun")
     assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
     assert text.rstrip().endswith("-m mrt_hpc.launch.slurm.doctor.node_half /shared/me/trial doctor-gpu")
 

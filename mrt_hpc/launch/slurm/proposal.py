@@ -188,7 +188,7 @@ def _setup(node: LoginNode, wishes: Wishes) -> Entry:
         line = f"module load {shlex.quote(node.python_module)}"
         return Entry("setup", [line], "shell lines before each task: this Python is from that module")
     modules = f"modules are here ({node.modules})" if node.modules else "no modules were found here"
-    return Entry("setup", [], f"shell lines before each task, as in [module load cuda]; {modules}")
+    return Entry("setup", [], f"shell lines before each task, as in [module load gcc], none for CUDA; {modules}")
 
 
 def _python(node: LoginNode, wishes: Wishes) -> Entry:

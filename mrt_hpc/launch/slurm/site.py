@@ -115,7 +115,9 @@ class SlurmSite(Site):
     gpu_type: Annotated[Line, AfterValidator(_whole_gpu)] | None = None
     """The GPU model in the request, as in ``a100`` or ``"3090"``; parts of GPUs (MIG, ``1g.10gb``) are refused."""
     setup: tuple[str, ...] = ()
-    """Shell lines that run before each task, as in ``module load cuda``. The job script contains them unchanged."""
+    """Shell lines that run before each task, as in ``module load gcc``. The job script contains them unchanged. No CUDA
+    module is needed: the locked environment has its own libraries.
+    """
     python: Line | None = None
     """The Python that runs the tasks; null takes the Python that runs this command."""
     container: Container | None = None

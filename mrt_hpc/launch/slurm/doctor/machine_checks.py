@@ -16,7 +16,7 @@ from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.launch.filesystems import GIB, filesystem, scratch_problems
 from mrt_hpc.launch.gpus import OLDEST_DRIVER
-from mrt_hpc.launch.python_look import PythonLookError, look_at_python
+from mrt_hpc.launch.python_look import PythonLookError, look_at_python, no_sampling
 from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
 from mrt_hpc.launch.slurm.doctor.node_half import LIMITS
 
@@ -109,6 +109,8 @@ def _asked(situation: Situation, name: str, words: list[str], remedy: str) -> It
     elif situation.uses_gpus and has.cuda is None:
         result = fails if situation.recipe is not None else doubtful
         yield result(f"{said}; its torch is a build without CUDA, and jobs ask for GPUs", remedy)
+    elif has.needs_gpus and (recipe := situation.recipe) and (error := no_sampling(recipe, lambda: name)) is not None:
+        yield fails(evidence_of(error), error.advice or remedy)
     else:
         yield ok(f"{said}{_cuda(has.cuda)}")
 
