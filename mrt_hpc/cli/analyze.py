@@ -32,7 +32,7 @@ def analyze() -> None:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze scaling  runs/eval-paper_20
-      mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24 --site mycluster
+      mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24
     """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,19 @@ def never_written() -> None:
     raise NO_ROOM
 
 
+@pytest.fixture
+def _links_within_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on BeeGFS, which links within one folder only."""
+
+    def linked(source: Path, path: Path, link: Callable[[Path, Path], None] = os.link) -> None:
+        if source.parent != path.parent:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        link(source, path)
+
+    monkeypatch.setattr(os, "link", linked)
+
+
+@pytest.mark.usefixtures("_links_within_folders")
 def test_a_full_disk_is_told_once_by_all_tasks_and_attempts(run: RunLayout) -> None:
     sign(run, INFERENCE)
     for job in (INFERENCE, INFERENCE, TRAINER, INFERENCE):
@@ -199,6 +213,7 @@ def test_an_attempt_that_ends_on_the_full_disk_takes_nothing_back(run: RunLayout
     assert len(told(run)) == 1
 
 
+@pytest.mark.usefixtures("_links_within_folders")
 def test_a_disk_without_room_for_any_file_is_told_too(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a new name finds room."""
 

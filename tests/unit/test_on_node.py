@@ -33,7 +33,7 @@ SITE = {
     "qos": "long",
     "partitions": {"cpu": "short", "gpu": "big"},
     "gpu_type": "a100",
-    "setup": ["module load cuda"],
+    "setup": ["module load gcc"],
     "sbatch": {"constraint": "ib"},
     "container": {"image": "/images/x.sif", "python": "python3"},
 }
@@ -56,7 +56,7 @@ def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
     wanted = {"account=lab", "qos=long", "partition=big", "gres=gpu:a100:1", "time=8", "mem=1024M", "constraint=ib"}
     assert {f"#SBATCH --{option}" for option in wanted} <= set(text.splitlines())
     assert "#SBATCH --no-requeue" in text
-    assert text.index("module load cuda") < text.index("srun")
+    assert text.index("module load gcc") < text.index("srun")
     assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
     assert text.rstrip().endswith("-m mrt_hpc.launch.slurm.doctor.node_half /shared/me/trial doctor-gpu")
 
@@ -90,8 +90,30 @@ def test_a_node_that_hears_nothing_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
     assert (tuple(facts.trips_s), tuple(facts.signals)) == ((), ())
     assert facts.unreadable == {"/none": "No such file or directory: /none"}
     assert set(facts.operations.values()) == {""}
-    assert facts.temporary_problem == ""
+    assert set(facts.scratch.values()) == {""}
     assert facts.gpu_view is None
+
+
+@pytest.mark.parametrize(
+    ("compiler", "found"),
+    [
+        (None, ""),
+        ("exit 1; #", "does not compile"),
+        ("echo 'module.c:1: fatal error: Python.h: No such file or directory' >&2; exit 1; #", "Python.h"),
+        ("", "nor clang"),
+    ],
+)
+def test_a_node_tries_the_compiler_with_the_headers(
+    compiler: str | None, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    if compiler is not None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    if compiler:
+        (tmp_path / "gcc").write_text(f"#!/bin/sh\n{compiler}\n")
+        (tmp_path / "gcc").chmod(0o755)
+    problem = node_half.compiler_problem()
+    assert found in problem if found else problem == ""
 
 
 @pytest.mark.usefixtures("_signals")
