@@ -12,6 +12,7 @@ import secrets
 import shutil
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -124,18 +125,20 @@ class VllmServer:
         self._raise_if_closed()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.socket.unlink(missing_ok=True)
-        self._process = ServerProcess.begun(self.command, self.log)
-        self.starts += 1
-        wait_until(
-            self.healthy,
-            reason="the vLLM server",
-            deadline_s=self.settings.start_deadline_s,
-            check=look,
-            where=self.log,
-            advice="read the end of that log; where the server only needs more time: "
-            "--set serving.start_limit_s=SECONDS",
-            longest_pause_s=_LOOK_EVERY_S,
-        )
+        command = self.command
+        with command.compiled_code.in_use(self._has_ended) if command.compiled_code else nullcontext():
+            self._process = ServerProcess.begun(command, self.log)
+            self.starts += 1
+            wait_until(
+                self.healthy,
+                reason="the vLLM server",
+                deadline_s=self.settings.start_deadline_s,
+                check=look,
+                where=self.log,
+                advice="read the end of that log; where the server only needs more time: "
+                "--set serving.start_limit_s=SECONDS",
+                longest_pause_s=_LOOK_EVERY_S,
+            )
         if self.settings.listen is None:
             refuse_stranger(self.socket, self._process.pid)
 
@@ -237,6 +240,9 @@ class VllmServer:
     def _running(self) -> bool:
         return self._process is not None and self._process.status is None
 
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.status is not None
+
     def _raise_if_closed(self) -> None:
         if self._closed.is_set():
             raise UserError(
@@ -251,6 +257,7 @@ class VllmServer:
             code = self._process.status if self._process else None
             raise UserError(
                 f"the vLLM server ended with status {code} before it answered:\n{self._log_tail()}",
+                value=f"model {self._model_dir}",
                 where=self.log,
                 advice=READ_LOG,
                 exit_code=ExitCode.RETRYABLE,
