@@ -46,7 +46,12 @@ def job(name: str = "prepare", minutes: int = 60) -> Job:
 
 def shows(monkeypatch: pytest.MonkeyPatch, text: str) -> list[list[str]]:
     asked: list[list[str]] = []
-    monkeypatch.setattr(queued_as, "run_slurm", lambda command, _: asked.append(command) or text)
+
+    def answer(command: list[str], _: float) -> str:
+        asked.append(command)
+        return text
+
+    monkeypatch.setattr(queued_as, "run_slurm", answer)
     return asked
 
 

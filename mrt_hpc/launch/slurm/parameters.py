@@ -113,11 +113,9 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_fo
 
 def _requeue(site: SlurmSite) -> dict[str, Any]:
     """The option that lets Slurm start a job again, or keeps it from that."""
-    return {
-        Requeue.ALLOWED: {"requeue": True},
-        Requeue.EXPEDITE: {"requeue": "expedite"},
-        Requeue.FORBIDDEN: {"no-requeue": True},
-    }[site.requeue]
+    if site.requeue is Requeue.FORBIDDEN:
+        return {"no-requeue": True}
+    return {"requeue": "expedite" if site.requeue is Requeue.EXPEDITE else True}
 
 
 def mebibytes(resources: JobResources) -> int:
