@@ -1,4 +1,4 @@
-# The end of every job script. Given: id, the task in Slurm's words; code, srun's exit status; settle, which runs
+# The end of every job script. Given: id, the task as Slurm names it; code, srun's exit status; settle, which runs
 # mrt_hpc.launch.slurm.after_srun for this; AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is
 # to come back; MOST_AWAITED, the tasks that a dependency may name; WAITED_FOR, whether another job starts only if this
 # one ends well; LATE_S, see below; JOB and EVENTS, the job's name in the plan and the folder of the run's events.
