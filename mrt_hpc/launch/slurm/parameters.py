@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import sys
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 MIB_PER_GIB = 1024
 SIGNAL_BEFORE_LIMIT_S = 90
 """Seconds before the time limit at which a task is told to stop and be queued again."""
+SCRIPT = "submission.sh"
+"""Name of the file that sbatch is given."""
+NO_TOKEN = "{run}"
+"""Stands for the token of a run that is not made yet."""
 EPILOGUE = Path(__file__).with_name("job_epilogue.sh")
 UNPACKED = "@IMAGE@"
 """The word in the command of a task that the shell replaces by the folder into which it has unpacked the image."""
@@ -74,8 +79,7 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_fo
     """
     resources = job.resources
     parameters: dict[str, Any] = {
-        "job_name": f"{layout.root.name}.{job.name}",
-        "comment": str(layout.root),
+        "job_name": queue_name(job.name, layout),
         "account": site.account,
         "qos": site.qos,
         "partition": site.partitions.gpu if resources.gpus else site.partitions.cpu,
@@ -93,6 +97,17 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_fo
         "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **site.sbatch},
     }
     return parameters | _gpu_parameters(resources, site)
+
+
+def queue_name(job: str, layout: RunLayout) -> str:
+    """The name that a job has in the queue: those of the run directory and of the job, and a token of the run, by which
+    a job that the ledger lacks is found again.
+    """
+    try:
+        token = hashlib.sha256(layout.identity.read_bytes()).hexdigest()[:8]
+    except FileNotFoundError:
+        token = NO_TOKEN
+    return f"{layout.root.name}.{job}.{token}"
 
 
 def _mebibytes(resources: JobResources) -> int:
