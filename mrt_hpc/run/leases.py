@@ -59,6 +59,8 @@ class Leases:
     """Whether what a lease is on is there already: then no task takes the lease."""
     heart: Callable[[Holder], Path]
     """The file of a holder's heartbeat."""
+    is_over: Callable[[Holder], bool] = lambda _: False
+    """Whether it is known that a holder has ended, whatever its heart says."""
 
     def claim(self, position: int) -> bool:
         """Take the lease on a group, unless the group is complete or another live task holds it. A task may take again
@@ -89,9 +91,19 @@ class Leases:
 
     def _expired(self, path: Path) -> bool:
         holder = read_holder(path)
-        if holder is None or holder == self.mine:
+        if holder is None or holder == self.mine or self.is_over(holder):
             return True
         return self.observer.living(self.heart(holder)) != holder.attempt
+
+    def is_mine(self, position: int) -> bool:
+        """Whether this task holds the newest lease on a group."""
+        newest = self._newest().get(position)
+        return newest is not None and read_holder(self._path(position, newest)) == self.mine
+
+    def was_taken_from_living(self, position: int) -> bool:
+        """Whether the holder before this task lives after all: its heart had not begun when this task looked."""
+        newest = self._newest().get(position, 0)
+        return newest > 0 and not self._expired(self._path(position, newest - 1))
 
     def _create(self, path: Path) -> bool:
         with creating(path, durable=False) as commit:
