@@ -44,7 +44,7 @@ def task(layout: RunLayout, attempt: str) -> Task:
 
 
 def abandon(layout: RunLayout, attempt: str) -> None:
-    """Leave what an attempt leaves that was killed: its lease, and a heart that stands still."""
+    """Leave what an attempt leaves that was killed: its claim, and a heart that stands still."""
     heart = layout.heart(TRAINER, 0)
     with sole_attempt(task(layout, attempt)):
         kept = {path: path.read_bytes() for path in heart.parent.iterdir()}

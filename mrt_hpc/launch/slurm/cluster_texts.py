@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from mrt_hpc.launch.gpus import is_slice
 from mrt_hpc.launch.slurm import answers
 from mrt_hpc.launch.slurm.cluster_facts import Association, ClusterSettings, NodeKind, PartitionFacts, Qos
 from mrt_hpc.launch.slurm.cluster_limits import minutes_of
@@ -16,7 +17,7 @@ NO_VALUES = ("", "N/A", "(null)", "NONE", "None")
 _NODES = re.compile(r"([^|\s]+)\|(.*)\|(\d+)\|(\d+)\+?\|(\d+)\+?")
 _ASSOCIATION = re.compile(r"([^|\s]+)\|([^|\s]*)\|([^|\s]*)\|([^|\s]*)\|(\d*)\|([\d:-]*)")
 _QOS = re.compile(r"([^|\s]+)\|([\d:-]*)\|(\d*)\|([\d:-]*)\|([^|\s]*)\|([^|\s]*)")
-_GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z][^:(,]*))?(?::(?P<count>\d+))?(?:\(|,|$)")
+_COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
@@ -78,16 +79,32 @@ def parse_nodes(text: str) -> dict[str, list[NodeKind]]:
     found: dict[str, list[NodeKind]] = {}
     for line in answers.matching_lines(text, _NODES, "sinfo"):
         partition, gres, count, cpus, memory = line.groups()
-        kind = NodeKind(int(count), dict(_gpus(gres)), int(cpus), int(memory))
+        gpus = gpus_of_node(gres)
+        whole = {name: number for name, number in gpus.items() if not is_slice(name)}
+        kind = NodeKind(int(count), whole, int(cpus), int(memory), tuple(sorted(gpus.keys() - whole.keys())))
         found.setdefault(partition.rstrip("*"), []).append(kind)
     return found
 
 
-def _gpus(gres: str) -> Iterator[tuple[str, int]]:
-    """The GPUs of a node by type, as in ``gpu:a100:4(S:0-1),gpu:2,nvme:1``; other kinds of GRES are left out."""
+def gpus_of_node(gres: str) -> dict[str, int]:
+    """The GPUs of a node by type, as in ``gpu:a100:4(S:0-1),gpu:2,nvme:1``; other kinds of GRES are left out. The last
+    word is the count, where it is one: all else between the colons is the type, which may begin with a digit.
+    """
+    found: dict[str, int] = {}
     for one in re.split(r",(?![^(]*\))", gres):
-        if match := _GRES.match(one):
-            yield match["type"] or "", int(match["count"] or 1)
+        name, *words = one.partition("(")[0].strip().split(":")
+        if name == "gpu":
+            kind = [word for word in words if word != "no_consume"]
+            count = count_of(kind[-1]) if kind else None
+            key = ":".join(kind if count is None else kind[:-1])
+            found[key] = found.get(key, 0) + (1 if count is None else count)
+    return {key: count for key, count in found.items() if count}
+
+
+def count_of(text: str) -> int | None:
+    """The count of a GRES, as ``4`` or ``4K``; None for what is no count."""
+    match = _COUNT.fullmatch(text)
+    return None if match is None else int(match[1]) * 1024 ** " KMGTP".index(match[2].upper() or " ")
 
 
 def parse_associations(text: str) -> Iterator[Association]:
