@@ -86,6 +86,12 @@ def _any_failed(layout: RunLayout, job: str, index: int, attempt: str) -> bool:
     return not said.isdisjoint({TaskState.FAILED.value, TaskState.RETRYING.value})
 
 
+def job_of(attempt: str) -> str | None:
+    """The id of the job of an attempt in the queue; None for an attempt of the local backend."""
+    match = _ATTEMPT.fullmatch(attempt)
+    return None if match is None else match[1]
+
+
 def comes_after(attempt: str, other: str) -> bool:
     """Return whether an attempt is a later one of the same Slurm task, or of a task that was submitted later: their
     names are the id of the job, the index in its array, and how often it was started again.

@@ -23,6 +23,7 @@ from mrt_hpc.launch.notify import tell_end
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.python_look import no_sampling
 from mrt_hpc.launch.signals import heed_signals
+from mrt_hpc.launch.sole_attempt import sole_attempt
 from mrt_hpc.launch.stuck import fruitless_waits, patience_of, sign_for, tell_after
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.task.companion import turn_of
@@ -31,7 +32,7 @@ from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, nev
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.access import follow_access
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.heartbeats import Heart, Observer, last_beat
+from mrt_hpc.run.heartbeats import Observer, last_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.parent_death import signal_at_parent_end
 from mrt_hpc.run.prompt_files import read_experiment
@@ -243,11 +244,8 @@ def _record(task: Task, error: BaseException | None) -> TaskRecord:
 
 
 def _heart(task: Task) -> AbstractContextManager[object]:
-    """The heartbeat of the task, by its first rank."""
-    if task.rank != 0:
-        return nullcontext()
-    path = task.layout.heart(task.job.name, task.index)
-    return Heart(path, task.attempt, task.experiment.resilience.heartbeat_limit_s)
+    """The claim on the task and its heartbeat, by its first rank."""
+    return nullcontext() if task.rank != 0 else sole_attempt(task)
 
 
 def role_function(role: Role) -> RoleFunction:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@\[\]-]{0,99}")
+"""What an id may look like, of any queue: it becomes part of a file's name, and of lists with colons."""
 UNRECORDED = "slurm"
 """The kind of a site whose profile is not recorded: the only one that comes with the package and has a queue."""
 
@@ -95,7 +98,19 @@ class LastSite:
 
 
 def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks: Sequence[int] | None = None) -> None:
-    """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all."""
+    """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all.
+
+    Raises:
+        UserError: the id is no word that a queue can give a job.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise UserError(
+            f"the queue's answer to the submission of {job} is no id of a job; the job may be queued all the same",
+            value=job_id,
+            where=layout.jobs,
+            expected="letters, digits and . @ [ ] -",
+            advice="look for it in the queue, and take it out by hand, before the same submit command",
+        )
     some = {} if tasks is None else {"tasks": list(tasks)}
     entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
     newest = max(map(_number, _submitted(layout)), default=0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from slurm_texts import squeue_prints
 from submitted import current_ids
 
 from mrt_hpc.errors import UserError
@@ -86,7 +87,9 @@ def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> 
 
 
 def states(monkeypatch: pytest.MonkeyPatch, squeue: str, sacct: str) -> dict[str, QueueState]:
-    monkeypatch.setattr(slurm_queue, "ask_slurm", lambda command: squeue if command[0] == "squeue" else sacct)
+    printed = squeue_prints(*squeue.splitlines())
+    monkeypatch.setattr(slurm_queue, "ask_slurm", lambda _: printed)
+    monkeypatch.setattr(slurm_queue, "run_slurm", lambda _, timeout_s: sacct if timeout_s else "")
     found = queue_states(["12"])
     assert all(isinstance(state, QueuedTask) for state in found.values())
     return {task: state.state for task, state in found.items()}

@@ -20,10 +20,12 @@ from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.ledger import current_submissions, task_ids
 from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.launch.slurm.environment import slurm_task
+from mrt_hpc.launch.sole_attempt import another_works
 from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.events import has_progressed
+from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -102,8 +104,11 @@ def main(arguments: list[str]) -> int:
     run_dir, name, number, exit_code, *word = arguments
     layout, index, attempt = RunLayout(Path(run_dir)), int(number), slurm_task().attempt
     try:
-        retries = look_at_lock(layout.recipe_lock).resilience.retries
-        record = settled(layout, name, index, attempt, int(exit_code), retries)
+        resilience = look_at_lock(layout.recipe_lock).resilience
+        if another_works(layout.heart(name, index), attempt, Observer(resilience.heartbeat_limit_s)):
+            print(f"another job works on task {index} of {name}: this one is queued again", file=sys.stderr)
+            return AttemptOutcome.AGAIN
+        record = settled(layout, name, index, attempt, int(exit_code), resilience.retries)
         if word:
             record = ended(layout, name, index, attempt, record, *word)
     except UserError as error:

@@ -105,6 +105,7 @@ class SlurmBackend(Backend):
             order.layout,
             known_ids={name: ":".join(awaited) for name, awaited in order.queued.items()},
             record=order.record,
+            tell=order.tell,
             satisfied=order.done,
             lost_tasks=order.lost_tasks,
         )
@@ -130,7 +131,7 @@ class SlurmBackend(Backend):
         """
         return accounting.accounted_attempts(job_ids)
 
-    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, str]:
+    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:
         """By one squeue.
 
         Raises:
@@ -138,13 +139,13 @@ class SlurmBackend(Backend):
         """
         return queue.unrecorded_jobs(root, recorded)
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel(self, job_ids: Iterable[str]) -> list[str]:
         """By scancel.
 
         Raises:
-            UserError: a command is missing, did not answer, or refused.
+            UserError: a command is missing or did not answer, or jobs are still queued or running.
         """
-        queue.cancel(job_ids)
+        return queue.cancel(job_ids)
 
     def meaning(self, reason: str) -> WaitReason | None:
         """By the table of Slurm's reasons."""

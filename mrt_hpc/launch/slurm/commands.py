@@ -136,8 +136,16 @@ def _input(script: str) -> Iterator[int]:
 
 def _started(command: Sequence[str], given: int) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    try:
-        return subprocess.Popen(list(command), stdin=given, stdout=pipe, stderr=pipe, text=True, env=_environment())
+    try:  # names and comments of other jobs may be text in any encoding
+        return subprocess.Popen(
+            list(command),
+            stdin=given,
+            stdout=pipe,
+            stderr=pipe,
+            encoding="utf-8",
+            errors="replace",
+            env=_environment(),
+        )
     except FileNotFoundError:
         raise UserError(
             f"{command[0]} was not found",

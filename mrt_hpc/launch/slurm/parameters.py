@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import sys
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 MIB_PER_GIB = 1024
 SIGNAL_BEFORE_LIMIT_S = 90
 """Seconds before the time limit at which a task is told to stop and be queued again."""
+SCRIPT = "submission.sh"
+"""Name of the file that sbatch is given."""
+NO_TOKEN = "{run}"
+"""Stands for the token of a run that is not made yet."""
 EPILOGUE = Path(__file__).with_name("job_epilogue.sh")
 BASH = "/bin/bash"
 """The shell of the job script, which needs no PATH to be found."""
@@ -95,8 +100,7 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_fo
     """
     resources = job.resources
     parameters: dict[str, Any] = {
-        "job_name": f"{layout.root.name}.{job.name}",
-        "comment": str(layout.root),
+        "job_name": queue_name(job.name, layout),
         "account": site.account,
         "qos": site.qos,
         "partition": site.partitions.gpu if resources.gpus else site.partitions.cpu,
@@ -114,6 +118,17 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_fo
         "additional_parameters": {**_requeue(site), "kill-on-invalid-dep": "yes", **site.sbatch},
     }
     return parameters | _gpu_parameters(resources, site)
+
+
+def queue_name(job: str, layout: RunLayout) -> str:
+    """The name that a job has in the queue: those of the run directory and of the job, and a token of the run, by which
+    a job that the ledger lacks is found again.
+    """
+    try:
+        token = hashlib.sha256(layout.identity.read_bytes()).hexdigest()[:8]
+    except FileNotFoundError:
+        token = NO_TOKEN
+    return f"{layout.root.name}.{job}.{token}"
 
 
 def _requeue(site: SlurmSite) -> dict[str, Any]:

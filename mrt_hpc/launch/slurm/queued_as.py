@@ -76,7 +76,7 @@ def differences(job: Job, site: SlurmSite, queued: Mapping[str, str]) -> Iterato
         yield Difference("time limit", f"{minutes} minutes", got, advice)
     asked = site.sbatch.get("partition") or (site.partitions.gpu if resources.gpus else site.partitions.cpu)
     got = queued.get("partition", "")
-    if asked and got and not set(got.split(",")) <= set(asked.split(",")):
+    if isinstance(asked, str) and got and not set(got.split(",")) <= set(asked.split(",")):
         advice = f"set partitions in the site profile to {got}, if that is where the jobs should run"
         yield Difference("partition", asked, got, advice)
     if site.memory_request and not any(option.startswith("mem") for option in site.sbatch):

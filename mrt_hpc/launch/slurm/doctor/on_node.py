@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.filesystems import existing_ancestor, trial_folder
+from mrt_hpc.launch.slurm.answers import submitted_id
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, run_slurm
 from mrt_hpc.launch.slurm.containers import folders_read, with_models_bound
 from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
@@ -50,7 +51,7 @@ LOG_LINES = 6
 GRADING = (Role.INFERENCE, Role.EVALUATION)
 """The roles that judge answers."""
 OPTIONS = (
-    "job_name", "comment", "account", "qos", "partition", "time", "nodes", "ntasks_per_node", "cpus_per_task", "mem",
+    "account", "qos", "partition", "time", "nodes", "ntasks_per_node", "cpus_per_task", "mem",
     "gres", "gpus_per_node",
 )  # fmt: skip
 """The parameters of a run's jobs that this job has too."""
@@ -141,7 +142,8 @@ class NodeJob:
         path = self.folder / f"{self.name}.sh"
         write_text(path, self.script)
         try:
-            self.id = run_slurm(["sbatch", "--parsable", str(path)]).strip().split(";")[0]
+            command = ["sbatch", "--parsable", str(path)]
+            self.id, _ = submitted_id(run_slurm(command), command)
         except UserError as error:
             self.problem = f"{error.what}: {error.value}" if error.value else error.what
             return
@@ -269,8 +271,12 @@ def script(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     """The job script, with the options, setup lines and Python of a run's jobs."""
     parameters = sbatch_parameters(job, site, layout, waited_for=False)
     options = {name.replace("_", "-"): parameters[name] for name in OPTIONS if parameters.get(name) is not None}
-    options |= {"output": layout.root / f"{job.name}.log", "error": layout.root / f"{job.name}.log"}
-    options |= parameters["additional_parameters"]
+    options |= {
+        "job-name": job.name,
+        "output": layout.root / f"{job.name}.log",
+        "error": layout.root / f"{job.name}.log",
+        **parameters["additional_parameters"],
+    }
     folder = shlex.quote(str(layout.root))
     srun = shlex.join(["srun", *parameters["srun_args"]])
     half = f"{python_command(job, site, layout)} -m mrt_hpc.launch.slurm.doctor.node_half {folder} {job.name}"
