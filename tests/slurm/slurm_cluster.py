@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Cluster:
         path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.home))
         account = pwd.getpwnam(self.user)
         os.chown(path, account.pw_uid, account.pw_gid)
+        RunLayout(path).identity.write_text(f"{path.name}\n")
         return path
 
     def submit(self, plan: Plan, run_dir: Path, function: str, **options: object) -> subprocess.CompletedProcess[str]:
