@@ -64,6 +64,7 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    log.parent.mkdir(parents=True, exist_ok=True)
     with VllmServer(settings, log) as server:
         _write_key(key_file, server.key)
         place = f"{{address: {server.control.address.text!r}, key_file: {str(key_file.absolute())!r}}}"

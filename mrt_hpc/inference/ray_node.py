@@ -22,6 +22,7 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
 from mrt_hpc.inference.socket_paths import folder_variables
 from mrt_hpc.run.access import cache_variables
+from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.import_path import import_path
 from mrt_hpc.run.waiting import wait_until
 
@@ -85,7 +86,7 @@ class RayNode:
 
     def __enter__(self) -> RayNode:
         self._directory = _short_directory()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mrt_hpc.inference.ray_node_main", *self._arguments()],

@@ -41,6 +41,8 @@ LOOK_LIMIT_S = 120.0
 """The limit for the driver's answer, seconds; a machine with eight GPUs takes a few seconds if no daemon keeps the
 driver loaded.
 """
+_SLICE = re.compile(r"(?<![a-z0-9])\d+g[._]?\d+gb|(?<![a-z])mig(?![a-z])", re.IGNORECASE)
+NO_SLICES = "whole GPUs, as parts of GPUs (MIG) are not supported"
 _MAJOR, _MINOR = 75, 76
 """Numbers of the two attributes in cuda.h."""
 
@@ -65,19 +67,29 @@ class GpuView:
     """Newest CUDA version that the driver's library knows."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """Compute capability of each GPU that CUDA can use."""
+    names: tuple[str, ...] = ()
+    """The name of each of them, as the driver gives it."""
 
     def told(self) -> str:
         """All fields in one line, for an error message."""
         gpus = ", ".join(f"{major}.{minor}" for major, minor in self.capabilities)
+        names = ", ".join(dict.fromkeys(self.names))
         parts = [
             f"driver {self.driver or 'not loaded'}",
             f"{', '.join(self.devices) or 'no GPU'} in /dev",
             "CUDA_VISIBLE_DEVICES " + ("not set" if self.visible is None else f"{self.visible!r}"),
-            f"{len(self.capabilities)} usable" + (f" (compute capability {gpus})" if gpus else ""),
+            f"{len(self.capabilities)} usable" + (f" ({names}, compute capability {gpus})" if gpus else ""),
             *([self.problem] if self.problem else []),
             *([f"in the container {self.container}"] if self.container else []),
         ]
         return "; ".join(parts)
+
+
+def is_slice(name: str) -> bool:
+    """Whether a name is that of a part of a GPU (MIG), as ``1g.10gb``, ``a100_3g.20gb``, ``MIG-5c89852c-...`` or
+    ``NVIDIA A100-SXM4-40GB MIG 1g.5gb``.
+    """
+    return _SLICE.search(name) is not None
 
 
 def require_gpus(job: Job) -> None:
@@ -105,7 +117,24 @@ def verdict(view: GpuView, resources: JobResources, *, shared: bool = False) -> 
             expected="the environment of env/setup cuda, or an image built from containers/cuda.def",
             advice="run `env/setup cuda`, or name that image as container.image in the site profile, and submit again",
         )
-    return _too_few(view, resources, shared=shared) or _driver_too_old(view, view.torch_cuda) or _too_old_gpus(view)
+    return (
+        _slices(view)
+        or _too_few(view, resources, shared=shared)
+        or _driver_too_old(view, view.torch_cuda)
+        or _too_old_gpus(view)
+    )
+
+
+def _slices(view: GpuView) -> UserError | None:
+    if not is_slice(" ".join([view.visible or "", *view.names])):
+        return None
+    return _refused(
+        "this task got parts of GPUs (MIG)",
+        view,
+        expected=NO_SLICES,
+        advice="choose whole GPUs (gpu_type or partitions.gpu in the site profile; `sinfo -o '%R %G'` shows them), and "
+        "submit again",
+    )
 
 
 def _too_few(view: GpuView, resources: JobResources, *, shared: bool) -> UserError | None:
@@ -215,7 +244,7 @@ def _as_tuple(value: object) -> object:
 
 def seen_here() -> GpuView:
     """Return what this process itself sees; the call uses the driver."""
-    driver_cuda, capabilities, problem = _ask_driver()
+    driver_cuda, devices, problem = _ask_driver()
     return GpuView(
         driver=_driver_version(),
         devices=tuple(sorted(str(file) for file in Path("/dev").glob("nvidia[0-9]*"))),
@@ -224,7 +253,8 @@ def seen_here() -> GpuView:
         torch_cuda=_cuda_of_torch(),
         problem=problem,
         driver_cuda=driver_cuda,
-        capabilities=capabilities,
+        capabilities=tuple(capability for capability, _ in devices),
+        names=tuple(name for _, name in devices),
     )
 
 
@@ -249,8 +279,8 @@ class DriverError(Exception):
     """A call to the driver's library failed."""
 
 
-def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[int, int], ...], str | None]:
-    """CUDA version of the driver, compute capability of each usable GPU, and what went wrong."""
+def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[tuple[int, int], str], ...], str | None]:
+    """CUDA version of the driver, compute capability and name of each usable GPU, and what went wrong."""
     version = None
     try:
         library = ctypes.CDLL(DRIVER_LIBRARY)
@@ -261,7 +291,7 @@ def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[int, int], ...], 
         version = (number // 1000, number % 1000 // 10)
         _call(library, "cuInit", 0)
         devices = range(_asked(library, "cuDeviceGetCount"))
-        return version, tuple(_capability(library, device) for device in devices), None
+        return version, tuple((_capability(library, device), _name(library, device)) for device in devices), None
     except DriverError as error:
         return version, (), str(error)
 
@@ -269,6 +299,12 @@ def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[int, int], ...], 
 def _capability(library: ctypes.CDLL, device: int) -> tuple[int, int]:
     major, minor = (_asked(library, "cuDeviceGetAttribute", number, device) for number in (_MAJOR, _MINOR))
     return major, minor
+
+
+def _name(library: ctypes.CDLL, device: int) -> str:
+    text = ctypes.create_string_buffer(256)
+    _call(library, "cuDeviceGetName", text, len(text), device)
+    return text.value.decode(errors="replace")
 
 
 def _asked(library: ctypes.CDLL, function: str, *arguments: int) -> int:

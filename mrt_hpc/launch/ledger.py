@@ -80,6 +80,16 @@ class SiteRecord:
     """The folder of its module, where its kind is a class of the user's own."""
 
 
+@dataclass(frozen=True)
+class LastSite:
+    """The site that the run was submitted to last."""
+
+    name: str
+    """Of its profile."""
+    file: Path | None = None
+    """The profile, which the user may have changed since; None where it is in no file."""
+
+
 def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks: Sequence[int] | None = None) -> None:
     """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all."""
     some = {} if tasks is None else {"tasks": list(tasks)}
@@ -120,6 +130,29 @@ def record_site(layout: RunLayout, site: SiteSettings) -> None:
     values = site.model_dump(mode="json", exclude_defaults=True) | {"type": site.type, "name": site.name}
     folder = origin(site.type)
     write_json(_site_file(layout, site.name), {"site": values, "folder": None if folder is None else str(folder)})
+
+
+def remember_site(layout: RunLayout, site: SiteSettings) -> None:
+    """Record that the run goes on at this site, wherever the next submission is typed."""
+    write_json(_last_site(layout), {"name": site.name, "file": None if site.read_from is None else str(site.read_from)})
+
+
+def last_site(layout: RunLayout) -> LastSite | None:
+    """The site that the run was submitted to last; None where it never was.
+
+    Raises:
+        UnreadableError: the record is damaged.
+    """
+    path = _last_site(layout)
+    advice = f"rm -r {path}, and the same command again with --site SITE"
+    try:
+        return read_typed(path, LastSite, "the record of the run's site", advice=advice)
+    except FileNotFoundError:
+        return None
+
+
+def _last_site(layout: RunLayout) -> Path:
+    return layout.jobs / "site.json"
 
 
 def recorded_site(layout: RunLayout, name: str) -> SiteSettings:

@@ -70,10 +70,15 @@ class Cluster:
         return run_onehost(self.settings, *arguments)
 
     def as_user(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run a command as the ordinary user, from the user's own folder."""
+        """Run a command as the ordinary user, from the user's own folder and with settings in it."""
+        own = {
+            "PYTHONPATH": self.python_path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_CONFIG_HOME": str(self.home / "config"),
+        }
         return subprocess.run(
             [sys.executable, str(ONEHOST), "run", *command],
-            env={**os.environ, **self.settings, "PYTHONPATH": self.python_path, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, **self.settings, **own},
             cwd=self.home,
             capture_output=True,
             text=True,

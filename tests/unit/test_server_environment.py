@@ -15,8 +15,9 @@ from test_task_endings import task
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.ray_node import RayNode, RayPlace
-from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server import NODE_LACKS, VllmServer
 from mrt_hpc.inference.server_command import cpu_environment
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
@@ -263,3 +264,14 @@ def test_servers_and_their_processes_share_the_cores_and_the_memory(tmp_path: Pa
     settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False, number=1)
     assert settings.cpu_threads == 1
     assert settings.kv_cache_gib == several.recipe.serving.kv_cache_gib / 2, "vLLM takes it for each process"
+
+
+@pytest.mark.parametrize("said", NODE_LACKS)
+def test_a_server_that_finds_no_compiler_or_may_not_execute_says_what_to_set(said: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"RuntimeError: {said}\n" + "a line of a traceback\n" * 1000)
+    with (
+        closing(VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")) as server,
+        pytest.raises(UserError) as ended,
+    ):
+        server._raise_if_dead()
+    assert NODE_LACKS[said] in str(ended.value.advice)

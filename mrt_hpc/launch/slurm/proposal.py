@@ -91,8 +91,8 @@ def parse_partitions(survey: Survey, wishes: Wishes) -> Iterator[Entry]:
         elif name is not None:
             yield Entry(field, name, "chosen; " + _unknown(survey, PARTITIONS, "scontrol shows no such partition"))
         else:
-            nothing = "no partition with GPUs admits you" if field == "partitions.gpu" else "no partition admits you"
-            yield Entry(field, None, _unknown(survey, PARTITIONS, nothing))
+            what = "no partition with whole GPUs" if field == "partitions.gpu" else "no partition"
+            yield Entry(field, None, _unknown(survey, PARTITIONS, f"{what} admits you"))
 
 
 def _told(partition: PartitionFacts) -> str:
