@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,8 +13,10 @@ import msgspec
 import torch
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.compiled_code import CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.inference.socket_paths import folder_variables
 from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.import_path import import_path
 
@@ -22,9 +25,23 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.server_settings import ServerSettings
 
-_CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
+_EAGER = "--enforce-eager"
+_CPU_FLAGS = (_EAGER, "--no-enable-chunked-prefill")
 """Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
 (vLLM 0.32 rewinds the offset of the request's generator, and a CPU generator has none)."""
+
+_WITHOUT_FLASHINFER = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
+"""vLLM uses FlashInfer where it happens to find nvcc and ninja, as after ``module load cuda``. FlashInfer then compiles
+kernels for minutes at the start of the server, and its sums differ from those of a node without nvcc. It is off
+everywhere, together with the options of :func:`_without_flashinfer`.
+"""
+_NOTHING_COMPILED = "TORCHDYNAMO_DISABLE"
+_MODEL = "model"
+"""The link to the weights that a server on one node starts with, in the folder in which it begins. vLLM's key for
+compiled code holds the model's path, which is thereby the same for all weights versions, runs and jobs.
+"""
+_DECIDE_NO_CODE = ("model", "uds", "host", "port", "seed")
+_OF_ONE_SERVER = ("VLLM_API_KEY", "VLLM_RPC_BASE_PATH", "VLLM_CACHE_ROOT", "VLLM_HOST_IP")
 
 
 def on_cpu() -> bool:
@@ -51,7 +68,7 @@ def cpu_environment(threads: int | None) -> dict[str, str]:
         "OMP_NUM_THREADS": str(min(threads or cores, cores)),
         "OMP_WAIT_POLICY": "active",
         "GOMP_SPINCOUNT": "300000",  # at most some milliseconds; "active" alone means minutes, also in an idle server
-        "TORCHDYNAMO_DISABLE": "1",  # otherwise the first sample needs a C++ compiler, which a node may lack
+        _NOTHING_COMPILED: "1",  # otherwise the first sample needs a C++ compiler, which a node may lack
     }
     if binding == "nobind":
         # vLLM reads this in every process. The server has its engine in another process all the same; with more than
@@ -85,7 +102,48 @@ class ServerCommand:
         return [sys.executable, "-m", "mrt_hpc.inference.server_main", *self._arguments()]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment: that of this process, and what makes the server private, offline and owned."""
+        """Return the environment: that of this process, what makes the server private, offline and owned, and where it
+        keeps what it compiles.
+        """
+        return self._environment | (self.compiled_code.environment() if self.compiled_code else {})
+
+    def begin_in(self) -> Path | None:
+        """Make the link to the weights, and return the folder in which the server begins. A server on several nodes has
+        no link, as that is on this node alone, and begins where this process is: None.
+        """
+        if self.settings.over_ray:
+            return None
+        (link := self.directory / _MODEL).unlink(missing_ok=True)
+        link.symlink_to(self.model_dir.absolute())
+        return self.directory
+
+    @cached_property
+    def compiled_code(self) -> CompiledCode | None:
+        """What the server compiles, where that is kept; None where it compiles nothing, or on several nodes."""
+        folder, config = self.settings.compiled_code, self.model_dir / "config.json"
+        if folder is None or self.settings.over_ray or not self._compiles or not config.is_file():
+            return None
+        settings = {name: str(value) for name, value in self._options().items() if name not in _DECIDE_NO_CODE}
+        variables = {name: text for name, text in self._environment.items() if name.startswith("VLLM_")}
+        decided_by = {
+            "model": config.read_text(errors="replace"),
+            "settings": [settings, *self._flags],
+            "variables": {name: text for name, text in variables.items() if name not in _OF_ONE_SERVER},
+        }
+        return CompiledCode.of(folder, decided_by)
+
+    @property
+    def _flags(self) -> list[str]:
+        return [*_flags(self.settings), *self.settings.extra_args]
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether vLLM compiles the model: its last word on that counts."""
+        return [word for word in self._flags if word in (_EAGER, "--no-enforce-eager")][-1:] != [_EAGER]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Of these variables none depends on :attr:`compiled_code`."""
         environment = {
             **os.environ,
             **import_path(),
@@ -95,19 +153,23 @@ class ServerCommand:
             SERVED_VARIABLE: msgspec.json.encode(self._served()).decode(),
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
-            "VLLM_RPC_BASE_PATH": str(self.directory),  # keeps the sockets between its processes private too
-            "TMPDIR": str(self.directory),  # its temporary files are removed with this directory
+            **folder_variables(self.directory),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
             "HF_HUB_OFFLINE": "1",
             "NCCL_RAS_ENABLE": "0",  # it would answer questions about the server at a port of its own
+            **_WITHOUT_FLASHINFER,
             **({} if self.settings.over_ray else ON_LOOPBACK),
         }
         if self.settings.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.settings.gpus)
         if self._draws_by_request:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})
+        if on_cpu():
+            environment |= cpu_environment(self.settings.cpu_threads)
+            if self._compiles:
+                del environment[_NOTHING_COMPILED]
+        return environment
 
     @property
     def _draws_by_request(self) -> bool:
@@ -130,14 +192,13 @@ class ServerCommand:
         options = self._options()
         return [
             *(text for name, value in options.items() for text in (f"--{name}", str(value))),
-            *_flags(self.settings),
-            *self.settings.extra_args,
+            *self._flags,
         ]
 
     def _options(self) -> dict[str, object]:
         settings = self.settings
         return {
-            "model": self.model_dir,
+            "model": self.model_dir if settings.over_ray else _MODEL,
             **self._place,
             "dtype": settings.dtype,
             "max-model-len": settings.max_model_len,
@@ -152,15 +213,13 @@ class ServerCommand:
             "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
             "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
             "uvicorn-log-level": "warning",
-            **_without_gpu(settings),
+            **(_without_gpu(settings) if on_cpu() else _without_flashinfer()),
             **_block_size(settings),
         }
 
 
 def _without_gpu(settings: ServerSettings) -> dict[str, object]:
     """The arguments of a server on CPU alone."""
-    if not on_cpu():
-        return {}
     classes: dict[str, object] = {
         "worker-cls": "mrt_hpc.inference.vllm_cpu_worker.CountingWorker",
         "scheduler-cls": "mrt_hpc.inference.vllm_scheduler.HoldingScheduler",
@@ -168,6 +227,14 @@ def _without_gpu(settings: ServerSettings) -> dict[str, object]:
     if settings.kv_cache_gib is None:
         return classes
     return classes | {"kv-cache-memory-bytes": int(settings.kv_cache_gib * 2**30)}
+
+
+def _without_flashinfer() -> dict[str, object]:
+    """The arguments of a server on GPUs by which vLLM neither tunes FlashInfer's kernels nor adds one to the model."""
+    return {
+        "kernel-config.enable_flashinfer_autotune": False,
+        "compilation-config.pass_config.fuse_allreduce_rms": False,
+    }
 
 
 def _block_size(settings: ServerSettings) -> dict[str, object]:
