@@ -7,6 +7,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +39,15 @@ def run(record: Record) -> None:
     record.part("alone again", rate, decode)
 
 
-def decoding() -> torch.cuda.CUDAGraph:
+@dataclass(frozen=True)
+class Decoder:
+    """One step of decoding as a graph, with the tensors that it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    read: tuple[torch.Tensor, ...]
+
+
+def decoding() -> Decoder:
     """The matrix products of one step of decoding with the shape of a 1.5B, as a graph."""
     hidden, layers, _, _, intermediate, _ = SHAPES["1.5b"]
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
@@ -60,15 +69,15 @@ def decoding() -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph
+    return Decoder(graph, (rows, *up, *down))
 
 
-def rate(decode: torch.cuda.CUDAGraph) -> dict[str, Any]:
+def rate(decode: Decoder) -> dict[str, Any]:
     """Tokens a second, and the milliseconds of the median and of the slowest step."""
     took = []
     ends = time.perf_counter() + MEASURED_S
     while (started := time.perf_counter()) < ends:
-        decode.replay()
+        decode.graph.replay()
         torch.cuda.synchronize()
         took.append(time.perf_counter() - started)
     took.sort()
@@ -76,7 +85,7 @@ def rate(decode: torch.cuda.CUDAGraph) -> dict[str, Any]:
     return {"tokens_per_s": tokens, "median_ms": 1e3 * took[len(took) // 2], "slowest_ms": 1e3 * took[-1]}
 
 
-def beside(decode: torch.cuda.CUDAGraph, spins: bool) -> dict[str, Any]:
+def beside(decode: Decoder, spins: bool) -> dict[str, Any]:
     """The rate while a neighbour runs."""
     with neighbour(spins):
         return rate(decode)
