@@ -49,9 +49,9 @@ def run(tmp_path: Path) -> RunLayout:
         ("resources.inference.gpus=2", "resources.inference.cpus=4", "resources.trainer.gpus=1"),
     )
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    for job, job_id in ((INFERENCE, "20"), (TRAINER, "12")):
+    for number, (job, job_id) in enumerate(((INFERENCE, "20"), (TRAINER, "12")), 1):
         record_submission(layout, job, job_id, "site")
-        entry = layout.jobs / f"queued-{job_id}-{job}.json"
+        entry = layout.jobs / f"queued-{number:06d}.json"
         entry.write_text(json.dumps({**json.loads(entry.read_text()), "time": 900.0}))
     preempted = [(1100, use(Use.WAITING)), (1200, use(Use.GENERATING)), (1500, committed(300, 100))]
     write(layout, INFERENCE, "20_0.0", 1010, preempted, began=1000)

@@ -23,6 +23,7 @@ from mrt_hpc.launch.slurm.call import RUN_TASK, TaskCall
 from mrt_hpc.launch.slurm.commands import Answer, SlurmRefusedError, answer_of
 from mrt_hpc.launch.slurm.parameters import (
     SCRIPT,
+    as_sbatch_reads,
     dependency_tokens,
     fill_in_ids,
     python_command,
@@ -92,7 +93,7 @@ class ArrayExecutor(SlurmExecutor):
     def text(self, ids: Mapping[str, str]) -> str:
         """The sbatch script; jobs that it waits for appear by their id, or as ``{name}`` where it is unknown."""
         text = self._make_submission_file_text(self._submitit_command_str, uid="")
-        return fill_in_ids(text, self.job, ids)
+        return fill_in_ids(as_sbatch_reads(text), self.job, ids)
 
     def submit_call(self, call: TaskCall, ids: Mapping[str, str], tell: Tell) -> tuple[str, list[str]]:
         """Run sbatch and return the job's id, and what else sbatch said, in lines; :meth:`give_pickle` has to follow

@@ -10,6 +10,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Backend, Objections
 from mrt_hpc.launch.python_look import PythonLookError, look_at_python, no_tasks_here
 from mrt_hpc.launch.slurm import accounting, cluster_limits, queue, reasons
+from mrt_hpc.launch.slurm.commands import ignored_options
 from mrt_hpc.launch.slurm.containers import with_models_bound
 from mrt_hpc.launch.slurm.site import unknown_options
 
@@ -47,7 +48,7 @@ class SlurmBackend(Backend):
         cluster's limits if the cluster can be asked.
         """
         limits, unknown = _known_limits()
-        doubts = [*unknown, *unknown_options(self.site)]
+        doubts = [*unknown, *unknown_options(self.site), *_ignored()]
         own_python = self.site.python is None and self.site.container is None
         if own_python and (no_python := no_tasks_here()) is not None:
             return Objections(doubts, (no_python.what,), no_python)
@@ -90,14 +91,15 @@ class SlurmBackend(Backend):
         return start_estimates(jobs, with_models_bound(self.site, recipe), layout)
 
     def submit(self, order: Order) -> None:
-        """Call sbatch once for each job that is not in the queue.
+        """Call sbatch once for each job that is not in the queue, and tell what Slurm has made of the jobs.
 
         Raises:
             UserError: sbatch is missing, does not answer, or refuses.
         """
         from mrt_hpc.launch.slurm.arrays import submit
+        from mrt_hpc.launch.slurm.queued_as import queued_otherwise
 
-        submit(
+        sent = submit(
             order.jobs,
             with_models_bound(self.site, order.recipe),
             order.layout,
@@ -107,6 +109,11 @@ class SlurmBackend(Backend):
             satisfied=order.done,
             lost_tasks=order.lost_tasks,
         )
+        ids = dict(sent)
+        for sentence in queued_otherwise(
+            [job for job in order.jobs if job.name in ids], ids, self.site, order.layout.root
+        ):
+            order.tell(sentence)
 
     def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
         """By one squeue and one sacct.
@@ -143,6 +150,16 @@ class SlurmBackend(Backend):
     def meaning(self, reason: str) -> WaitReason | None:
         """By the table of Slurm's reasons."""
         return reasons.meaning(reason)
+
+
+def _ignored() -> list[str]:
+    """A sentence on the options of sbatch that this shell sets, and that would win over the plan."""
+    if not (ignored := ignored_options()):
+        return []
+    return [
+        f"these variables of this shell are left out, as the recipe and the site profile say what a job gets: "
+        f"{', '.join(ignored)} (what they ask for can stand in the site profile: account, qos, partitions, sbatch)"
+    ]
 
 
 def _known_limits() -> tuple[ClusterLimits | None, list[str]]:
