@@ -22,6 +22,7 @@ import time
 import zipfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -102,7 +103,7 @@ class CompiledCode:
         with self.place.with_suffix(".lock").open("w") as lock:
             if _is_alone(lock):
                 _logged(self._fetch)
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            _logged(partial(fcntl.flock, lock, fcntl.LOCK_SH))
             was_there = self.place.exists()
             try:
                 yield
@@ -212,10 +213,15 @@ def _relocate(folder: Path, old: bytes, new: bytes) -> None:
 
 
 def _is_alone(lock: IO[str]) -> bool:
-    """Whether no other server of this node holds the lock; this one then holds it alone."""
+    """Whether no other server of this node holds the lock; this one then holds it alone. Nothing is known of the others
+    where the filesystem takes no locks.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        return False
+    except OSError as error:
+        log.warning("compiled code is neither taken nor kept: %s", error)
         return False
     return True
 
