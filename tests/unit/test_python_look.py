@@ -20,6 +20,8 @@ from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.python_look import PythonLookError, light_installation, look_at_python, no_tasks_here
 from mrt_hpc.launch.slurm import backend as slurm_backend
+from mrt_hpc.launch.slurm.doctor import machine_checks
+from mrt_hpc.launch.slurm.doctor.situation import Situation
 from mrt_hpc.launch.slurm.site import Container, SlurmSite
 from mrt_hpc.launch.submission import objections_to
 from mrt_hpc.plan.compile import compile_plan
@@ -108,15 +110,17 @@ GPUS = ("resources.inference.gpus=1", "resources.evaluation.gpus=1")
     ],
 )
 def test_a_recipe_that_samples_without_gpus_is_refused_where_vllm_needs_one(
-    name: str, changes: tuple[str, ...], refused: list[str], vllm: Callable[[str], dict[str, str]]
+    name: str, changes: tuple[str, ...], refused: list[str], vllm: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
     """By the Python of the site's tasks, which says what is installed there; vLLM is not imported."""
     recipe = load_recipe(QUICKSTART, changes)
     site = SlurmSite(name="c", python=sys.executable, environment=vllm(name))
     error = objections_to(recipe, compile_plan(recipe, site), site.backend()).error
     assert (error is not None) is bool(refused)
+    (looked_at,) = machine_checks.python(Situation(site, recipe, tmp_path))
     for role in refused:
         assert f"--set resources.{role}.gpus=1" in str(error)
+        assert f"--set resources.{role}.gpus=1" in looked_at.remedy
 
 
 def test_a_task_does_not_warm_a_model_up_that_cannot_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
