@@ -6,6 +6,7 @@ OS_RELEASE=/etc/os-release
 SYSTEM_PYTHON=/usr/bin/python3
 LIBNUMA=libnuma.so.1
 OLDEST_GLIBC=2.31 # llguidance, which vLLM needs, has wheels from there on; on older ones it wants a Rust compiler
+OLDEST_GLIBC_ARM=2.34 # the same on aarch64, for tilelang
 CONTAINER_INSTEAD="use an Apptainer image instead: containers/cuda.def, or containers/cpu.def for nodes without a GPU"
 WITHOUT_ROOT="without root: \`python3 -m pip install --user uv && uv python install 3.12\`, then \
 \`PYTHON=\$(uv python find 3.12) env/setup\` (that Python has headers and venv), and for a compiler \`module load gcc\`; or $CONTAINER_INSTEAD"
@@ -148,12 +149,18 @@ install_packages() { # MANAGER PACKAGES
   DEBIAN_FRONTEND=noninteractive $(install_command "$1") $2 >/dev/null || fail "the packages could not be installed: $(install_command "$1") $2; $WITHOUT_ROOT"
 }
 
-need_machine() {
-  [ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m), and the environments are locked for x86_64"
+need_machine() { # KIND
+  local oldest=$OLDEST_GLIBC
+  case "$(uname -m) $1" in
+    x86_64\ *) ;;
+    aarch64\ cuda) oldest=$OLDEST_GLIBC_ARM ;;
+    aarch64\ *) fail "this machine is aarch64, for which vLLM has no CPU build in the locks; env/setup cuda works here" ;;
+    *) fail "this machine is $(uname -m), and the environments are locked for x86_64, and for aarch64 with CUDA" ;;
+  esac
   local glibc; glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d ' ' -f 2 || true)
   [ -n "$glibc" ] || fail "this system has no GNU C library, which the locked packages are built for; $CONTAINER_INSTEAD"
-  [ "$(printf '%s\n' "$OLDEST_GLIBC" "$glibc" | sort -V | head -n 1)" = "$OLDEST_GLIBC" ] ||
-    fail "this system's C library is glibc $glibc, and needed packages have no builds for any before $OLDEST_GLIBC; $CONTAINER_INSTEAD"
+  [ "$(printf '%s\n' "$oldest" "$glibc" | sort -V | head -n 1)" = "$oldest" ] ||
+    fail "this system's C library is glibc $glibc, and needed packages have no builds for any before $oldest; $CONTAINER_INSTEAD"
 }
 
 # The browser of the tests of the report's page, and the sandbox of those of programs as answers. As root on Debian they are

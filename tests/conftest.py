@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from mrt_hpc.run.layout import LOCK
+
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
@@ -83,6 +85,14 @@ def _place(nodeid: str) -> int:
 
 def _folder(nodeid: str) -> str:
     return Path(nodeid.split("::", 1)[0]).parts[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests write parts of runs that no command has made: the folder that holds those of all tests has the lock of a
+    run, as nothing is made outside of one.
+    """
+    (tmp_path_factory.getbasetemp() / LOCK).touch()
 
 
 @pytest.fixture(scope="session")

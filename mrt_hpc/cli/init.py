@@ -59,7 +59,7 @@ def init(
     Examples:
       mrt-hpc init
       mrt-hpc init mycluster --yes
-      mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load cuda'
+      mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load gcc'
     """
     from mrt_hpc.launch.login_node import look_at_login_node
     from mrt_hpc.launch.settings import read_settings, write_default_site

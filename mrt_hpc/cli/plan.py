@@ -143,7 +143,7 @@ def print_missing(console: Console, recipe: Experiment, command: str) -> None:
     for one in missing:
         told = f"[yellow]not there yet, {command} will refuse:[/] {escape(one)}"
         console.print(told, highlight=False, soft_wrap=True)
-    if not missing:
+    if not any(_missing_of_models(recipe)):
         _print_refused_model(console, recipe, command)
 
 
@@ -349,6 +349,16 @@ def awaited_models(recipe: Experiment) -> Iterator[str]:
 
 def missing_inputs(recipe: Experiment) -> Iterator[str]:
     """The files and folders that the recipe names and that do not exist, but those that a run has yet to publish."""
+    yield from _missing_of_models(recipe)
+    for what, problems in _problem_sources(recipe).items():
+        path = getattr(problems, "path", None)
+        if path is not None and not (file := Path(path).resolve()).is_file():
+            command = fetch_command(file)
+            yield f"{what} {file}" + (f"; next, on a node with network access: {command}" if command else "")
+
+
+def _missing_of_models(recipe: Experiment) -> Iterator[str]:
+    """Models and files of prompts that do not exist."""
     for what, directory in _model_directories(recipe).items():
         if unfetched := not_fetched(directory):
             yield f"{what}: {unfetched}"
@@ -357,11 +367,6 @@ def missing_inputs(recipe: Experiment) -> Iterator[str]:
     for what, file in prompt_files(recipe).items():
         if not file.is_file():
             yield f"{what} {file.resolve()}"
-    for what, problems in _problem_sources(recipe).items():
-        path = getattr(problems, "path", None)
-        if path is not None and not (file := Path(path).resolve()).is_file():
-            command = fetch_command(file)
-            yield f"{what} {file}" + (f"; next, on a node with network access: {command}" if command else "")
 
 
 def _model_directories(recipe: Experiment) -> dict[str, str]:

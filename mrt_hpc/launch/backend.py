@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.python_look import samples_on_gpus_only
 from mrt_hpc.recipe.site import SiteSettings
 
 if TYPE_CHECKING:
@@ -223,6 +224,12 @@ class Backend(Protocol):
     def objections(self, plan: Plan) -> Objections:  # noqa: ARG002 - some object
         """Return the objections to running a plan here, before anything is created or submitted."""
         return Objections()
+
+    def samples_on_gpus_only(self) -> str | None:
+        """Return the Python of the tasks where its vLLM computes on GPUs only; None where it does not, or where it
+        cannot be asked here.
+        """
+        return samples_on_gpus_only()
 
     def texts(self, plan: Plan, recipe: Experiment, layout: RunLayout) -> list[tuple[str, str]]:  # noqa: ARG002
         """Name and script of each job as a submission would write them, with ``{job name}`` in place of job ids.

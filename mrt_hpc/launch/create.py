@@ -33,6 +33,7 @@ from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, 
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
+from mrt_hpc.run.told import sign
 from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
 
@@ -85,6 +86,7 @@ def create_or_open(
     temporary = temporary_sibling(layout.root)
     try:
         temporary.mkdir(mode=0o700)
+        write_text(RunLayout(temporary).identity, f"{secrets.token_hex(16)}\n")
         if group_access:
             open_to_group(temporary)
         refuse_writable_by_others(temporary)
@@ -307,5 +309,5 @@ def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> N
     key.write_text(secrets.token_urlsafe(32))
     for directory in (layout.logs, layout.events, layout.jobs, layout.told):
         directory.mkdir()
-    write_text(layout.identity, f"{secrets.token_hex(16)}\n")
+    sign(layout, "")
     write_text(layout.recipe_lock, lock_text(recipe))

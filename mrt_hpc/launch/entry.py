@@ -21,6 +21,7 @@ from mrt_hpc.launch.attempt_end import STOPPED
 from mrt_hpc.launch.gpus import require_gpus
 from mrt_hpc.launch.notify import tell_end
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
+from mrt_hpc.launch.python_look import no_sampling
 from mrt_hpc.launch.signals import heed_signals
 from mrt_hpc.launch.stuck import fruitless_waits, patience_of, sign_for, tell_after
 from mrt_hpc.plan.jobs import Role, read_plan
@@ -236,12 +237,15 @@ def _heart(task: Task) -> AbstractContextManager[object]:
 
 def role_function(role: Role) -> RoleFunction:
     """Return the function of a role. Its module is imported when the function is called, so that a task loads only the
-    libraries of its own role, and a failing import is recorded like any other failure. The task's GPUs are checked
-    before.
+    libraries of its own role, and a failing import is recorded like any other failure. The task's GPUs, and
+    whether its vLLM needs some, are checked before.
     """
 
     def run(task: Task) -> None:
-        require_gpus(task.job.resources)
+        require_gpus(task.job)
+        serves = any(task.job.does(one) for one in (Role.PREPARE, Role.INFERENCE, Role.EVALUATION))
+        if serves and (error := no_sampling(task.experiment)) is not None:
+            raise error
         _module(role).run(task)
 
     return run

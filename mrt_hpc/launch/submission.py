@@ -17,6 +17,7 @@ from mrt_hpc.launch.backend import Objections, Order
 from mrt_hpc.launch.changes import refuse_other_recipe, with_warmup_begun
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import claimed, local_process, record_site, record_submission, remember_site
+from mrt_hpc.launch.python_look import no_sampling
 from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.launch.renewal import Renewal, is_renewed, renew
 from mrt_hpc.launch.run_progress import task_records
@@ -122,6 +123,8 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
 def objections_to(recipe: Experiment, plan: Plan, backend: Backend) -> Objections:
     """The objections of a site to a plan, and those of the verifiers to this machine, where its tasks run here."""
     found = backend.objections(plan)
+    if found.error is None and (error := no_sampling(recipe, backend.samples_on_gpus_only)) is not None:
+        found = replace(found, refused=(*found.refused, f"{error.what}; {error.advice}"), error=error)
     errors = refusals(recipe)
     if backend.queue is None and errors:
         refused = (f"{error.what} ({error.value}); {error.advice}" for error in errors)

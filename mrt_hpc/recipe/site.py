@@ -21,7 +21,8 @@ class MeasuredThroughput(Section):
 
     sampled_tokens_per_second: Rate | None = None
     """The tokens per second that one inference task samples on all its GPUs; null takes a stated rate of the GPU, if
-    any. A task of an evaluation with fewer or more GPUs is expected to sample in proportion.
+    any. A task of an evaluation is expected to sample in proportion to its GPUs, and 2.4 times as fast, as it keeps
+    all slots of its servers taken.
     """
     trained_tokens_per_second: Rate | None = None
     """The tokens per second that one rank of the trainer computes; null takes a stated rate of the GPU, if any."""

@@ -188,7 +188,7 @@ def check_training(directory: Path, field: str, recipe: Recipe) -> None:
     Raises:
         UserError: naming the tensors that are missing or unknown, or what is not computed as the model does.
     """
-    from mrt_hpc.training.agreement import differences, make_small, refuse_differences
+    from mrt_hpc.training.agreement import make_small, settle
     from mrt_hpc.training.policy import Kernels, load_policy, model_config, refuse_other_tensors
 
     config = model_config(directory)
@@ -201,8 +201,7 @@ def check_training(directory: Path, field: str, recipe: Recipe) -> None:
             log.warning("this model has no small form, so the trainer's start is its first check: %r", error)
             return
         policy = load_policy(small, 1.0, Precision.FP32, kernels=Kernels.of(recipe.training))
-        longest = recipe.algorithm.longest_trained(recipe)
-        refuse_differences(differences(policy, longest), directory, field)
+        settle(policy, recipe.algorithm.longest_trained(recipe), directory, field=field)
 
 
 def copy_model(source: Path, directory: Path) -> None:

@@ -19,6 +19,8 @@ if not torch.cuda.is_available():
 import deepspeed
 import deepspeed.ops
 
+ALLOCATOR, ALLOCATOR_BEFORE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+"""The variable with the settings of torch's memory on a device, and its name in earlier versions of torch."""
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 """Two values of it make cuBLAS deterministic: :4096:8 (24 MiB a stream and faster) and :16:8."""
 
@@ -32,19 +34,26 @@ def device() -> torch.device:
 
 
 def backend() -> str:
-    """Return the name of the communication library for that device."""
-    return "nccl" if torch.cuda.is_available() else "gloo"
+    """Return the communication libraries of a process group: gloo for tensors of the CPU, and NCCL for those of GPUs.
+
+    What ranks tell each other is in the memory of the CPU, so a rank that waits for a message leaves its GPU idle:
+    a kernel of NCCL that waits occupies the GPU, on which a server may be sampling.
+    """
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def choose_kernels(deterministic: bool | None) -> None:
     """Select only deterministic kernels, or the fastest; call it before this process first uses its device.
 
-    cuBLAS reads its variable when it starts on a device. A value that the environment has set stays. If
-    that value does not work, torch names it in the error of the first matrix product.
+    The memory of the device grows in place, as each micro-batch has another length and would leave gaps. cuBLAS reads
+    its variable when it starts on a device. Values that the environment has set stay. If that of cuBLAS does not work,
+    torch names it in the error of the first matrix product.
 
     Args:
         deterministic: an operation without a deterministic kernel is then an error; None: on CPU only.
     """
+    if ALLOCATOR_BEFORE not in os.environ:
+        os.environ.setdefault(ALLOCATOR, "expandable_segments:True")
     wanted = device().type == "cpu" if deterministic is None else deterministic
     if wanted:
         os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")

@@ -8,6 +8,7 @@ be left without one. Both look at the real thing: no list of names says which mo
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import re
 from contextlib import contextmanager
@@ -23,8 +24,8 @@ from transformers import AutoModelForCausalLM
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.batching import Batching
-from mrt_hpc.training.attention import PACKED_ATTENTION
 from mrt_hpc.training.micro_batch import lay_out, part_of
+from mrt_hpc.training.policy import padded_instead
 from mrt_hpc.training.rng_state import Generators
 from mrt_hpc.training.sequence import TrainingSequence
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from mrt_hpc.training.policy import Policy
+
+log = logging.getLogger(__name__)
 
 LENGTHS = (21, 34, 55)
 """The numbers of tokens of the sequences that are scored."""
@@ -77,7 +80,7 @@ ADVICE = {
     Check.LONGEST: "lower sampling.max_tokens and sampling.max_prompt_tokens (algorithm.max_tokens where given samples "
     "are learnt) until the longest sequence is within "
     "original_max_position_embeddings of config.json, or take another model: --set model.path=DIRECTORY",
-    Check.IN_ONE_ROW: "--set training.batching=padded",
+    Check.IN_ONE_ROW: "--set training.sequence_parallel=1, with which micro-batches are padded for such a model",
 }
 """What helps against a difference; where nothing else does, another model."""
 
@@ -134,6 +137,29 @@ def differences(policy: Policy, longest: int, seed: int = 0) -> list[Difference]
         generators.restore()
 
 
+def settle(policy: Policy, longest: int, directory: Path, seed: int = 0, field: str = "model.path") -> None:
+    """Refuse a model whose training would not train what is sampled. Where only sequences that lie in one row differ,
+    the policy goes on with padded rows, which every model has, and a warning says so. Collective.
+
+    Args:
+        policy: on its device, in the precision of the training.
+        longest: tokens of the longest sequence that is trained.
+        directory: of the model, for messages.
+        seed: of the token ids.
+        field: of the recipe that names the model.
+
+    Raises:
+        UserError: naming the first check that failed, by how much, and the field that helps.
+    """
+    found = differences(policy, longest, seed)
+    in_rows = [one for one in found if not one.agrees]
+    if policy.row_ranks.parts == 1 and in_rows and all(one.check is Check.IN_ONE_ROW for one in in_rows):
+        log.warning("%s", padded_instead(policy.kernels.batching, in_rows[0].reason or f"{in_rows[0].nats:.3g} nats"))
+        policy.pad_rows()
+        found = differences(policy, longest, seed)
+    refuse_differences(found, directory, field)
+
+
 def refuse_differences(found: Sequence[Difference], directory: Path, field: str = "model.path") -> None:
     """Refuse a model whose training would not train what is sampled.
 
@@ -184,10 +210,6 @@ class _Comparison:
 
     def made(self) -> Iterator[Difference]:
         """Yield the outcome of every check; each rank runs the same forward passes in the same order."""
-        if not self._takes_other_attention():
-            reason = "its layers compute attention of their own, whatever they are given"
-            yield Difference(Check.IN_ONE_ROW, math.inf, EXACT_NATS, reason)
-            return
         with _plainly(self.policy, self.policy.padded_attention):
             yield self._outcome(Check.REPEATED, self._repeated)
             yield self._outcome(Check.HEAD, lambda: self._scored(self.sequences[-1:]))
@@ -195,11 +217,6 @@ class _Comparison:
             yield self._outcome(Check.LONGEST, self._with_a_late_token)
         if self.policy.kernels.in_one_row:
             yield self._outcome(Check.IN_ONE_ROW, lambda: self._scored(self.sequences))
-
-    def _takes_other_attention(self) -> bool:
-        """Whether padded rows can be computed too."""
-        with _plainly(self.policy, self.policy.own_attention):
-            return self.policy.model.config._attn_implementation != PACKED_ATTENTION
 
     @cached_property
     def sequences(self) -> list[TrainingSequence]:

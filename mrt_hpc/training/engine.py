@@ -22,7 +22,7 @@ from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training import rng_state as generators
 from mrt_hpc.training.accelerator import deepspeed, device
-from mrt_hpc.training.agreement import differences, refuse_differences
+from mrt_hpc.training.agreement import settle
 from mrt_hpc.training.learning_rate import learning_rate
 from mrt_hpc.training.losses import LossSettings, TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
@@ -91,7 +91,7 @@ class TrainerEngine:
         self.skipped_in_a_row = 0
         """The number of optimiser steps skipped since the last one that was taken."""
         self._loss_settings = LossSettings.of(settings.training)
-        self._kernels = Kernels.of(settings.training)
+        self._kernels = self.policy.kernels
         self._row_ranks = self.policy.row_ranks
 
     @property
@@ -369,9 +369,9 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks, reference_di
     )
     engine.train()
     longest = settings.longest or longest_of_model(model_dir)
-    refuse_differences(differences(engine.module, longest, settings.seed), model_dir)
+    settle(engine.module, longest, model_dir, settings.seed)
     wanted = reference_dir if training.kl_coefficient > 0 else None
-    reference = _reference(settings, wanted, row_ranks) if wanted else None
+    reference = _reference(settings, wanted, engine.module) if wanted else None
     return TrainerEngine(engine, settings, model_dir, ranks, reference)
 
 
@@ -430,7 +430,13 @@ def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any
     ]
 
 
-def _reference(settings: TrainerSettings, directory: Path, row_ranks: RowRanks) -> Policy:
-    training, kernels = settings.training, Kernels.of(settings.training)
-    policy = load_policy(directory, settings.temperature, training.precision, kernels=kernels, row_ranks=row_ranks)
+def _reference(settings: TrainerSettings, directory: Path, trained: Policy) -> Policy:
+    """Return the frozen reference, which computes as the trained policy does."""
+    policy = load_policy(
+        directory,
+        settings.temperature,
+        settings.training.precision,
+        kernels=trained.kernels,
+        row_ranks=trained.row_ranks,
+    )
     return policy.requires_grad_(False).eval().to(device())

@@ -8,9 +8,10 @@ softmax is of logits / temperature, the distribution that was sampled from.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.recipe.sections.training import Training
     from mrt_hpc.training.micro_batch import MicroBatch
+
+log = logging.getLogger(__name__)
 
 NOT_MADE = (AttributeError, ImportError, KeyError, NotImplementedError, TypeError, ValueError)
 """What transformers raises where it cannot make a model of a configuration as it is asked to."""
@@ -101,6 +104,11 @@ class Policy(nn.Module):
         """The name of the attention that transformers chooses for the model."""
         return self.model.get_correct_attn_implementation(None)
 
+    def pad_rows(self) -> None:
+        """Compute each sequence in a row of its own from now on."""
+        self.kernels = replace(self.kernels, batching=Batching.PADDED)
+        self.model.set_attn_implementation(self.padded_attention)
+
     def in_its_precision(self) -> torch.autocast:
         """Return the context in which its matrix products have the number format of the training."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
@@ -166,7 +174,8 @@ def load_policy(
     kernels: Kernels = Kernels(),
     row_ranks: RowRanks = OWN_ROWS,
 ) -> Policy:
-    """Load the policy from a Hugging Face directory.
+    """Load the policy from a Hugging Face directory. A model that cannot have sequences in one row gets padded rows,
+    and a warning says so.
 
     Args:
         directory: the model's.
@@ -195,10 +204,16 @@ def load_policy(
             loaded, found = AutoModelForCausalLM.from_pretrained(
                 directory, config=config, dtype=dtype, attn_implementation=attention, output_loading_info=True
             )
+        model = cast("PreTrainedModel", loaded)
+        if attention and not _changes_attention(model):
+            raise NotImplementedError("its layers compute attention of their own, whatever they are given")
     except NOT_MADE as error:
-        raise not_made(directory, error, kernels.in_one_row) from error
+        if attention is None or row_ranks.parts > 1:
+            raise not_made(directory, error, row_ranks.parts > 1) from error
+        log.warning("%s", padded_instead(kernels.batching, f"{type(error).__name__}: {error}"))
+        padded = replace(kernels, batching=Batching.PADDED)
+        return load_policy(directory, temperature, precision, gradient_checkpointing, partition, padded, row_ranks)
     refuse_other_keys(found, directory)
-    model = cast("PreTrainedModel", loaded)
     for module in model.modules():  # some models have dropout of their own, beyond their configuration
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -208,6 +223,15 @@ def load_policy(
     if not kernels.in_one_row and policy.padded_attention != policy.own_attention:
         model.set_attn_implementation(policy.padded_attention)
     return policy
+
+
+def _changes_attention(model: PreTrainedModel) -> bool:
+    """Whether the layers of a model compute attention as they are asked to."""
+    used = model.config._attn_implementation
+    model.set_attn_implementation(model.get_correct_attn_implementation(None))
+    changed = model.config._attn_implementation != used
+    model.set_attn_implementation(used)
+    return changed
 
 
 def _without_noise(config: PretrainedConfig) -> PretrainedConfig:
@@ -322,9 +346,17 @@ def _weights_files(directory: Path) -> list[SafetensorsFile]:
     return [SafetensorsFile.read(directory / name) for name in names]
 
 
-def not_made(directory: Path, error: Exception, in_one_row: bool = False) -> UserError:
+def padded_instead(batching: Batching, reason: str) -> str:
+    """The warning that the rows of a model are padded, whatever the recipe asks for."""
+    return (
+        f"training.batching is padded and not {batching} for this model: it does not compute sequences that lie in one "
+        f"row as it computes each alone ({reason})"
+    )
+
+
+def not_made(directory: Path, error: Exception, shares_rows: bool = False) -> UserError:
     """The error that transformers cannot make a model, in its words."""
-    other = "--set training.batching=padded, or " if in_one_row else ""
+    other = "--set training.sequence_parallel=1, or " if shares_rows else ""
     return UserError(
         f"transformers cannot make this model for training: {type(error).__name__}: {error}",
         where=directory,

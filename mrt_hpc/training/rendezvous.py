@@ -9,8 +9,9 @@ What is left are the connections between ranks. Any process that reaches a node 
 address of the host's name (on one node: 127.0.0.1), at a port for each group. gloo takes whoever sends the number that
 it expects first, so each connection of the first group is proved with a key from the folder before anything else
 crosses it; a stranger can end the attempt, and it runs again. Groups made later carry numbers only, and are not proved.
-NCCL (with GPUs) drops who does not send a random number of 64 bits, which ranks pass on through the store. Messages are
-JSON and never a pickle, so what a stranger sends cannot run as the run's owner. Neither library encrypts.
+NCCL (for the tensors of GPUs) drops who does not send a random number of 64 bits, which ranks pass on through the
+store. Messages are JSON and never a pickle, so what a stranger sends cannot run as the run's owner. They cross by gloo
+also where there are GPUs, so that a rank that waits leaves its GPU idle. Neither library encrypts.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from torch._C._distributed_c10d import FileStore, HashStore, Store
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.access import ON_LOOPBACK, is_private
-from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.atomic import make_folder, write_json
 from mrt_hpc.run.retries import FLEETING, FULL, error_number, retrying
 from mrt_hpc.run.waiting import wait_until
-from mrt_hpc.training.accelerator import backend, deepspeed, device
+from mrt_hpc.training.accelerator import backend, deepspeed
 from mrt_hpc.training.folder_store import FolderStore
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800
     distributed.init_process_group(
         backend(), store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )
-    if ranks.world_size > 1 and backend() == "gloo":
+    if ranks.world_size > 1:
         try:
             _prove(ranks, _key(ranks, store))
         except BaseException:
@@ -164,11 +165,10 @@ def agree(failure: Exception | None) -> None:
 
 
 def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors of all ranks, which have one shape, in the memory of the CPU."""
-    own = tensor.to(device())
-    found = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(found, own)
-    return [one.cpu() for one in found]
+    """Return the tensors of all ranks, which have one shape, in the memory of the CPU, where this one is."""
+    found = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(found, tensor)
+    return found
 
 
 def _set_environment(ranks: Ranks) -> None:
@@ -213,7 +213,7 @@ def _make_folder(ranks: Ranks, address_file: Path) -> Path:
             expected="a path that is new for every attempt",
             advice="the same submit command starts another attempt, which has another path",
         )
-    address_file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(address_file.parent)
     parent = Path(tempfile.gettempdir()) if ranks.nodes == 1 else address_file.parent.absolute()
     folder = Path(tempfile.mkdtemp(prefix="mrt-hpc-ranks-", dir=parent))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

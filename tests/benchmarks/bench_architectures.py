@@ -69,6 +69,8 @@ def verdict(directory: Path, batching: Batching) -> tuple[str, dict[str, float]]
     """The first check that failed, with its reason, or the first words of an error before; and the differences."""
     try:
         policy = load_policy(directory, 1.0, Precision.FP32, kernels=Kernels(batching))
+        if policy.kernels.batching is not batching:
+            return "cannot lie in one row", {}
         found = differences(policy, min(LONGEST, longest_of_model(directory) or LONGEST))
     except UserError as error:
         return error.what.splitlines()[0][:200], {}

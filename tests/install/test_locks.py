@@ -15,18 +15,26 @@ from install_support import REPOSITORY, UV, require_registry, shell
 
 PYTHONS = shell(". env/common.sh; echo $PYTHONS").split()
 OLDEST_GLIBC = shell(". env/common.sh; echo $OLDEST_GLIBC").strip()
+OLDEST_GLIBC_ARM = shell(". env/common.sh; echo $OLDEST_GLIBC_ARM").strip()
 OLDER_GLIBC = "2.28"
 """The next older one that uv knows a platform of."""
+X86, ARM = (
+    f"{machine}-manylinux_{glibc}".replace(".", "_")
+    for machine, glibc in (("x86_64", OLDEST_GLIBC), ("aarch64", OLDEST_GLIBC_ARM))
+)
+"""The oldest platforms, as uv names them."""
 BUILT_HERE = {"deepspeed"}
 """Packages that have no wheels; pure Python, so that building them needs no compiler."""
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_the_lock_installs_as_it_stands(kind: str, python: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "platform"), [("cpu", X86), ("cuda", X86), ("cuda", ARM)], ids=["cpu", "cuda", "cuda on aarch64"]
+)
+def test_the_lock_installs_as_it_stands(kind: str, platform: str, python: str, tmp_path: Path) -> None:
     lock, overrides, source = _with_torch_that_exists(kind, python, tmp_path)
     stands_in = kind == "cpu" and not source
-    done = _dry_run(lock, overrides, source, python, OLDEST_GLIBC, tmp_path)
+    done = _dry_run(lock, overrides, source, python, platform, tmp_path)
     assert done.returncode == 0, done.stderr
     installed = set(re.findall(r"^ \+ (\S+?)==", done.stderr, re.MULTILINE))
     named = set(re.findall(r"^([A-Za-z0-9._-]+)==", lock.read_text(), re.MULTILINE))
@@ -38,7 +46,7 @@ def test_the_lock_installs_as_it_stands(kind: str, python: str, tmp_path: Path) 
 
 def test_the_oldest_c_library_is_the_oldest_that_works(tmp_path: Path) -> None:
     lock, overrides, source = _with_torch_that_exists("cuda", PYTHONS[0], tmp_path)
-    done = _dry_run(lock, overrides, source, PYTHONS[0], OLDER_GLIBC, tmp_path)
+    done = _dry_run(lock, overrides, source, PYTHONS[0], f"x86_64-manylinux_{OLDER_GLIBC}".replace(".", "_"), tmp_path)
     assert done.returncode != 0
     assert "no usable wheels" in done.stderr
 
@@ -99,9 +107,8 @@ def _entries(text: str) -> list[str]:
 
 
 def _dry_run(
-    lock: Path, overrides: Path, source: list[str], python: str, glibc: str, folder: Path
+    lock: Path, overrides: Path, source: list[str], python: str, platform: str, folder: Path
 ) -> subprocess.CompletedProcess[str]:
-    platform = f"x86_64-manylinux_{glibc.replace('.', '_')}"
     wheels_only = ["--only-binary", ":all:", *(word for name in sorted(BUILT_HERE) for word in ("--no-binary", name))]
     options = ["--python-version", python, "--python-platform", platform, "--override", str(overrides), *wheels_only]
     where = ["--target", str(folder / "nothing"), *source]

@@ -206,20 +206,38 @@ def test_a_compiler_without_its_library_counts_as_missing(system: System) -> Non
     assert "lacks a C++ compiler;" in system.setup().stderr
 
 
-@pytest.mark.parametrize(("glibc", "refused"), [("2.28", True), ("2.30", True), ("2.31", False), ("2.39", False)])
-def test_a_c_library_without_wheels_is_refused(system: System, glibc: str, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("machine", "glibc", "refused"),
+    [
+        ("x86_64", "2.28", True),
+        ("x86_64", "2.30", True),
+        ("x86_64", "2.31", False),
+        ("x86_64", "2.39", False),
+        ("aarch64", "2.31", True),
+        ("aarch64", "2.34", False),
+    ],
+)
+def test_a_c_library_without_wheels_is_refused(system: System, machine: str, glibc: str, refused: bool) -> None:
+    on(system, machine)
     system.program("getconf", f"echo glibc {glibc}")
-    done = system.setup("need_machine")
+    done = system.setup("need_machine cuda")
     assert bool(done.returncode) is refused
     assert (f"is glibc {glibc}" in done.stderr) is refused
     assert ("containers/cuda.def" in done.stderr) is refused
 
 
 def test_another_c_library_or_processor_is_refused(system: System) -> None:
-    assert "no GNU C library" in system.setup("need_machine").stderr  # no getconf, or one that knows no such name
+    assert "no GNU C library" in system.setup("need_machine cpu").stderr  # no getconf, or one that knows no such name
+    on(system, "aarch64")
+    assert "this machine is aarch64" in system.setup("need_machine cpu").stderr
+    on(system, "ppc64le")
+    assert "this machine is ppc64le" in system.setup("need_machine cuda").stderr
+
+
+def on(system: System, machine: str) -> None:
+    """Let the machine have a processor of this kind."""
     (system.programs / "uname").unlink()
-    system.program("uname", "echo aarch64")
-    assert "this machine is aarch64" in system.setup("need_machine").stderr
+    system.program("uname", f"echo {machine}")
 
 
 def test_an_environment_of_another_python_is_not_taken_for_one_of_ours(system: System) -> None:
@@ -254,3 +272,21 @@ def test_where_it_is_required_its_absence_ends_the_setup(system: System, wanted:
     done = system.setup(f"MRT_HPC_TEST_{wanted.upper()}=required; want_{wanted}")
     assert done.returncode != 0
     assert "forbids to skip them" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen", "used"),
+    [
+        ("{home}/.cache/uv", "", "{venv}/uv-cache"),
+        ("/scratch/me/uv", "", ""),
+        ("/scratch/me/uv", "/scratch/me/uv", "/scratch/me/uv"),
+    ],
+    ids=["the default", "uv.toml or XDG_CACHE_HOME", "UV_CACHE_DIR"],
+)
+def test_the_cache_of_uv_stays_out_of_the_home(system: System, asked: str, chosen: str, used: str) -> None:
+    venv = system.root / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "uv").write_text(f"#!{shutil.which('bash')}\necho {asked.format(home=system.root)}\n")
+    (venv / "bin" / "uv").chmod(0o755)
+    done = system.setup(f"UV_CACHE_DIR={chosen}; VENV={venv}; keep_cache_off_home; echo $UV_CACHE_DIR")
+    assert (done.returncode, done.stdout.strip()) == (0, used.format(venv=venv)), done.stderr

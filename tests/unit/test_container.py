@@ -266,6 +266,17 @@ def test_a_folder_for_temporary_files_may_have_any_name(tmp_path: Path) -> None:
     assert {path.read_text() for path in tmp_path.glob("seen-*")} == {"python\n"}
 
 
+def test_a_node_without_locks_says_what_to_set(tmp_path: Path) -> None:
+    command, scratch = unpacking(tmp_path, 'mkdir "$3"')
+    (tmp_path / "flock").write_text("#!/bin/sh\nexit 71\n")
+    (tmp_path / "flock").chmod(0o755)
+    environment = {**os.environ, "TMPDIR": str(scratch), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert str(scratch) in done.stderr
+    assert "scratch in the site profile" in done.stderr
+
+
 def test_an_image_that_cannot_be_unpacked_ends_the_task_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     command, scratch = unpacking(tmp_path, 'mkdir "$3"; exit 4')
     assert starts(command, scratch).wait(30) == 1

@@ -251,7 +251,7 @@ def test_a_run_that_has_not_started_has_cost_nothing(tmp_path: Path) -> None:
 def test_one_line_of_sacct() -> None:
     assert attempt_of("20_1|CANCELLED by 1000|900|900|Unknown|0|0|") is None
     assert attempt_of("7_[2-9]|PENDING|900|Unknown|Unknown|0|0|") is None
-    kinds = attempt_of("7|RUNNING|900|Unknown|1000|60|8|cpu=8,gres/gpu:a100=1,gres/gpu:h100=2")
+    kinds = attempt_of("7|RUNNING|900|Unknown|1000|60|8|cpu=8,gres/gpu:a100=1,gres/gpu:2080ti=2,gres/gpumem=80G")
     assert kinds is not None
     assert (kinds.gpus, kinds.cpus, kinds.queued_s) == (3, 8, 100.0)
 

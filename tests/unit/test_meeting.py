@@ -14,6 +14,7 @@ import pytest
 from torch._C._distributed_c10d import PrefixStore
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.training.accelerator import backend
 from mrt_hpc.training.folder_store import FolderStore
 from mrt_hpc.training.rendezvous import Ranks, _find_folder, join
 
@@ -104,6 +105,14 @@ def test_a_key_that_does_not_come_is_told_with_its_folder(tmp_path: Path) -> Non
     assert caught.value.where == tmp_path
     with pytest.raises(UserError, match="gave up waiting"):
         PrefixStore("0", store).wait(["rank_1"], SHORT)
+
+
+@pytest.mark.parametrize(("gpus", "libraries"), [(False, "gloo"), (True, "cpu:gloo,cuda:nccl")])
+def test_messages_cross_by_gloo_so_that_a_rank_that_waits_leaves_its_gpu_idle(
+    gpus: bool, libraries: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus)
+    assert backend() == libraries
 
 
 def names_of(node: ast.AST) -> list[str]:

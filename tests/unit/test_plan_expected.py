@@ -24,7 +24,7 @@ from mrt_hpc.plan.expected import (
     sampling_seconds,
 )
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.plan.throughput import STATED, Throughput, model_billions, power_law, throughput
+from mrt_hpc.plan.throughput import FULL_SLOTS, STATED, Throughput, model_billions, power_law, throughput
 from mrt_hpc.recipe.evaluation_recipe import EvaluatedModel
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.site import MeasuredThroughput
@@ -179,11 +179,11 @@ def test_an_evaluation_samples_on_its_own_gpus(nodes: int) -> None:
     servers = ("resources.inference.gpus=4", "serving.tensor_parallel=1", f"resources.inference.nodes={nodes}")
     rates = throughput(recipe("grpo", *servers), H100)
     assert rates is not None
-    assert (rates.sampled_per_s, rates.evaluated_per_s) == (nodes * 4 * 5500, 5500)
+    assert (rates.sampled_per_s, rates.evaluated_per_s) == (nodes * 4 * 5500, FULL_SLOTS * 5500)
     measured = H100.model_copy(update={"throughput": MeasuredThroughput(sampled_tokens_per_second=8000.0)})
     rates = throughput(recipe("grpo", *servers), measured)
     assert rates is not None
-    assert rates.evaluated_per_s == 8000 / (nodes * 4)
+    assert rates.evaluated_per_s == FULL_SLOTS * 8000 / (nodes * 4)
 
 
 def test_measured_rates_replace_the_stated_ones() -> None:

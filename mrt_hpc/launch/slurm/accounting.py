@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import QueuedAttempt
+from mrt_hpc.launch.slurm.cluster_texts import count_of
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, ask_slurm
 from mrt_hpc.launch.slurm.queue import NO_ACCOUNTING, queue_state
 
@@ -63,7 +64,7 @@ def _gpus(resources: str) -> int | None:
     their sum.
     """
     pairs = [item.partition("=") for item in resources.split(",")]
-    counts = {name: int(number) for name, _, number in pairs if name.startswith("gres/gpu") and number.isdecimal()}
+    counts = {name: count for name, _, number in pairs if (count := count_of(number)) is not None}
     if "gres/gpu" in counts:
         return counts["gres/gpu"]
     kinds = [number for name, number in counts.items() if name.startswith("gres/gpu:")]

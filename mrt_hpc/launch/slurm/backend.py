@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Backend, Objections
-from mrt_hpc.launch.python_look import no_tasks_here
+from mrt_hpc.launch.python_look import PythonLookError, look_at_python, no_tasks_here
 from mrt_hpc.launch.slurm import accounting, cluster_limits, queue, reasons
 from mrt_hpc.launch.slurm.containers import with_models_bound
 from mrt_hpc.launch.slurm.site import unknown_options
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.run.layout import RunLayout
+
+LOOK_S = 20.0
+"""Seconds that the Python of the tasks may take to say what it has, while a submission waits."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,18 @@ class SlurmBackend(Backend):
         refused = cluster_limits.beyond(plan, self.site, limits)
         error = cluster_limits.refusal(self.site, refused) if refused else None
         return Objections([*doubts, *cluster_limits.closed_partitions(plan, self.site, limits)], refused, error)
+
+    def samples_on_gpus_only(self) -> str | None:
+        """Ask the Python of the profile, after its setup lines."""
+        site = self.site
+        if site.container is None and site.python is None:
+            return super().samples_on_gpus_only()
+        words = [str(site.python)] if site.container is None else site.container.python_words
+        try:
+            has = look_at_python(words, setup=site.setup, environment=site.environment, deadline_s=LOOK_S)
+        except PythonLookError:
+            return None  # doctor says why
+        return shlex.join(words) if has.needs_gpus else None
 
     def texts(self, plan: Plan, recipe: Experiment, layout: RunLayout) -> list[tuple[str, str]]:
         """The sbatch texts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from mrt_hpc.launch.gpus import is_slice
 from mrt_hpc.launch.slurm.cluster_facts import Association, ClusterSettings, NodeKind, PartitionFacts, Qos
 from mrt_hpc.launch.slurm.cluster_limits import minutes_of
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 NO_VALUES = ("", "N/A", "(null)", "NONE", "None")
 _SETTING = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
 _PAIR = re.compile(r"([\w/]+)=(\S*)")
-_GRES = re.compile(r"gpu(?::(?P<type>[A-Za-z][^:(,]*))?(?::(?P<count>\d+))?(?:\(|,|$)")
+_COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
@@ -76,16 +77,32 @@ def parse_nodes(text: str) -> dict[str, list[NodeKind]]:
     found: dict[str, list[NodeKind]] = {}
     for line in filter(None, text.splitlines()):
         partition, gres, count, cpus, memory = line.strip().rsplit("|", 4)
-        kind = NodeKind(int(count), dict(_gpus(gres)), _whole(cpus.rstrip("+")) or 0, _whole(memory.rstrip("+")) or 0)
+        gpus, (cores, mib) = gpus_of_node(gres), (_whole(text.rstrip("+")) or 0 for text in (cpus, memory))
+        whole = {name: number for name, number in gpus.items() if not is_slice(name)}
+        kind = NodeKind(int(count), whole, cores, mib, tuple(sorted(gpus.keys() - whole.keys())))
         found.setdefault(partition.rstrip("*"), []).append(kind)
     return found
 
 
-def _gpus(gres: str) -> Iterator[tuple[str, int]]:
-    """The GPUs of a node by type, as in ``gpu:a100:4(S:0-1),gpu:2,nvme:1``; other kinds of GRES are left out."""
+def gpus_of_node(gres: str) -> dict[str, int]:
+    """The GPUs of a node by type, as in ``gpu:a100:4(S:0-1),gpu:2,nvme:1``; other kinds of GRES are left out. The last
+    word is the count, where it is one: all else between the colons is the type, which may begin with a digit.
+    """
+    found: dict[str, int] = {}
     for one in re.split(r",(?![^(]*\))", gres):
-        if match := _GRES.match(one):
-            yield match["type"] or "", int(match["count"] or 1)
+        name, *words = one.partition("(")[0].strip().split(":")
+        if name == "gpu":
+            kind = [word for word in words if word != "no_consume"]
+            count = count_of(kind[-1]) if kind else None
+            key = ":".join(kind if count is None else kind[:-1])
+            found[key] = found.get(key, 0) + (1 if count is None else count)
+    return {key: count for key, count in found.items() if count}
+
+
+def count_of(text: str) -> int | None:
+    """The count of a GRES, as ``4`` or ``4K``; None for what is no count."""
+    match = _COUNT.fullmatch(text)
+    return None if match is None else int(match[1]) * 1024 ** " KMGTP".index(match[2].upper() or " ")
 
 
 def parse_associations(text: str) -> Iterator[Association]:

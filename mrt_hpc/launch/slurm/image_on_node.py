@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.sites import find_site
+from mrt_hpc.launch.slurm.sbatch_options import as_word
 from mrt_hpc.launch.slurm.site import SlurmSite, required
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def srun_command(site: SlurmSite, arguments: Sequence[str]) -> list[str]:
     """
     minutes = min(MINUTES, site.max_time_minutes or MINUTES)
     asked = {"account": site.account, "qos": site.qos, "partition": site.partitions.cpu, **site.sbatch}
-    options = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    options = [as_word(name, value) for name, value in asked.items() if value is not None]
     memory = [f"--mem={MEMORY_GIB}G"] if site.memory_request else []
     python = shlex.join([site.python or sys.executable, "-m", "mrt_hpc.cli.main", *arguments])
     script = "\n".join([*site.setup, "export PYTHONSAFEPATH=1", f"exec {python}"])

@@ -28,6 +28,11 @@ SIGNAL_BEFORE_LIMIT_S = 90
 EPILOGUE = Path(__file__).with_name("job_epilogue.sh")
 UNPACKED = "@IMAGE@"
 """The word in the command of a task that the shell replaces by the folder into which it has unpacked the image."""
+NO_LOCKS = (
+    "$image.lock cannot be locked: name a folder on a disk of each node, which takes locks, as scratch in the site "
+    "profile, and type the same submit again"
+)
+"""What a task says where it cannot unpack its image because of that."""
 MOST_AWAITED = 100
 """Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
 LATE_S = 5
@@ -208,7 +213,7 @@ def _unpack_lines(container: Container) -> list[str]:
     return [
         'files() { find "$1" | wc -l; }',
         f'image="$caches/image-$(stat --dereference --format=%i-%s-%Y {image})" || exit 1',
-        'exec 8> "$image.lock" && flock 8 || exit 1',
+        f'exec 8> "$image.lock" && flock 8 || {{ echo "{NO_LOCKS}" >&2; exit 1; }}',
         'whole() { [ -d "$image" ] && [ "$(files "$image")" = "$(cat "$image.count")" ]; }',
         f"whole || {{ {' && '.join(unpack)}; }} || exit 1",
         "exec 8>&-",

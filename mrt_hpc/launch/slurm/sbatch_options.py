@@ -23,3 +23,8 @@ OF_THE_PLAN = frozenset(_PLANNED.split())
 
 OPTIONS = OF_THE_PLAN | frozenset(_OTHERS.split())
 """All of them."""
+
+
+def as_word(name: str, value: object) -> str:
+    """An option as a word of a command; one whose value is true has none."""
+    return f"--{name}" if value is True else f"--{name}={value}"

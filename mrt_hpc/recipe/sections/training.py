@@ -76,7 +76,9 @@ class Training(Section):
     sequences count once. A longer sequence gets a micro-batch of its own.
     """
     batching: Batching = Batching.PADDED
-    """How sequences share a micro-batch. Results agree up to rounding."""
+    """How sequences share a micro-batch. Results agree up to rounding. A model that does not compute sequences that lie
+    in one row as it computes each alone gets padded rows, and the trainer's log says so.
+    """
     sequence_parallel: Nodes = 1
     """The number of ranks that share each micro-batch, for traces whose activations do not fit one GPU: each computes
     an equal part of its positions, and attention of an equal part of the heads. It must divide resources.trainer.ranks

@@ -21,6 +21,7 @@ from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
 from mrt_hpc.launch.slurm.doctor.node_half import ANSWER, LISTENING, ORDER, PING, PONG, SIGNALS, NodeFacts, Order
 from mrt_hpc.launch.slurm.parameters import python_command, require_plain_path, sbatch_parameters
 from mrt_hpc.launch.slurm.queue import cancel, queue_states
+from mrt_hpc.launch.slurm.sbatch_options import as_word
 from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.recipe.user_code import origin
 from mrt_hpc.run.atomic import write_json, write_text
@@ -268,7 +269,7 @@ def script(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     half = f"{python_command(job, site, layout)} -m mrt_hpc.launch.slurm.doctor.node_half {folder} {job.name}"
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in options.items()),
+        *(f"#SBATCH {as_word(name, value is True or shlex.quote(str(value)))}" for name, value in options.items()),
         "#SBATCH --no-requeue",
         *parameters["setup"],
         f"command -v scontrol squeue > {folder}/{job.name}.commands",
