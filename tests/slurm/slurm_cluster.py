@@ -58,6 +58,11 @@ class Cluster:
         """Where Python finds the package and the trivial tasks."""
         return f"{self.checkout}:{self.tests}:{self.tests.parent / 'support'}"
 
+    @property
+    def configuration(self) -> Path:
+        """The folder of the user's settings."""
+        return self.home / "config"
+
     def push_out(self, node: str) -> str:
         """Have somebody with a right to the whole of a node ask for it; the id of their job."""
         right = "--qos=urgent" if self.preempts_by_qos else "--partition=cpu"
@@ -74,7 +79,7 @@ class Cluster:
         own = {
             "PYTHONPATH": self.python_path,
             "PYTHONDONTWRITEBYTECODE": "1",
-            "XDG_CONFIG_HOME": str(self.home / "config"),
+            "XDG_CONFIG_HOME": str(self.configuration),
         }
         return subprocess.run(
             [sys.executable, str(ONEHOST), "run", *command],
