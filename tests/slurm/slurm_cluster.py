@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.run.layout import LOCK
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -106,7 +107,10 @@ class Cluster:
         return SlurmSite.model_validate_json(json.dumps({**values, **changes}))
 
     def run_dir(self, name: str) -> Path:
-        """A fresh run directory that belongs to the user."""
+        """A fresh run directory that belongs to the user. Their folder has the lock of a run, as nothing is
+        made outside of one.
+        """
+        (self.home / LOCK).touch()
         path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.home))
         account = pwd.getpwnam(self.user)
         os.chown(path, account.pw_uid, account.pw_gid)
