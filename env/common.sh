@@ -36,6 +36,15 @@ follow_pip() {
   [ -z "$cert" ] || export SSL_CERT_FILE=${SSL_CERT_FILE:-$cert}
 }
 
+# uv keeps all that it has unpacked in a cache, by default in the home directory, where quotas are small. Below the environment, its
+# files are links to the same ones, and env/setup removes them at its end. A cache that the user has chosen stays where it is.
+keep_cache_off_home() {
+  [ "$("$VENV/bin/uv" cache dir)" = "${HOME:-}/.cache/uv" ] || return 0
+  export UV_CACHE_DIR=$PWD/$VENV/uv-cache
+  case $VENV in /*) UV_CACHE_DIR=$VENV/uv-cache ;; esac
+  step "uv's cache is $UV_CACHE_DIR until the end; to keep one for other environments: UV_CACHE_DIR=DIR env/setup cuda"
+}
+
 # The entry of one package in a lock, with its checksums.
 entry() { awk -v name="$1==" 'index($0, name) == 1 {found = 1} found {print} found && !/\\$/ {found = 0}' "$2"; } # PACKAGE LOCK
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from mrt_hpc.run.layout import LOCK
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -28,11 +31,23 @@ WITH_QUICKSTART_S = 1800
 """A test that needs the run of the quickstart may have to wait until another process has made it, seconds."""
 
 
+CONFIGURATION = tempfile.TemporaryDirectory(prefix="mrt-hpc-test-config-")
+
+
 def pytest_configure() -> None:
     """Commands print to a pipe as they do for users: readline, which pytest loads, sets a width of 80 for the processes
-    that share the tests.
+    that share the tests. And they take this machine where a test names no site, whatever the developer has set and
+    whether or not a Slurm controller answers; what other programs are configured with stays.
     """
     os.environ.pop("COLUMNS", None)
+    os.environ.pop("MRT_HPC_SITE", None)
+    before, here = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"), Path(CONFIGURATION.name)
+    for own in before.iterdir() if before.is_dir() else ():
+        if own.name != "mrt-hpc":
+            (here / own.name).symlink_to(own)
+    (here / "mrt-hpc").mkdir()
+    (here / "mrt-hpc" / "settings.yaml").write_text("site: local\n")
+    os.environ["XDG_CONFIG_HOME"] = str(here)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,6 +85,14 @@ def _place(nodeid: str) -> int:
 
 def _folder(nodeid: str) -> str:
     return Path(nodeid.split("::", 1)[0]).parts[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests write parts of runs that no command has made: the folder that holds those of all tests has the lock of a
+    run, as nothing is made outside of one.
+    """
+    (tmp_path_factory.getbasetemp() / LOCK).touch()
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ def analyze() -> None:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze scaling  runs/eval-paper_20
-      mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24 --site mycluster
+      mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24
     """
 
 
@@ -226,6 +226,7 @@ def _write(name: str, asked: Asked, analyse: Callable[[list[ModelSamples]], Anal
     models = _read(named, asked.benchmark)
     analysis = analyse(models)
     out = asked.out or named[0].run.layout.root / "analysis" / name
+    out.mkdir(parents=True, exist_ok=True)
     paths = write_analysis(analysis, out)
     _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
     for verdict in analysis.verdicts:

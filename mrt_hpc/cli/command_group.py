@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import Any
 
 import click
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.retries import FULL, error_number
+from mrt_hpc.run.retries import FULL, error_number, shortage
 
 NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
 """The errors of the system that mean a wrong path, not a defect of the program."""
@@ -19,6 +20,7 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a UserError becomes its text and exit code."""
+        _forget_no_width()
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -47,12 +49,21 @@ class CommandGroup(click.Group):
         ctx.exit(int(error.exit_code))
 
 
+def _forget_no_width() -> None:
+    """Drop a variable COLUMNS that is no width, such as the 0 of a shell without a terminal: tables would be empty."""
+    width = os.environ.get("COLUMNS", "")
+    if not width.isdecimal() or int(width) == 0:
+        os.environ.pop("COLUMNS", None)
+
+
 def full_disk(error: OSError) -> UserError:
     """The error of a command that cannot write; tasks of a run wait for space instead."""
+    lacking = shortage(error)
     return UserError(
-        f"the disk is full: {error.strerror or error}",
+        f"{lacking.what}: {error.strerror or error}",
         where=error.filename,
-        advice="make room, or ask for more quota, and type the same command again: no partial file was left",
+        advice=f"{lacking.next} ({lacking.shown_by} shows what is left), and type the same command again: no partial "
+        "file was left",
         exit_code=ExitCode.RETRYABLE,
     )
 

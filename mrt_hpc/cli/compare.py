@@ -60,6 +60,7 @@ def print_comparison(what: tuple[str, ...], asked: Asked) -> None:
     rows = [row_of(comparison, asked.points) for comparison in comparisons]
     remarks = notes(comparisons, samples)
     if asked.csv is not None:
+        asked.csv.parent.mkdir(parents=True, exist_ok=True)
         write_text(asked.csv, csv_of(rows))
     if asked.as_json:
         click.echo(as_json(rows, remarks, asked.published))

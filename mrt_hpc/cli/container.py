@@ -60,7 +60,7 @@ executable = click.option("--executable", default="apptainer", show_default=True
 )
 @click.option("--fakeroot/--no-fakeroot", default=True, show_default=True, help="Build without being root.")
 @click.option("--force", is_flag=True, help="Replace IMAGE if it is there.")
-@click.option("--on-node", is_flag=True, help="Build on a compute node of --site, where the login node forbids it.")
+@click.option("--on-node", is_flag=True, help="Build on a compute node of the site, where the login node forbids it.")
 @options.site
 @executable
 def build(
@@ -85,7 +85,7 @@ def build(
     \b
     Examples:
       mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif
-      mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif --on-node --site mycluster
+      mrt-hpc container build cuda /shared/me/mrt-hpc-cuda.sif --on-node
       mrt-hpc container build cpu cpu.sif --base registry.example.org/debian@sha256:DIGEST --bind /etc/pip.conf
       mrt-hpc container build debian debian.sif
       mrt-hpc container build cpu cpu.sif --base debian.sif
@@ -142,17 +142,16 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
 
     \b
     Examples:
+      mrt-hpc container check
       mrt-hpc container check mrt-hpc-cuda.sif
-      mrt-hpc container check --site mycluster
     """
     from rich.table import Table
 
     from mrt_hpc.cli.console import console_of
     from mrt_hpc.launch.images.check import check_image
-    from mrt_hpc.launch.sites import find_site
-    from mrt_hpc.launch.slurm.site import required
+    from mrt_hpc.launch.slurm.image_on_node import profile_with_image
 
-    profile = None if site is None else required(find_site(site))
+    profile = profile_with_image(image, site)
     how = _container(image, None if profile is None else profile.container, executable)
     found = check_image(how) if profile is None else check_image(how, profile.setup, profile.environment)
     table = Table(title=how.image, title_justify="left")
@@ -179,10 +178,10 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
     import os
 
     from mrt_hpc.launch.images.build import require_apptainer
-    from mrt_hpc.launch.sites import find_site
-    from mrt_hpc.launch.slurm.site import required
+    from mrt_hpc.launch.slurm.image_on_node import profile_with_image
 
-    how = _container(image, None if site is None else required(find_site(site)).container, executable)
+    profile = profile_with_image(image, site)
+    how = _container(image, None if profile is None else profile.container, executable)
     require_apptainer(how.executable)
     options = [word for bind in (str(Path.cwd()), *how.binds) for word in ("--bind", bind)]
     gpu = ["--nv"] if Path("/proc/driver/nvidia").is_dir() else []

@@ -46,6 +46,7 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
     if csv_file is not None:
         from mrt_hpc.run.atomic import write_text
 
+        csv_file.parent.mkdir(parents=True, exist_ok=True)
         write_text(csv_file, as_csv(found.spent))
     if as_json:
         click.echo(json.dumps(as_data(found), indent=2, allow_nan=False))

@@ -11,10 +11,11 @@ import click
 from mrt_hpc.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from mrt_hpc.launch.backend import Site
+    from mrt_hpc.launch.run_site import ChosenSite
     from mrt_hpc.launch.slurm.doctor.findings import Finding
     from mrt_hpc.launch.slurm.doctor.situation import Situation
     from mrt_hpc.recipe.schema import Recipe
@@ -54,25 +55,27 @@ def doctor(
 
     \b
     Examples:
-      mrt-hpc doctor --site mycluster
-      mrt-hpc doctor --site mycluster --recipe mrt_online --run /shared/me/runs/mrt-online --on-node
+      mrt-hpc doctor
+      mrt-hpc doctor --recipe mrt_online --run /shared/me/runs/mrt-online --on-node
       mrt-hpc doctor --recipe quickstart --json
     """
+    from mrt_hpc.cli.submit import told_site
     from mrt_hpc.errors import ExitCode
-    from mrt_hpc.launch.sites import find_site
     from mrt_hpc.launch.slurm.doctor.diagnosis import can_start, diagnose
     from mrt_hpc.plan.limits import check_segments
     from mrt_hpc.recipe.find import RECIPES, find
     from mrt_hpc.recipe.load import load_recipe
+    from mrt_hpc.run.layout import RunLayout
 
     recipe = None if recipe_name is None else load_recipe(find(RECIPES, recipe_name), overrides)
     if recipe is not None:
         check_segments(recipe)
-    profile = find_site(site)
-    situation = _situation(profile, recipe, options.run_path(recipe.name if recipe else "doctor", run))
+    root = options.run_path(recipe.name if recipe else "doctor", run)
+    chosen = told_site(site, RunLayout(root))
+    situation = _situation(chosen.site, recipe, root)
     if on_node:
         situation = _with_nodes(situation, wait_minutes * 60)
-    findings = diagnose(situation)
+    findings = [*_of_choice(chosen), *diagnose(situation)]
     if as_json:
         _print_json(findings)
     else:
@@ -80,6 +83,14 @@ def doctor(
         click.echo(_conclusion(findings, site, recipe_name, run, asked=on_node or situation.slurm is None))
     if not can_start(findings):
         click.get_current_context().exit(int(ExitCode.FATAL))
+
+
+def _of_choice(chosen: ChosenSite) -> Iterator[Finding]:
+    """Why the tasks may not run on this machine, where nothing names it."""
+    from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict, evidence_of
+
+    if (error := chosen.refusal()) is not None:
+        yield Finding("site", Verdict.FAILS, evidence_of(error), str(error.advice))
 
 
 def _situation(profile: Site, recipe: Recipe | None, root: Path) -> Situation:

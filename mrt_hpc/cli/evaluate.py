@@ -10,11 +10,10 @@ import click
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.options import run_path
 from mrt_hpc.cli.plan import print_cost, print_jobs, print_memory, print_missing, print_objections, print_starts
-from mrt_hpc.cli.submit import listener
+from mrt_hpc.cli.submit import listener, told_site
 from mrt_hpc.launch.evaluated_models import models_asked
 from mrt_hpc.launch.evaluation import EvaluationAsked, evaluation_recipe, submit_evaluation
 from mrt_hpc.launch.pinned_models import refuse_lost_models
-from mrt_hpc.launch.sites import find_site
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.plan.expected import expected_hours
 from mrt_hpc.plan.throughput import throughput
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mrt_hpc.launch.backend import Site
+    from mrt_hpc.launch.run_site import ChosenSite
     from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 
 
@@ -46,22 +45,23 @@ def evaluate(
     """
     asked = models_asked(models)
     recipe = evaluation_recipe(EvaluationAsked(asked, suite, overrides, results, data))
-    site = find_site(site_name)
     root = run_path(recipe.name, run)
+    chosen = told_site(site_name, RunLayout(root))
     if plan_only:
         refuse_lost_models(recipe, root)
-        print_evaluation_plan(recipe, site, root)
+        print_evaluation_plan(recipe, chosen, root)
         return
-    submit_evaluation(recipe, asked.awaited, site, root, listener())
+    submit_evaluation(recipe, asked.awaited, chosen.checked().site, root, listener())
     click.echo(f"run directory: {root}")
 
 
-def print_evaluation_plan(recipe: EvaluationRecipe, site: Site, root: Path) -> None:
+def print_evaluation_plan(recipe: EvaluationRecipe, chosen: ChosenSite, root: Path) -> None:
     """Print the jobs of an evaluation, their expected hours, and what is not there.
 
     Raises:
         UserError: the plan is beyond what the site lets a user submit.
     """
+    site = chosen.site
     plan, rates = evaluation_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     console = console_of(sys.stdout)
@@ -73,5 +73,5 @@ def print_evaluation_plan(recipe: EvaluationRecipe, site: Site, root: Path) -> N
     if not RunLayout(root).recipe_lock.is_file():
         print_missing(console, recipe, "eval")
     backend = site.backend()
-    print_objections(console, plan, recipe, backend, "eval")
+    print_objections(console, plan, recipe, chosen, "eval")
     print_starts(console, plan, recipe, backend, RunLayout(root))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from mrt_hpc.cli import options
+
 
 @click.command(short_help="Give a run more iterations.")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
@@ -16,7 +18,7 @@ import click
     metavar="N",
     help="The number of all iterations of the run, those that are done included.",
 )
-@click.option("--site", metavar="SITE", help="Another site profile. Default: the one that the run was submitted with.")
+@options.site
 def extend(run: Path, iterations: int, site: str | None) -> None:
     """Let RUN train for N iterations in all. It is a submission of the run's own recipe with another number of
     iterations, and needs no recipe file.
@@ -30,13 +32,11 @@ def extend(run: Path, iterations: int, site: str | None) -> None:
       mrt-hpc extend runs/mrt-online --iterations 300
     """
     from mrt_hpc.cli.status import open_run
-    from mrt_hpc.cli.submit import listener
+    from mrt_hpc.cli.submit import listener, told_site
     from mrt_hpc.launch.extension import extended_recipe, schedule_text
-    from mrt_hpc.launch.run_site import site_of_run, site_text
     from mrt_hpc.launch.submission import submit
 
     layout, _ = open_run(run)
-    recipe, where = extended_recipe(layout, iterations), site_of_run(layout, site)
+    recipe = extended_recipe(layout, iterations)
     click.echo(schedule_text(layout, recipe))
-    click.echo(site_text(layout, where, site))
-    submit(recipe, where, layout.root, listener())
+    submit(recipe, told_site(site, layout).checked().site, layout.root, listener())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     callback=options.checked_run_directory,
     help="The directory of the new run. Default: NAME-from-vVERSION beside RUN, NAME being that of its recipe.",
 )
-@click.option("--site", metavar="SITE", help="Another site profile. Default: the one that RUN was submitted with.")
+@options.site
 @options.overrides
 @options.trust
 def fork(
@@ -41,14 +41,14 @@ def fork(
       mrt-hpc fork runs/mrt-online --at 124 --set algorithm.alpha=0.5 --run runs/half-alpha
     """
     from mrt_hpc.cli.status import open_run
-    from mrt_hpc.cli.submit import listener
+    from mrt_hpc.cli.submit import listener, told_site
     from mrt_hpc.launch.origin import fork_of
-    from mrt_hpc.launch.run_site import site_of_run, site_text
     from mrt_hpc.launch.submission import submit
+    from mrt_hpc.run.layout import RunLayout
 
     layout, _ = open_run(run_before)
     new = fork_of(layout, at, overrides, lambda name: run or layout.root.parent / name, trust=trust)
-    where, record = site_of_run(layout, site, trust=trust), new.origin.record
+    record, where = new.origin.record, told_site(site, RunLayout(new.root), layout, trust=trust).checked().site
     click.echo(f"the new run {new.root} begins with weights version {record.version} of {record.run}")
     for change in record.changes:
         click.echo(f"  {change['field']}: {change['old']} becomes {change['new']}")
@@ -57,7 +57,6 @@ def fork(
             click.echo(changed_data(one, layout.train_data))
     iterations, schedule = new.recipe.schedule.iterations, new.recipe.training.schedule
     click.echo(f"it trains for {iterations} iteration(s) with a new optimiser and a {schedule} learning-rate schedule")
-    click.echo(site_text(layout, where, site))
     submit(new.recipe, where, new.root, listener(), new.origin)
 
 

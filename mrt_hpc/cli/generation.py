@@ -104,19 +104,19 @@ def generated(wanted: Wanted) -> Path | None:
             or a task failed.
     """
     from mrt_hpc.analysis.named_models import models_to_evaluate
-    from mrt_hpc.cli.submit import listener
+    from mrt_hpc.cli.submit import listener, told_site
     from mrt_hpc.launch.evaluated_models import models_asked
     from mrt_hpc.launch.evaluation import submit_evaluation
     from mrt_hpc.launch.run_progress import progress
-    from mrt_hpc.launch.sites import find_site
     from mrt_hpc.plan.jobs import read_plan
     from mrt_hpc.run.layout import RunLayout
 
     asked = models_asked(models_to_evaluate(wanted.what))
     recipe = suiting_recipe(wanted, asked)
     root = options.run_path(recipe.name, None)
-    submit_evaluation(recipe, asked.awaited, find_site(wanted.generation.site), root, listener())
     layout = RunLayout(root)
+    site = told_site(wanted.generation.site, layout).checked().site
+    submit_evaluation(recipe, asked.awaited, site, root, listener())
     now = progress(read_plan(layout.plan), layout)
     if now.evaluations_done == now.evaluations:
         return root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,20 +52,22 @@ def init(
     """Look at the cluster, and write a site profile NAME with the reason beside each value.
 
     Asks what Slurm does not tell, and where there is a choice. NAME is the cluster's own name unless it is given. The
-    profile is a text file: change it as you like.
+    profile is a text file: change it as you like. It becomes the site of all your commands; the line `site:` of
+    ~/.config/mrt-hpc/settings.yaml names another, and so does the variable MRT_HPC_SITE.
 
     \b
     Examples:
       mrt-hpc init
       mrt-hpc init mycluster --yes
-      mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load cuda'
+      mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load gcc'
     """
     from mrt_hpc.launch.login_node import look_at_login_node
+    from mrt_hpc.launch.settings import read_settings, write_default_site
     from mrt_hpc.launch.slurm.questions import Wishes, open_questions
     from mrt_hpc.launch.slurm.survey import survey
     from mrt_hpc.launch.slurm.write_profile import profile_path, refuse_existing, site_name, write_profile
 
-    found, node = survey(), look_at_login_node()
+    before, found, node = read_settings().site, survey(), look_at_login_node()
     name = site_name(name, found)
     path = profile_path(name) if output is None else output.absolute()
     if not force:
@@ -77,7 +80,10 @@ def init(
     for question in open_questions(found, node, answered):
         click.echo(f"still open: {question.text}.")
         click.echo(f"  next: write it into the profile, or type the command again with {question.option} VALUE --force")
-    _print_next(path, name, node, own_folder=output is None)
+    site = name if output is None else str(path)
+    write_default_site(site)
+    _print_default(site, before)
+    _print_next(node)
 
 
 def _answered(found: Survey, node: LoginNode, wishes: Wishes, *, yes: bool) -> Wishes:
@@ -133,13 +139,23 @@ def _print_seen(found: Survey, node: LoginNode) -> None:
         click.echo(f"  {one.path}: {'shared' if one.is_shared else 'not known to be shared'}, {one.told()}")
 
 
-def _print_next(path: Path, name: str, node: LoginNode, *, own_folder: bool) -> None:
+def _print_default(site: str, before: str | None) -> None:
+    """Print that the profile is the user's default now, and how to change that."""
+    from mrt_hpc.launch.settings import VARIABLE, settings_file
+
+    was = f" (it was {before})" if before not in (None, site) else ""
+    click.echo(f"all your commands take the site {site} now{was}: it is the line `site:` of {settings_file()}")
+    click.echo(f"  another one: --site SITE for one command, {VARIABLE}=SITE for a shell; `local` is this machine")
+    if named := os.environ.get(VARIABLE):
+        click.echo(f"  this shell has {VARIABLE}={named}, which stands above that line: unset {VARIABLE}")
+
+
+def _print_next(node: LoginNode) -> None:
     """Print what to type next."""
-    site = name if own_folder else str(path)
     run = _runs(node.place_for_runs) / "quickstart-slurm"
     click.echo("next:")
-    click.echo(f"  mrt-hpc doctor --site {site} --recipe quickstart --run {run} --on-node")
-    click.echo(f"  mrt-hpc submit quickstart --site {site} --run {run}")
+    click.echo(f"  mrt-hpc doctor --recipe quickstart --run {run} --on-node")
+    click.echo(f"  mrt-hpc submit quickstart --run {run}")
 
 
 def _runs(place: Filesystem | None) -> Path:

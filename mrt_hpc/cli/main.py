@@ -42,9 +42,9 @@ def main() -> None:
     \b
     On a cluster:
       mrt-hpc init   mycluster
-      mrt-hpc doctor --site mycluster --on-node
-      mrt-hpc plan   mrt_online --site mycluster
-      mrt-hpc submit mrt_online --site mycluster
+      mrt-hpc doctor --on-node
+      mrt-hpc plan   mrt_online
+      mrt-hpc submit mrt_online
       mrt-hpc status runs/mrt-online-1.5b
     \b
     Shell completion (bash; zsh and fish alike):
@@ -82,6 +82,7 @@ def plan(
 
 @main.command(short_help="Start a vLLM server that runs may attach to.")
 @options.recipe
+@options.here
 @options.overrides
 @click.option(
     "--model", type=click.Path(path_type=Path, file_okay=False), help="Directory of the weights to begin with."
@@ -98,9 +99,16 @@ def plan(
     "--log", type=click.Path(path_type=Path, dir_okay=False), default=Path("runs/server.log"), show_default=True
 )
 def serve(
-    recipe: Path, overrides: tuple[str, ...], model: Path | None, key_file: Path, listen: str | None, log: Path
+    recipe: Path,
+    site: str | None,
+    overrides: tuple[str, ...],
+    model: Path | None,
+    key_file: Path,
+    listen: str | None,
+    log: Path,
 ) -> None:
-    """Serve the policy of RECIPE until you interrupt it, for inference tasks that name it in `serving.attach`.
+    """Serve the policy of RECIPE on this machine until you interrupt it, for inference tasks that name it in
+    `serving.attach`.
 
     A run that attaches loads its own weights into the server, and checks that they have arrived.
 
@@ -110,8 +118,10 @@ def serve(
       mrt-hpc serve quickstart --model runs/quickstart/weights/v000000
     """
     from mrt_hpc.cli.serve import serve as serve_recipe
+    from mrt_hpc.launch.run_site import refuse_work_here
     from mrt_hpc.recipe.load import load_recipe
 
+    refuse_work_here(site)
     serve_recipe(load_recipe(recipe, overrides), model, key_file, listen, log)
 
 
@@ -121,7 +131,10 @@ def serve(
 @options.overrides
 @options.run_directory
 def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
-    """Run RECIPE: on this machine, or with --site on a Slurm cluster.
+    """Run RECIPE at a site: a Slurm cluster, or this machine.
+
+    `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
+    it is, whatever your default is; --site moves it.
 
     Finished results stay: type the same command again to continue a run that stopped.
 
@@ -129,7 +142,7 @@ def submit(recipe: Path, site: str | None, overrides: tuple[str, ...], run: Path
     Examples:
       mrt-hpc submit quickstart
       mrt-hpc submit quickstart --set seed=1 --run runs/quickstart-1
-      mrt-hpc submit mrt_online --site mycluster
+      mrt-hpc submit quickstart --site local
     """
     from mrt_hpc.cli.submit import submit_recipe
 
@@ -168,7 +181,7 @@ def evaluate(
     \b
     Examples:
       mrt-hpc eval runs/quickstart@0,last --suite small_world
-      mrt-hpc eval models/DeepSeek-R1-Distill-Qwen-1.5B runs/grpo --suite paper_20 --site mycluster
+      mrt-hpc eval models/DeepSeek-R1-Distill-Qwen-1.5B runs/grpo --suite paper_20
       mrt-hpc eval runs/grpo --suite paper_20 --plan
     """
     from mrt_hpc.cli.evaluate import evaluate as evaluate_models
@@ -245,15 +258,19 @@ def report(runs: tuple[Path, ...], page: Path | None, trust: bool) -> None:
 
 @main.command(short_help="Judge stored samples again with today's grader.")
 @click.argument("runs", nargs=-1, required=True, type=RUN, metavar="RUN...")
-def regrade(runs: tuple[Path, ...]) -> None:
-    """Judge the samples of the evaluations of RUN again, without generating anything, and show which verdicts changed.
+@options.here
+def regrade(runs: tuple[Path, ...], site: str | None) -> None:
+    """Judge the samples of the evaluations of RUN again on this machine, without generating anything, and show which
+    verdicts changed.
 
     \b
     Examples:
       mrt-hpc regrade runs/quickstart
     """
     from mrt_hpc.cli.regrade import regrade as regrade_runs
+    from mrt_hpc.launch.run_site import refuse_work_here
 
+    refuse_work_here(site)
     regrade_runs(runs)
 
 

@@ -47,7 +47,11 @@ site = click.option(
     "--site",
     metavar="SITE",
     shell_complete=complete_site,
-    help="Site profile: a path, or a name in slurm/sites or ~/.config/mrt-hpc/sites. Default: this machine.",
+    help="Site profile: a path, a name in slurm/sites or ~/.config/mrt-hpc/sites, or local for this machine. Default: "
+    "the site of the run, MRT_HPC_SITE, the one in ~/.config/mrt-hpc/settings.yaml, or this machine.",
+)
+here = click.option(
+    "--site", metavar="local", help="Work on this machine, also where jobs of a cluster are submitted from it."
 )
 overrides = click.option(
     "--set",

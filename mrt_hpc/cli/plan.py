@@ -18,11 +18,11 @@ from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.hours_table import FEW_HOURS, hours_table
 from mrt_hpc.cli.memory_table import memory_json, memory_lines, memory_table, memory_warnings
 from mrt_hpc.cli.options import run_path
+from mrt_hpc.cli.submit import told_site
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.launch.create import check_model
-from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.submission import foreseen, jobs_left, kept_recipe, objections_to
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.cost import plan_cost
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mrt_hpc.launch.backend import Backend, StartEstimate
+    from mrt_hpc.launch.run_site import ChosenSite
     from mrt_hpc.plan.expected import ExpectedHours
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.plan.throughput import Throughput
@@ -58,9 +59,10 @@ FEW_NAMES = 3
 
 def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
     """Print the jobs, their expected hours, and the hours of their time limits."""
-    recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
+    recipe = load_recipe(recipe_path, overrides)
     layout = RunLayout(run_path(recipe.name, run))
-    recipe = kept_recipe(layout, recipe, click.echo)
+    chosen = told_site(site_name, layout)
+    recipe, site = kept_recipe(layout, recipe, click.echo), chosen.site
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     console = console_of(sys.stdout)
@@ -83,7 +85,7 @@ def print_plan(recipe_path: Path, site_name: str | None, overrides: tuple[str, .
     if rates is not None and (late := late_checkpoint(recipe, site, rates)):
         console.print(f"[yellow]doubtful:[/] {escape(late)}", highlight=False, soft_wrap=wide)
     backend = site.backend()
-    print_objections(console, plan, recipe, backend, "submit")
+    print_objections(console, plan, recipe, chosen, "submit")
     print_starts(console, plan, recipe, backend, layout)
 
 
@@ -141,7 +143,7 @@ def print_missing(console: Console, recipe: Experiment, command: str) -> None:
     for one in missing:
         told = f"[yellow]not there yet, {command} will refuse:[/] {escape(one)}"
         console.print(told, highlight=False, soft_wrap=True)
-    if not missing:
+    if not any(_missing_of_models(recipe)):
         _print_refused_model(console, recipe, command)
 
 
@@ -154,8 +156,13 @@ def _print_refused_model(console: Console, recipe: Experiment, command: str) -> 
         console.print(told, highlight=False, soft_wrap=True)
 
 
-def print_objections(console: Console, plan: Plan, recipe: Experiment, backend: Backend, command: str) -> None:
+def print_objections(console: Console, plan: Plan, recipe: Experiment, chosen: ChosenSite, command: str) -> None:
     """Print what the place of the jobs refuses, and what is doubtful there."""
+    if (error := chosen.refusal()) is not None:
+        told = f"[yellow]{command} will refuse:[/] {escape(f'{error.what}; {error.advice}')}"
+        console.print(told, highlight=False, soft_wrap=is_wide(console))
+        return
+    backend = chosen.site.backend()
     objections = objections_to(recipe, plan, backend)
     beyond = [(f"beyond {backend.place}, {command} will refuse", sentence) for sentence in objections.refused]
     for words, sentence in [*beyond, *(("doubtful", sentence) for sentence in objections.doubts)]:
@@ -216,8 +223,10 @@ def _until(at: float, now: float) -> str:
 
 def print_plan_as_json(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
     """Print jobs, expected hours by job, and memory by role, as one JSON object."""
-    recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
-    recipe = kept_recipe(RunLayout(run_path(recipe.name, run)), recipe, lambda _: None)
+    recipe = load_recipe(recipe_path, overrides)
+    layout = RunLayout(run_path(recipe.name, run))
+    site = told_site(site_name, layout).site
+    recipe = kept_recipe(layout, recipe, lambda _: None)
     plan, rates = compile_plan(recipe, site), throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     hours = {name: {"hours": one.hours, "gpu_hours": one.gpu_hours} for name, one in expected.items()}
@@ -230,8 +239,9 @@ def print_sbatch(recipe_path: Path, site_name: str | None, overrides: tuple[str,
     Raises:
         UserError: the site has no job scripts, or the run is there and was made from another recipe.
     """
-    recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
+    recipe = load_recipe(recipe_path, overrides)
     layout = RunLayout(run_path(recipe.name, run))
+    site = told_site(site_name, layout).site
     if layout.recipe_lock.is_file():
         recipe = kept_recipe(layout, recipe, click.echo)
         refuse_other_recipe(layout, recipe)
@@ -339,6 +349,16 @@ def awaited_models(recipe: Experiment) -> Iterator[str]:
 
 def missing_inputs(recipe: Experiment) -> Iterator[str]:
     """The files and folders that the recipe names and that do not exist, but those that a run has yet to publish."""
+    yield from _missing_of_models(recipe)
+    for what, problems in _problem_sources(recipe).items():
+        path = getattr(problems, "path", None)
+        if path is not None and not (file := Path(path).resolve()).is_file():
+            command = fetch_command(file)
+            yield f"{what} {file}" + (f"; next, on a node with network access: {command}" if command else "")
+
+
+def _missing_of_models(recipe: Experiment) -> Iterator[str]:
+    """Models and files of prompts that do not exist."""
     for what, directory in _model_directories(recipe).items():
         if unfetched := not_fetched(directory):
             yield f"{what}: {unfetched}"
@@ -347,11 +367,6 @@ def missing_inputs(recipe: Experiment) -> Iterator[str]:
     for what, file in prompt_files(recipe).items():
         if not file.is_file():
             yield f"{what} {file.resolve()}"
-    for what, problems in _problem_sources(recipe).items():
-        path = getattr(problems, "path", None)
-        if path is not None and not (file := Path(path).resolve()).is_file():
-            command = fetch_command(file)
-            yield f"{what} {file}" + (f"; next, on a node with network access: {command}" if command else "")
 
 
 def _model_directories(recipe: Experiment) -> dict[str, str]:

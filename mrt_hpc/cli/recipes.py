@@ -133,6 +133,6 @@ def _write(wanted: Copy) -> None:
     """Write the files that are named first, so that a copy is never there without them."""
     from mrt_hpc.run.atomic import write_bytes
 
-    for path, place in wanted.beside.items():
+    for path, place in {**wanted.beside, wanted.entry.path: wanted.output}.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(place, path.read_bytes())
-    write_bytes(wanted.output, wanted.entry.path.read_bytes())

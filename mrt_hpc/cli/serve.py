@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.python_look import no_sampling
 from mrt_hpc.recipe.hub_models import refuse_unfetched
+from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.sections.model import HuggingFaceModel
 
 if TYPE_CHECKING:
@@ -40,13 +42,17 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
     from mrt_hpc.inference.server_settings import ServerSettings
     from mrt_hpc.recipe.longest import longest_sequence
 
+    if (error := no_sampling(recipe)) is not None:
+        raise error
     serving, prover = recipe.serving, recipe.prover
+    model_dir, width = model or _model_of(recipe), serving.tensor_parallel or max(1, recipe.resources.inference.gpus)
+    ModelFiles(model_dir, "model.path").check_division(width)
     settings = ServerSettings(
-        model_dir=model or _model_of(recipe),
+        model_dir=model_dir,
         max_model_len=longest_sequence(recipe),
         dtype=serving.dtype,
         max_num_seqs=serving.max_concurrent_sequences,
-        tensor_parallel=serving.tensor_parallel or max(1, recipe.resources.inference.gpus),
+        tensor_parallel=width,
         gpu_memory_utilization=serving.gpu_memory_utilization,
         kv_cache_gib=serving.kv_cache_gib,
         cpu_threads=recipe.resources.inference.cpus,
@@ -60,6 +66,7 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    log.parent.mkdir(parents=True, exist_ok=True)
     with VllmServer(settings, log) as server:
         _write_key(key_file, server.key)
         place = f"{{address: {server.control.address.text!r}, key_file: {str(key_file.absolute())!r}}}"

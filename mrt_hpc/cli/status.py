@@ -17,6 +17,8 @@ from mrt_hpc.launch import queued_jobs
 from mrt_hpc.launch.backend import QueueState
 from mrt_hpc.launch.ledger import shown_process
 from mrt_hpc.launch.run_progress import progress, read_records, reason, remarks
+from mrt_hpc.launch.view.run_look import RunLook
+from mrt_hpc.launch.view.task_cause import paused
 from mrt_hpc.plan.jobs import Plan, Role, read_plan
 from mrt_hpc.run.layout import existing_run
 from mrt_hpc.run.offline import upload
@@ -73,6 +75,9 @@ def print_status(run: Path) -> None:
         console.print(f"[yellow]warning:[/] {warning}", highlight=False)
     if process is not None and process.is_here and process.pid != os.getpid():
         console.print(f"runs on this machine in process {process.pid}", highlight=False)
+    for one in paused(RunLook(layout, plan, records, look, process)):
+        console.print(f"[yellow]paused:[/] {one.job} task {one.index}", highlight=False)
+        console.print(f"{one.sentence}\n  next:     {one.next}", markup=False, highlight=False)
     for job, index, record in remarks(plan, layout, records):
         colour = "red" if record.state is TaskState.FAILED else "yellow"
         tries = f", {record.failures} failure(s)" if record.failures else ""
@@ -140,11 +145,23 @@ def cancel_run(run: Path) -> None:
 
 
 def print_report(run: Path, page: Path | None, *, trust: bool) -> None:
-    """Write the report and its page, or the page alone where it has a place, and print their paths."""
+    """Write the report and its page, or the page alone where it has a place, and print their paths.
+
+    Raises:
+        UserError: the report has its place in a run to which this user may not write.
+    """
     from mrt_hpc.roles.report import write_report  # plots take a second to import
 
     layout, _ = open_run(run)
     where = None if page is None else page.absolute()
+    if where is not None:
+        where.parent.mkdir(parents=True, exist_ok=True)
+    elif not os.access(layout.root, os.W_OK):
+        raise UserError(
+            "the report is written into the run, and you may not write there",
+            where=layout.root,
+            advice=f"mrt-hpc report {run} --page FILE.html, which writes only that file",
+        )
     for part in write_report(layout, where, trust=trust):
         click.echo(f"missing: {part}")
     if where is None:
@@ -166,5 +183,6 @@ def print_comparison(runs: Sequence[Path], page: Path | None, *, trust: bool) ->
             expected="--page FILE.html",
             advice=f"mrt-hpc report {' '.join(map(str, runs))} --page compared.html",
         )
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_comparison([open_run(run)[0] for run in runs], page.absolute(), trust=trust)
     click.echo(f"page: {page.absolute()}")

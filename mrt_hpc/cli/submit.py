@@ -10,16 +10,17 @@ import click
 
 from mrt_hpc.cli.display import Display
 from mrt_hpc.cli.options import run_path
-from mrt_hpc.launch.sites import find_site
+from mrt_hpc.launch.run_site import chosen_site
 from mrt_hpc.launch.submission import Listener, submit
 from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from mrt_hpc.launch.backend import RunningHere
-    from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.launch.run_site import ChosenSite
 
 
 def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str, ...], run: Path | None) -> None:
@@ -28,8 +29,22 @@ def submit_recipe(recipe_path: Path, site_name: str | None, overrides: tuple[str
     Raises:
         UserError: recipe, site or data are wrong, the site refuses, or a task failed.
     """
-    recipe, site = load_recipe(recipe_path, overrides), find_site(site_name)
-    submit(recipe, site, run_path(recipe.name, run), listener())
+    recipe = load_recipe(recipe_path, overrides)
+    root = run_path(recipe.name, run)
+    site = told_site(site_name, RunLayout(root)).checked().site
+    submit(recipe, site, root, listener())
+
+
+def told_site(name: str | None, *runs: RunLayout, trust: bool = False) -> ChosenSite:
+    """The site of a command as :func:`chosen_site` finds it, which is told where the command does not name it.
+
+    Raises:
+        UserError: there is no such site.
+    """
+    chosen = chosen_site(name, *runs, trust=trust)
+    if chosen.why:
+        click.echo(chosen.text, err=True)
+    return chosen
 
 
 def listener() -> Listener:

@@ -116,6 +116,7 @@ def prepare(order: Order) -> Prepared:
     _refuse_other_number(order, parsed)
     text = problem_lines(parsed.problems)
     record = _record(order, source, columns, parsed, text)
+    order.output.parent.mkdir(parents=True, exist_ok=True)
     record.write(record_file(order.output))
     write_text(order.output, text)
     return Prepared(order.output, record, parsed.bad, tuple(unread), tuple(doubtful))

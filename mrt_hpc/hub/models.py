@@ -97,6 +97,8 @@ def fetch_model(model: HubModel, cache: Path | None = None, endpoint: str | None
             allow_patterns=[file.name for file in files],
         )
     record = FetchRecord(repository=model.repository, commit=commit, files=_checked(cached.snapshot(commit), files))
+    for path in (cached.record(commit), cached.ref):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_json(cached.record(commit), record.model_dump(mode="json"))
     if not model.is_pinned:
         write_text(cached.ref, commit)

@@ -22,6 +22,7 @@ import time
 import zipfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -102,7 +103,7 @@ class CompiledCode:
         with self.place.with_suffix(".lock").open("w") as lock:
             if _is_alone(lock):
                 _logged(self._fetch)
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            _logged(partial(fcntl.flock, lock, fcntl.LOCK_SH))
             was_there = self.place.exists()
             try:
                 yield
@@ -212,10 +213,15 @@ def _relocate(folder: Path, old: bytes, new: bytes) -> None:
 
 
 def _is_alone(lock: IO[str]) -> bool:
-    """Whether no other server of this node holds the lock; this one then holds it alone."""
+    """Whether no other server of this node holds the lock; this one then holds it alone. Nothing is known of the others
+    where the filesystem takes no locks.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        return False
+    except OSError as error:
+        log.warning("compiled code is neither taken nor kept: %s", error)
         return False
     return True
 
@@ -241,7 +247,7 @@ def _version(package: str) -> str | None:
 
 def _processors() -> list[str]:
     """The kinds of GPU of this node; without any, what decides the code for its CPU."""
-    files, wanted = sorted(GPUS.glob("*/information")), ("Model:",)
-    if not files:
-        files, wanted = [Path("/proc/cpuinfo")], ("model name", "flags", "Features")
-    return sorted({line for file in files for line in file.read_text().splitlines() if line.startswith(wanted)})
+    files = sorted(GPUS.glob("*/information"))
+    wanted = ("Model:",) if files else ("model name", "flags", "Features")
+    texts = (file.read_text() for file in files or [Path("/proc/cpuinfo")])
+    return sorted({line for text in texts for line in text.splitlines() if line.startswith(wanted)})

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.inference.socket_paths import folder_variables
+from mrt_hpc.run.access import cache_variables
+from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.import_path import import_path
 from mrt_hpc.run.waiting import wait_until
 
@@ -83,7 +86,7 @@ class RayNode:
 
     def __enter__(self) -> RayNode:
         self._directory = _short_directory()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mrt_hpc.inference.ray_node_main", *self._arguments()],
@@ -165,12 +168,17 @@ class RayNode:
         ]
 
     def _environment(self) -> dict[str, str]:
+        """That of the node's processes. vLLM gives each process of a server that spans nodes the environment of the
+        first node, but for what is set here: every variable that names a private folder must name one of this node.
+        """
         environment = {
+            **cache_variables(),
             **os.environ,
             **self.place.environment(),
             **import_path(),
             OWNER_VARIABLE: str(os.getpid()),
             DIRECTORY_VARIABLE: str(self._directory),
+            **folder_variables(self._directory),
         }
         for name in ("RAY_ADDRESS", STAYS_ON_LOOPBACK):  # they are for programs that use a cluster
             environment.pop(name, None)

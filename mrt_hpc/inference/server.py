@@ -23,6 +23,7 @@ from mrt_hpc.inference.server_command import ServerCommand, on_cpu
 from mrt_hpc.inference.server_control import Address, ServerControl, refuse_no_weights
 from mrt_hpc.inference.server_process import STOP_DEADLINE_S, ServerProcess, private_directory, refuse_stranger
 from mrt_hpc.recipe.sections.schedule import WeightSwap
+from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -37,7 +38,15 @@ RECOVERY_DEADLINE_S = 60.0
 _LOOK_EVERY_S = 0.2
 READ_LOG = "read the end of that log; the same submit command starts the server again"
 """The advice in the error when a server has failed."""
-_LOG_TAIL_BYTES = 4000
+_LOG_TAIL_BYTES, _CAUSE_BYTES = 4000, 64_000
+"""Of the log: what an error shows, and what is searched for a known cause, which stands above the last traceback."""
+_OR_IMAGE = "or use an image of `mrt-hpc container build`"
+NODE_LACKS = {
+    "Failed to find C compiler": f"load a compiler in setup of the site profile (`module load gcc`), {_OR_IMAGE}",
+    "Python.h: No such file": f"name a Python with headers as python in the site profile, {_OR_IMAGE}",
+    "failed to map segment from shared object": "set scratch in the site profile to a folder not mounted noexec",
+}
+"""What to do, by what a log says where a server cannot make or load compiled code; doctor --on-node tries each."""
 
 
 @dataclass
@@ -123,7 +132,7 @@ class VllmServer:
                 check()
 
         self._raise_if_closed()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         self.socket.unlink(missing_ok=True)
         command = self.command
         with command.compiled_code.in_use(self._has_ended) if command.compiled_code else nullcontext():
@@ -255,17 +264,19 @@ class VllmServer:
     def _raise_if_dead(self) -> None:
         if not self._running():
             code = self._process.status if self._process else None
+            said = self._log_tail(_CAUSE_BYTES)
+            lacks = next((f"{what}; " for cause, what in NODE_LACKS.items() if cause in said), "")
             raise UserError(
-                f"the vLLM server ended with status {code} before it answered:\n{self._log_tail()}",
+                f"the vLLM server ended with status {code} before it answered:\n{self._log_tail(_LOG_TAIL_BYTES)}",
                 value=f"model {self._model_dir}",
                 where=self.log,
-                advice=READ_LOG,
+                advice=f"{lacks}{READ_LOG}",
                 exit_code=ExitCode.RETRYABLE,
             )
 
-    def _log_tail(self) -> str:
+    def _log_tail(self, size: int) -> str:
         with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
+            log.seek(max(0, self.log.stat().st_size - size))
             return log.read().decode(errors="replace")
 
     def _end_process(self, patience_s: float = STOP_DEADLINE_S) -> None:

@@ -16,6 +16,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.compiled_code import CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
+from mrt_hpc.inference.socket_paths import folder_variables
 from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.import_path import import_path
 
@@ -29,6 +30,11 @@ _CPU_FLAGS = (_EAGER, "--no-enable-chunked-prefill")
 """Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
 (vLLM 0.32 rewinds the offset of the request's generator, and a CPU generator has none)."""
 
+_WITHOUT_FLASHINFER = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
+"""vLLM uses FlashInfer where it happens to find nvcc and ninja, as after ``module load cuda``. FlashInfer then compiles
+kernels for minutes at the start of the server, and its sums differ from those of a node without nvcc. It is off
+everywhere, together with the options of :func:`_without_flashinfer`.
+"""
 _NOTHING_COMPILED = "TORCHDYNAMO_DISABLE"
 _MODEL = "model"
 """The link to the weights that a server on one node starts with, in the folder in which it begins. vLLM's key for
@@ -147,12 +153,12 @@ class ServerCommand:
             SERVED_VARIABLE: msgspec.json.encode(self._served()).decode(),
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
-            "VLLM_RPC_BASE_PATH": str(self.directory),  # keeps the sockets between its processes private too
-            "TMPDIR": str(self.directory),  # its temporary files are removed with this directory
+            **folder_variables(self.directory),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # `server_main` relies on it
             "HF_HUB_OFFLINE": "1",
             "NCCL_RAS_ENABLE": "0",  # it would answer questions about the server at a port of its own
+            **_WITHOUT_FLASHINFER,
             **({} if self.settings.over_ray else ON_LOOPBACK),
         }
         if self.settings.gpus:
@@ -207,15 +213,13 @@ class ServerCommand:
             "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
             "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
             "uvicorn-log-level": "warning",
-            **_without_gpu(settings),
+            **(_without_gpu(settings) if on_cpu() else _without_flashinfer()),
             **_block_size(settings),
         }
 
 
 def _without_gpu(settings: ServerSettings) -> dict[str, object]:
     """The arguments of a server on CPU alone."""
-    if not on_cpu():
-        return {}
     classes: dict[str, object] = {
         "worker-cls": "mrt_hpc.inference.vllm_cpu_worker.CountingWorker",
         "scheduler-cls": "mrt_hpc.inference.vllm_scheduler.HoldingScheduler",
@@ -223,6 +227,14 @@ def _without_gpu(settings: ServerSettings) -> dict[str, object]:
     if settings.kv_cache_gib is None:
         return classes
     return classes | {"kv-cache-memory-bytes": int(settings.kv_cache_gib * 2**30)}
+
+
+def _without_flashinfer() -> dict[str, object]:
+    """The arguments of a server on GPUs by which vLLM neither tunes FlashInfer's kernels nor adds one to the model."""
+    return {
+        "kernel-config.enable_flashinfer_autotune": False,
+        "compilation-config.pass_config.fuse_allreduce_rms": False,
+    }
 
 
 def _block_size(settings: ServerSettings) -> dict[str, object]:

@@ -163,8 +163,13 @@ class ServerControl:
 
         Args:
             running: clear the keys and values of running samples as well, which are then computed again.
+
+        Raises:
+            UserError: the server does not answer, or samples that still run hold parts of the cache.
         """
-        self.request("/reset_prefix_cache", params={"reset_running_requests": running})
+        path = "/reset_prefix_cache"
+        if not self.request(path, params={"reset_running_requests": running}).json()["success"]:
+            raise self._failure("the vLLM server did not clear its prefix cache: samples that run still hold it", path)
 
     def sleep(self, deadline_s: float) -> None:
         """Let the server sleep after its running samples have ended; its prefix cache is cleared.

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.python_look import samples_on_gpus_only
 from mrt_hpc.recipe.site import SiteSettings
 
 if TYPE_CHECKING:
@@ -224,6 +225,12 @@ class Backend(Protocol):
         """Return the objections to running a plan here, before anything is created or submitted."""
         return Objections()
 
+    def samples_on_gpus_only(self) -> str | None:
+        """Return the Python of the tasks where its vLLM computes on GPUs only; None where it does not, or where it
+        cannot be asked here.
+        """
+        return samples_on_gpus_only()
+
     def texts(self, plan: Plan, recipe: Experiment, layout: RunLayout) -> list[tuple[str, str]]:  # noqa: ARG002
         """Name and script of each job as a submission would write them, with ``{job name}`` in place of job ids.
 
@@ -276,22 +283,25 @@ class Backend(Protocol):
         """
         return None
 
-    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, str]:  # noqa: ARG002
-        """Ids, by job name, of jobs of the run at ``root`` that are queued or run and were never recorded: the
-        submission was interrupted in that moment.
+    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:  # noqa: ARG002
+        """Ids, by job name, of jobs of the run at ``root`` that are queued or run and were never recorded, the oldest
+        first: the submission was interrupted in that moment.
 
         Raises:
             UserError: the queue cannot be asked.
         """
         return {}
 
-    def cancel(self, job_ids: Iterable[str]) -> None:  # noqa: ARG002
+    def cancel(self, job_ids: Iterable[str]) -> list[str]:  # noqa: ARG002
         """Remove jobs from the queue so that they do not start again; jobs that have already ended are skipped.
 
+        Returns:
+            The ids of those that were queued or running, and are not any more.
+
         Raises:
-            UserError: the queue cannot be asked, or refuses.
+            UserError: the queue cannot be asked, or still holds some of them.
         """
-        return
+        return []
 
     def meaning(self, reason: str) -> WaitReason | None:  # noqa: ARG002
         """The meaning of a reason why a task waits, as :meth:`states` gives it; None where it is not known."""

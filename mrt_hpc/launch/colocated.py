@@ -19,6 +19,7 @@ from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.roles.task.companion import COMPANION_LOG, Companion, remove_earlier_turns, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted
+from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.import_path import import_path
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def start_companion(task: Task) -> Companion:
     a task, is blocked in it: the first rank says when it ends.
     """
     log = task.log(COMPANION_LOG)
-    log.parent.mkdir(exist_ok=True)
+    make_folder(log.parent)
     place = Placement(task.world_size, task.world_size, 0, task.attempt)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:

@@ -33,6 +33,7 @@ from mrt_hpc.run.atomic import commit_directory, temporary_sibling, write_json, 
 from mrt_hpc.run.data import read_problems, write_problems
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
+from mrt_hpc.run.told import sign
 from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.training.supervised import read_conversations, read_suffixes, write_samples
 
@@ -73,6 +74,7 @@ def create_or_open(
         refuse_writable_by_others(layout.root)
         refuse_other_recipe(layout, recipe)
         follow_access(layout.root)
+        make_results_folder(recipe)
         return layout
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(
@@ -89,6 +91,7 @@ def create_or_open(
             open_to_group(temporary)
         refuse_writable_by_others(temporary)
         follow_access(temporary)
+        write_text(RunLayout(temporary).identity, f"{secrets.token_hex(16)}\n")
         if origin is not None:
             origin.take(RunLayout(temporary))
         _fill(RunLayout(temporary), recipe, plan, data)
@@ -307,5 +310,5 @@ def _fill(layout: RunLayout, recipe: Experiment, plan: Plan, data: RunData) -> N
     key.write_text(secrets.token_urlsafe(32))
     for directory in (layout.logs, layout.events, layout.jobs, layout.told):
         directory.mkdir()
-    write_text(layout.identity, f"{secrets.token_hex(16)}\n")
+    sign(layout, "")
     write_text(layout.recipe_lock, lock_text(recipe))

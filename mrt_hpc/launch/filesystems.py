@@ -1,12 +1,16 @@
 """What can be seen of a filesystem without root: its type, its free space and inodes, the user's quota, and whether the
-operations that a run directory relies on work there.
+operations that a run relies on work there, in its directory and in a node's folder for temporary files.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import mmap
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -14,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
+from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.atomic import sync_directory, sync_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 SHARED_TYPES = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "panfs", "pvfs2", "orangefs", "cifs", "smb3", "afs",
@@ -177,8 +183,8 @@ class Trial:
     """What went wrong; empty text where it works."""
 
 
-def try_operations(place: Path) -> list[Trial]:
-    """Try in a folder what a run directory relies on. All that is made is removed.
+def try_operations(place: Path, operations: Sequence[Operation]) -> list[Trial]:
+    """Try operations in a folder. All that is made is removed.
 
     Raises:
         OSError: no folder can be created in ``place``.
@@ -186,8 +192,36 @@ def try_operations(place: Path) -> list[Trial]:
     with trial_folder(place) as folder:
         return [
             Trial(name, what_for, _problem(action, folder / name.replace(" ", "-")))
-            for name, what_for, action in OPERATIONS
+            for name, what_for, action in operations
         ]
+
+
+def scratch_problems(temporary: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """Try what tasks do in the folder for temporary files, and where else their environment sends what they compile.
+
+    Args:
+        temporary: the folder.
+        variables: the environment of a task.
+
+    Returns:
+        What went wrong, by operation; empty text where it works.
+    """
+    sockets = temporary if len(str(temporary)) <= LONGEST_SOCKET_FOLDER else Path("/tmp")
+    found = _problems(temporary, SCRATCH) | _problems(sockets, SOCKETS)
+    for name in CACHES:
+        if (told := variables.get(name)) and not Path(told).is_relative_to(temporary):
+            there = _problems(existing_ancestor(Path(told)), COMPILED)
+            found |= {f"{name}, {operation}": problem for operation, problem in there.items()}
+    return found
+
+
+def _problems(place: Path, operations: Sequence[Operation]) -> dict[str, str]:
+    try:
+        trials = try_operations(place, operations)
+    except OSError as error:  # no folder can be made there
+        return {name: f"{place}: {error.strerror or error}" for name, _, _ in operations}
+    needed = {one.name: f"{place}: {one.problem}; it is needed so that {one.what_for}" for one in trials}
+    return {one.name: needed[one.name] if one.problem else "" for one in trials}
 
 
 @contextmanager
@@ -214,11 +248,12 @@ def _problem(action: Callable[[Path], None], folder: Path) -> str:
 
 
 def _rename(folder: Path) -> None:
-    new, old = folder / "new", folder / "old"
-    new.write_text("new")
-    old.write_text("old")
+    new, old = folder / "from" / "file", folder / "to" / "file"  # what is damaged moves to another folder
+    for each in (new, old):
+        each.parent.mkdir()
+        each.write_text(each.parent.name)
     new.replace(old)
-    if old.read_text() != "new" or new.exists():
+    if old.read_text() != "from" or new.exists():
         raise OSError("a rename did not replace the file of the same name")
 
 
@@ -267,12 +302,71 @@ def _owner(folder: Path) -> None:
         raise OSError(f"a new folder has owner {status.st_uid} and mode {status.st_mode & 0o777:o} after chmod 700")
 
 
-OPERATIONS: tuple[tuple[str, str, Callable[[Path], None]], ...] = (
-    ("rename", "results appear whole or not at all", _rename),
-    ("rename of folders", "of two tasks that commit the same group only the first wins", _rename_folder),
+def _lock(folder: Path) -> None:
+    with (folder / "lock").open("w") as one, (folder / "lock").open("w") as other:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+    raise OSError("a file that is locked was locked a second time")
+
+
+def _symlink(folder: Path) -> None:
+    (folder / "content").write_text("content")
+    (folder / "link").symlink_to(folder / "content")
+    if (folder / "link").read_text() != "content":
+        raise OSError("a symbolic link does not lead to its file")
+
+
+def _map(folder: Path) -> None:
+    (folder / "library").write_bytes(b"\0" * mmap.PAGESIZE)
+    try:
+        with (folder / "library").open("rb") as file:
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except PermissionError:
+        raise PermissionError(errno.EPERM, "no code can be mapped from there (mounted noexec)") from None
+
+
+def _listen(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        client.connect(str(folder / "socket"))
+
+
+def _connect(_: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        socket.create_connection(listener.getsockname(), timeout=10).close()
+
+
+Operation = tuple[str, str, "Callable[[Path], None]"]
+"""Name, purpose and action; the action raises OSError if the operation does not work in a folder."""
+RENAME = ("rename", "results appear whole or not at all", _rename)
+RENAME_FOLDERS = ("rename of folders", "of two tasks that commit the same group only the first wins", _rename_folder)
+OWNER = ("owner and mode", "no other user may write what tasks execute", _owner)
+EXECUTE = ("executable pages", "what vLLM, Triton and torch compile can be loaded", _map)
+OPERATIONS: tuple[Operation, ...] = (
+    RENAME,
+    RENAME_FOLDERS,
     ("hard link", "of two tasks that write the same file only the first wins", _link),
     ("exclusive create", "leases say who samples what", _create),
     ("fsync", "results survive a power failure", _sync),
-    ("owner and mode", "no other user may write what tasks execute", _owner),
+    OWNER,
 )
-"""Name, purpose and action of each operation; an action raises OSError if the operation does not work."""
+"""What a run does in its directory."""
+SCRATCH: tuple[Operation, ...] = (
+    RENAME,
+    RENAME_FOLDERS,
+    OWNER,
+    ("lock", "two processes take turns on GPUs, and a node's files are removed with their task", _lock),
+    ("symbolic link", "the code of a model is found for each of its versions", _symlink),
+    EXECUTE,
+)
+"""What tasks do in the folder for temporary files of their node."""
+SOCKETS: tuple[Operation, ...] = (
+    ("socket", "tasks reach their servers", _listen),
+    ("loopback address", "ranks of one node exchange gradients", _connect),
+)
+COMPILED: tuple[Operation, ...] = (EXECUTE,)
+"""What tasks do in the folders that their environment names for what is compiled."""

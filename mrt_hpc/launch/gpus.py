@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.plan.jobs import Role
 
 if TYPE_CHECKING:
-    from mrt_hpc.plan.jobs import JobResources
+    from mrt_hpc.plan.jobs import Job, JobResources
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY = "libcuda.so.1"
@@ -27,6 +28,11 @@ NO_LIBRARY = f"no {DRIVER_LIBRARY}"
 NO_DEVICE = "cuInit failed with error 100"
 """CUDA_ERROR_NO_DEVICE: this process has no GPU."""
 LEAVE_OUT = "leave the node out (sbatch: {exclude: NODE} in the site profile) and submit again"
+SEE_ALL = (
+    "let each rank see all GPUs of its node: remove gpus-per-task, gpu-bind and the like from sbatch: in the site "
+    "profile, and submit again"
+)
+"""What to do where Slurm shows each rank its own GPU only."""
 OLDEST_CAPABILITY = (7, 5)
 """The compute capability of Turing: the wheels of torch for CUDA 12.8 and newer have no code for Volta and older."""
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -35,6 +41,8 @@ LOOK_LIMIT_S = 120.0
 """The limit for the driver's answer, seconds; a machine with eight GPUs takes a few seconds if no daemon keeps the
 driver loaded.
 """
+_SLICE = re.compile(r"(?<![a-z0-9])\d+g[._]?\d+gb|(?<![a-z])mig(?![a-z])", re.IGNORECASE)
+NO_SLICES = "whole GPUs, as parts of GPUs (MIG) are not supported"
 _MAJOR, _MINOR = 75, 76
 """Numbers of the two attributes in cuda.h."""
 
@@ -59,33 +67,49 @@ class GpuView:
     """Newest CUDA version that the driver's library knows."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """Compute capability of each GPU that CUDA can use."""
+    names: tuple[str, ...] = ()
+    """The name of each of them, as the driver gives it."""
 
     def told(self) -> str:
         """All fields in one line, for an error message."""
         gpus = ", ".join(f"{major}.{minor}" for major, minor in self.capabilities)
+        names = ", ".join(dict.fromkeys(self.names))
         parts = [
             f"driver {self.driver or 'not loaded'}",
             f"{', '.join(self.devices) or 'no GPU'} in /dev",
             "CUDA_VISIBLE_DEVICES " + ("not set" if self.visible is None else f"{self.visible!r}"),
-            f"{len(self.capabilities)} usable" + (f" (compute capability {gpus})" if gpus else ""),
+            f"{len(self.capabilities)} usable" + (f" ({names}, compute capability {gpus})" if gpus else ""),
             *([self.problem] if self.problem else []),
             *([f"in the container {self.container}"] if self.container else []),
         ]
         return "; ".join(parts)
 
 
-def require_gpus(resources: JobResources) -> None:
+def is_slice(name: str) -> bool:
+    """Whether a name is that of a part of a GPU (MIG), as ``1g.10gb``, ``a100_3g.20gb``, ``MIG-5c89852c-...`` or
+    ``NVIDIA A100-SXM4-40GB MIG 1g.5gb``.
+    """
+    return _SLICE.search(name) is not None
+
+
+def require_gpus(job: Job) -> None:
     """Check the GPUs of a task before it starts its work; a task without GPUs needs no check.
 
     Raises:
         UserError: they are not there, or the installed torch cannot use them.
     """
-    if resources.gpus_per_rank and (error := verdict(look(), resources)):
+    if job.resources.gpus_per_rank and (error := verdict(look(), job.resources, shared=job.role is Role.COLOCATED)):
         raise error
 
 
-def verdict(view: GpuView, resources: JobResources) -> UserError | None:
-    """Return why a process of a task cannot use the GPUs that it sees; None if it can use them."""
+def verdict(view: GpuView, resources: JobResources, *, shared: bool = False) -> UserError | None:
+    """Return why a process of a task cannot use the GPUs that it sees; None if it can use them.
+
+    Args:
+        view: what it sees.
+        resources: of the task.
+        shared: whether the first rank also samples, with servers on the GPUs of all ranks.
+    """
     if view.torch_cuda is None:
         return _refused(
             "the installed torch is a build without CUDA",
@@ -93,20 +117,39 @@ def verdict(view: GpuView, resources: JobResources) -> UserError | None:
             expected="the environment of env/setup cuda, or an image built from containers/cuda.def",
             advice="run `env/setup cuda`, or name that image as container.image in the site profile, and submit again",
         )
-    return _too_few(view, resources) or _driver_too_old(view, view.torch_cuda) or _too_old_gpus(view)
+    return (
+        _slices(view)
+        or _too_few(view, resources, shared=shared)
+        or _driver_too_old(view, view.torch_cuda)
+        or _too_old_gpus(view)
+    )
 
 
-def _too_few(view: GpuView, resources: JobResources) -> UserError | None:
-    """Whether a rank sees fewer GPUs than it needs. It may see only its own, those of its node, or more."""
+def _slices(view: GpuView) -> UserError | None:
+    if not is_slice(" ".join([view.visible or "", *view.names])):
+        return None
+    return _refused(
+        "this task got parts of GPUs (MIG)",
+        view,
+        expected=NO_SLICES,
+        advice="choose whole GPUs (gpu_type or partitions.gpu in the site profile; `sinfo -o '%R %G'` shows them), and "
+        "submit again",
+    )
+
+
+def _too_few(view: GpuView, resources: JobResources, *, shared: bool) -> UserError | None:
+    """Whether a rank sees fewer GPUs than it needs. It may see only its own, unless they are shared, those of its node,
+    or more.
+    """
     seen, own = len(view.capabilities), resources.gpus_per_rank
     on_node = own * resources.ranks_per_node
-    if seen == own or seen >= on_node:
+    if seen >= on_node or (seen == own and not shared):
         return None
     return _refused(
         f"this task asked for {on_node} GPU(s) on this node, {own} a rank, and a rank sees {seen}",
         view,
-        expected=f"{own}, or at least {on_node}, that CUDA can use",
-        advice=_way_to_gpus(view),
+        expected=f"at least {on_node} that CUDA can use" + ("" if shared else f", or {own}"),
+        advice=SEE_ALL if seen == own and shared else _way_to_gpus(view),
         exit_code=ExitCode.RETRYABLE if _is_out_of_order(view) else ExitCode.FATAL,
     )
 
@@ -201,7 +244,7 @@ def _as_tuple(value: object) -> object:
 
 def seen_here() -> GpuView:
     """Return what this process itself sees; the call uses the driver."""
-    driver_cuda, capabilities, problem = _ask_driver()
+    driver_cuda, devices, problem = _ask_driver()
     return GpuView(
         driver=_driver_version(),
         devices=tuple(sorted(str(file) for file in Path("/dev").glob("nvidia[0-9]*"))),
@@ -210,7 +253,8 @@ def seen_here() -> GpuView:
         torch_cuda=_cuda_of_torch(),
         problem=problem,
         driver_cuda=driver_cuda,
-        capabilities=capabilities,
+        capabilities=tuple(capability for capability, _ in devices),
+        names=tuple(name for _, name in devices),
     )
 
 
@@ -235,8 +279,8 @@ class DriverError(Exception):
     """A call to the driver's library failed."""
 
 
-def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[int, int], ...], str | None]:
-    """CUDA version of the driver, compute capability of each usable GPU, and what went wrong."""
+def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[tuple[int, int], str], ...], str | None]:
+    """CUDA version of the driver, compute capability and name of each usable GPU, and what went wrong."""
     version = None
     try:
         library = ctypes.CDLL(DRIVER_LIBRARY)
@@ -247,7 +291,7 @@ def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[int, int], ...], 
         version = (number // 1000, number % 1000 // 10)
         _call(library, "cuInit", 0)
         devices = range(_asked(library, "cuDeviceGetCount"))
-        return version, tuple(_capability(library, device) for device in devices), None
+        return version, tuple((_capability(library, device), _name(library, device)) for device in devices), None
     except DriverError as error:
         return version, (), str(error)
 
@@ -255,6 +299,12 @@ def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[int, int], ...], 
 def _capability(library: ctypes.CDLL, device: int) -> tuple[int, int]:
     major, minor = (_asked(library, "cuDeviceGetAttribute", number, device) for number in (_MAJOR, _MINOR))
     return major, minor
+
+
+def _name(library: ctypes.CDLL, device: int) -> str:
+    text = ctypes.create_string_buffer(256)
+    _call(library, "cuDeviceGetName", text, len(text), device)
+    return text.value.decode(errors="replace")
 
 
 def _asked(library: ctypes.CDLL, function: str, *arguments: int) -> int:

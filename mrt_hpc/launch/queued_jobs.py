@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,18 @@ from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.run.pins import release
+from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mrt_hpc.launch.backend import Backend, QueuedTask, WaitReason
-    from mrt_hpc.launch.ledger import Submission
+    from mrt_hpc.launch.ledger import LocalProcess, Submission
     from mrt_hpc.run.layout import RunLayout
+
+
+ENDS_WITHIN_S = 90.0
+"""The seconds that a process of this machine has to stop its tasks and to end."""
 
 
 @dataclass(frozen=True)
@@ -229,20 +235,36 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         What was done, a sentence each.
 
     Raises:
-        UserError: there is nothing to cancel, a queue cannot be asked, or another user can change which process and
-            which jobs the run says are its own.
+        UserError: there is nothing to cancel, a queue cannot be asked, the process does not end, or another user can
+            change which process and which jobs the run says are its own.
     """
     refuse_changeable(layout.jobs, "nothing is cancelled that this folder names")
     process, queues = local_process(layout), job_queues(layout, current_submissions(layout))
     if process is not None:
-        os.kill(process.pid, signal.SIGINT)
+        _ask_to_stop(process)
         yield f"asked process {process.pid} to stop"
     for queue in queues:
         yield cancel_queued(layout, queue)
+    if process is not None:
+        wait_until(
+            lambda: not process.is_here,
+            reason=f"the end of process {process.pid}, which still runs",
+            deadline_s=ENDS_WITHIN_S,
+            where=layout.root,
+            advice=f"kill -9 {process.pid} ends it, and its tasks end with it; then mrt-hpc status {layout.root}",
+        )
+        yield f"process {process.pid} has ended, and its tasks with it"
     if released := _released(layout):
         yield f"weights that are not kept for this evaluation any more: {', '.join(released)}"
     elif process is None and not queues:
         raise nothing_to_cancel(layout)
+
+
+def _ask_to_stop(process: LocalProcess) -> None:
+    """Interrupt a process. Where Ctrl-Z has suspended it with its tasks, they go on: they could not act on a signal."""
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        os.kill(process.pid, signal.SIGINT)
+        os.killpg(os.getpgid(process.pid), signal.SIGCONT)
 
 
 def _released(layout: RunLayout) -> list[str]:
@@ -252,10 +274,14 @@ def _released(layout: RunLayout) -> list[str]:
 
 
 def cancel_queued(layout: RunLayout, queue: JobQueue) -> str:
-    """Take all jobs of the run out of a queue, those that were never recorded among them."""
-    ids = {*queue.ids, *queue.backend.unrecorded(layout.root, queue.ids).values()}
-    queue.backend.cancel(sorted(ids))
-    return f"cancelled {len(ids)} job(s) in the queue ({queue.name})"
+    """Take all jobs of the run out of a queue, those that were never recorded among them.
+
+    Raises:
+        UserError: the queue cannot be asked, or still holds some of them.
+    """
+    unrecorded = queue.backend.unrecorded(layout.root, queue.ids).values()
+    ended = queue.backend.cancel(sorted({*queue.ids, *(job_id for ids in unrecorded for job_id in ids)}))
+    return f"cancelled {len(ended)} job(s) in the queue ({queue.name})"
 
 
 def nothing_to_cancel(layout: RunLayout) -> UserError:

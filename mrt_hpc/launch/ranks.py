@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.run.access import cache_variables
+from mrt_hpc.run.atomic import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +64,7 @@ def _start(
     layout: RunLayout, job: Job, index: int, placement: Placement, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     log = layout.logs / f"{job.name}.{index:05d}.{placement.attempt}.rank{placement.rank}.log"
-    log.parent.mkdir(exist_ok=True)  # a user may have removed old logs together with their folder
+    make_folder(log.parent)  # a user may have removed old logs together with their folder
     with log.open("ab") as stream:
         return subprocess.Popen(
             [sys.executable, "-m", "mrt_hpc.launch.entry", str(layout.root), job.name, str(index)],

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mrt_hpc.plan.jobs import Job, Plan
     from mrt_hpc.roles.task.context import Task
     from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.retries import Shortage
     from mrt_hpc.run.task_state import TaskRecord
 
 log = logging.getLogger(__name__)
@@ -49,14 +50,15 @@ class DiskWatch:
     waits: bool = field(default=False, init=False)
     """Whether this process has waited for long, and not written since what had waited."""
 
-    def full(self, what: str) -> None:
+    def full(self, what: str, lacking: Shortage) -> None:
         """Tell that the disk is full.
 
         Args:
             what: cannot be written.
+            lacking: space, or inodes.
         """
         self.waits = True
-        told = f"the disk is full: {self.job} waits for room to write {what}; the run continues when there is room"
+        told = f"{lacking.what}: {self.job} waits for room to write {what}; the run continues when there is room"
         tell_stuck(self.layout, self.job, FULL_DISK, told)
 
     def room(self) -> None:

@@ -16,7 +16,8 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Objections, Order
 from mrt_hpc.launch.changes import refuse_other_recipe, with_warmup_begun
 from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.ledger import claimed, local_process, record_site, record_submission
+from mrt_hpc.launch.ledger import claimed, local_process, record_site, record_submission, remember_site
+from mrt_hpc.launch.python_look import no_sampling
 from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.launch.renewal import Renewal, is_renewed, renew
 from mrt_hpc.launch.run_progress import task_records
@@ -122,6 +123,8 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
 def objections_to(recipe: Experiment, plan: Plan, backend: Backend) -> Objections:
     """The objections of a site to a plan, and those of the verifiers to this machine, where its tasks run here."""
     found = backend.objections(plan)
+    if found.error is None and (error := no_sampling(recipe, backend.samples_on_gpus_only)) is not None:
+        found = replace(found, refused=(*found.refused, f"{error.what}; {error.advice}"), error=error)
     errors = refusals(recipe)
     if backend.queue is None and errors:
         refused = (f"{error.what} ({error.value}); {error.advice}" for error in errors)
@@ -174,8 +177,9 @@ def start(
         forget_told(layout)
         sent = Sent(layout, site, left, listener.tell)
         order = queued_behind(left.order(recipe, plan, layout, sent.record, listener), behind)
-        if backend.queue is not None:
-            record_site(layout, site)
+        record_site(layout, site)
+        if backend.queue is None:
+            remember_site(layout, site)
         try:
             backend.submit(order)
         except UserError as error:
@@ -199,7 +203,7 @@ def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: 
         f"{len(others)} job(s) of this run are in another queue: {queues}",
         value=", ".join(job_ids_of(others.values())),
         where=layout.root,
-        advice=f"submit with --site as before, or first mrt-hpc cancel {layout.root}",
+        advice=f"the same command without --site, which goes there, or first mrt-hpc cancel {layout.root}",
     )
 
 
@@ -289,6 +293,8 @@ class Sent:
         """Record one submission, and report it."""
         lost = self.left.lost.get(job)
         record_submission(self.layout, job, job_id, self.site.name, lost)
+        if not self.jobs:
+            remember_site(self.layout, self.site)
         self.jobs.append((job, job_id))
         again = f", of which task(s) {', '.join(map(str, lost))} had been lost" if lost else ""
         self.tell(f"submitted {job} as job {job_id}{again}")

@@ -43,8 +43,12 @@ CPU_LIBRARIES_GIB = 0.75
 """What a trainer without a GPU takes before it loads a model: torch, DeepSpeed and transformers."""
 GPU_LIBRARIES_GIB = 1.0
 """What CUDA and NCCL take of a GPU before a model is loaded."""
-RESIDUE_GIB = 1.0
-"""What a colocated role leaves on a GPU while the other one uses it: its CUDA context, and the buffers of NCCL."""
+PARKED_TRAINER_GIB = 1.0
+"""What a colocated trainer leaves on a GPU while the server uses it: its CUDA context, and the buffers of NCCL."""
+SLEEPING_SERVER_GIB = 3.0
+"""What a colocated server leaves on a GPU while the trainer uses it: the same, and its CUDA graphs. It was not measured
+on a GPU.
+"""
 HOST_LIBRARIES_GIB = 4.0
 """What a trainer with a GPU takes of the memory of its node before a model is loaded."""
 
@@ -169,7 +173,7 @@ def _trainer(recipe: Experiment, gpu: GpuMemory) -> Iterator[RoleFit]:
         "exchange": memory.exchange,
         "activations": memory.activations,
         "logits": memory.logits,
-        "other": _beside(setting) + (RESIDUE_GIB * GIB if setting.on_gpu and colocated(recipe) else 0.0),
+        "other": _beside(setting) + (SLEEPING_SERVER_GIB * GIB if setting.on_gpu and colocated(recipe) else 0.0),
     }
     yield _fit(Role.TRAINER, "trainer", parts, resources, gpu)
     if setting.on_gpu and (memory.host or last or colocated(recipe)):
@@ -290,7 +294,7 @@ def _servers(
         return
     for server, memory in memories:
         limit = gpu.gib * recipe.serving.gpu_memory_utilization * server.share
-        limit -= max(0.0, limit + RESIDUE_GIB - gpu.gib) if colocated(recipe) else 0.0
+        limit -= max(0.0, limit + PARKED_TRAINER_GIB - gpu.gib) if colocated(recipe) else 0.0
         source = f"serving.gpu_memory_utilization of {gpu.gib:g} GiB ({gpu.source})"
         parts, note = _server_parts(memory), _note(server, memory)
         yield RoleFit(role, server.name, "GPU", parts, memory.least / GIB, limit, source, gpu.known, note)

@@ -5,6 +5,7 @@ seen to fit.
 from __future__ import annotations
 
 from itertools import chain, combinations, product
+from math import ceil
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
@@ -13,6 +14,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.plan.fits import colocated, evaluated_shape, fits, policy_shape, rounded_up
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
+from mrt_hpc.recipe.model_files import divides
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.server_layout import ServerLayout, nodes_of
 
@@ -194,26 +196,25 @@ def _larger_cache(role: RoleFit, recipe: Experiment, site: SiteSettings) -> Knob
 
 
 def _more_gpus(role: Role, recipe: Experiment, gpus: int) -> Knob:
-    """More GPUs for each server of a task, where they divide the heads."""
-    layout, heads = ServerLayout.of(recipe.serving, gpus), evaluated_shape(recipe).heads
-    wider = [layout.tensor_parallel * factor for factor in GROWTH]
+    """More GPUs for each server, where they divide the heads."""
+    now, shape = ServerLayout.of(recipe.serving, gpus).tensor_parallel, evaluated_shape(recipe)
+    wider = [now * factor for factor in GROWTH if divides(now * factor, shape.heads, shape.kv_heads)]
+    found = [(width, _gpus_for(role, recipe, width)) for width in wider]
     return tuple(
-        _servers_of(role, recipe, width, layout.servers)
-        for width in wider
-        if width * layout.servers <= MOST_GPUS and not heads % width
+        (("serving.tensor_parallel", width), *counts)
+        for width, counts in found
+        if all(count <= MOST_GPUS for _, count in counts)
     )
 
 
-def _servers_of(role: Role, recipe: Experiment, width: int, servers: int) -> Changes:
-    """Servers of so many GPUs each. A recipe that states ``tensor_parallel`` states it for all roles."""
-    own: Changes = ((f"resources.{role}.gpus", width * servers),)
-    if recipe.serving.tensor_parallel is None:
-        return own
-    others = [other for other in (Role.INFERENCE, Role.EVALUATION) if other is not role]
-    counts = {other: getattr(recipe.resources, str(other)).gpus for other in others}
-    more = (
-        (f"resources.{other}.gpus", width * ServerLayout.of(recipe.serving, n).servers)
-        for other, n in counts.items()
-        if n
-    )
-    return (("serving.tensor_parallel", width), *own, *more)
+def _gpus_for(role: Role, recipe: Experiment, width: int) -> tuple[tuple[str, int], ...]:
+    """The GPUs of each role whose number has to change for servers of so many each, that of ``role`` first: as many
+    servers as the recipe states, or as few GPUs more as leave none without a server.
+    """
+    found = []
+    for one in (role, *(other for other in (Role.INFERENCE, Role.EVALUATION) if other is not role)):
+        gpus = getattr(recipe.resources, str(one)).gpus
+        needed = width * (recipe.serving.servers or ceil(gpus / width))
+        if gpus and needed != gpus:
+            found.append((f"resources.{one}.gpus", needed))
+    return tuple(found)

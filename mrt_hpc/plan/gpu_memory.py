@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 USABLE = {
     "b200": 178.0, "h200": 139.0, "gh200": 94.0, "h100": 79.0, "h800": 79.0, "a100": 79.0, "a800": 79.0,
     "l40": 44.0, "a40": 44.0, "a6000": 47.0, "a30": 23.5, "a10": 22.0, "l4": 22.0, "t4": 14.5,
+    "5090": 31.0, "4090": 23.5, "3090": 23.5, "2080ti": 10.5,
 }  # fmt: skip
 """GiB that a program can use of each GPU, by a word of its name; of the GPUs of several sizes, the largest."""
 PLAIN = 0.98

@@ -143,7 +143,7 @@ def weights_fit(recipe: Recipe) -> None:
     """Refuse deltas of weights that no task would read, or that the server could not."""
     if recipe.training.full_weights_every == 1:
         return
-    attach, schedule = recipe.serving.attach, recipe.schedule
+    attach, schedule, inference = recipe.serving.attach, recipe.schedule, recipe.resources.inference
     reasons = {
         f"algorithm {recipe.algorithm.type} samples nothing while it trains": not recipe.algorithm.samples_rollouts,
         "with schedule.iterations_per_job: 1 every version ends a segment": schedule.iterations_per_job == 1,
@@ -151,6 +151,8 @@ def weights_fit(recipe: Recipe) -> None:
         "a server at an http address does not see the folder in which an inference task puts versions together": (
             attach is not None and attach.address.startswith("http")
         ),
+        "with resources.inference.nodes above 1 the server's GPUs are on several nodes, and an inference task puts "
+        "versions together in a folder of its first node": inference.gpus > 0 and inference.nodes > 1,
     }
     for reason, holds in reasons.items():
         if holds:

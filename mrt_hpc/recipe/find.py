@@ -62,18 +62,19 @@ def expanded(text: str) -> Path:
         ) from error
 
 
-def find(kind: Kind, name: str) -> Path:
+def find(kind: Kind, name: str, *, typed: bool = True) -> Path:
     """The file of this path or name.
 
     Args:
         kind: of file.
         name: a path; or a path within one of the folders, with or without its suffix.
+        typed: whether the user has just typed it, so that a path may begin at the working directory.
 
     Raises:
         UserError: there is none; the error names the folders that were searched.
     """
     path = expanded(name)
-    if path.is_file():
+    if (typed or path.is_absolute()) and path.is_file():
         return path
     within = path.relative_to(kind.checkout) if path.is_relative_to(kind.checkout) else path
     for folder in folders(kind):
@@ -89,11 +90,10 @@ def folders(kind: Kind) -> list[Path]:
     The user's own, the one below the working directory, the one of the checkout that the package runs from, and those
     installed with the package.
     """
-    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     package = Path(mrt_hpc.__file__).resolve().parents[1]
     of_checkout = [package / kind.checkout] if (package / "pyproject.toml").is_file() else []
     candidates = [
-        configuration / "mrt-hpc" / kind.folder,
+        configuration() / kind.folder,
         Path.cwd() / kind.checkout,
         *of_checkout,
         *(folder / kind.folder for folder in installed_folders()),
@@ -101,9 +101,17 @@ def folders(kind: Kind) -> list[Path]:
     return list(dict.fromkeys(candidates))
 
 
+def configuration() -> Path:
+    """The folder of the user's own settings, recipes and site profiles, whether it exists or not. A relative
+    ``XDG_CONFIG_HOME``, which would mean another folder in each working directory, is passed over.
+    """
+    named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".config") / "mrt-hpc"
+
+
 def known_names(kind: Kind) -> list[str]:
     """The names of all files of a kind in its folders, each once, in alphabetical order; without those of bases."""
-    return sorted({name for folder in folders(kind) if folder.is_dir() for name in _names(folder)})
+    return sorted({name for folder in folders(kind) if folder.is_dir() for name in names_in(folder)})
 
 
 def installed_folders() -> list[Path]:
@@ -124,7 +132,7 @@ def spellings(path: Path) -> list[Path]:
 def _not_found(kind: Kind, name: str, path: Path, within: Path) -> UserError:
     """The error with the name, each place that was searched, the files that exist there, and what to type."""
     beside = path.parent.absolute()
-    places = {folder: _names(folder) for folder in folders(kind)}
+    places = {folder: names_in(folder) for folder in folders(kind)}
     places = {beside: [str(path.parent / file.name) for file in _files(beside.glob("*"))], **places}
     known = sorted({known for names in places.values() for known in names})
     guess = nearest(str(path), known) or nearest(str(within.parent / within.stem), known)
@@ -148,7 +156,7 @@ def _told(place: Path, names: list[str]) -> str:
     return ", ".join(names) or "holds none"
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     """The names of the files in a folder and below it, without the bases that other files extend."""
     files = (file.relative_to(folder) for file in _files(folder.rglob("*")))
     return [str(file.with_suffix("")) for file in files if not OTHER_KINDS & set(file.parts)]

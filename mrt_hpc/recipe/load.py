@@ -54,4 +54,6 @@ def load_site(path: Path) -> SiteSettings:
     """
     source = read_source(path, advice=f"mrt-hpc plan RECIPE --site {path}")
     import_from(path.parent, source.data)
-    return validate(source, SiteFile, {"site": source.data}, prefix=("site",)).site
+    site = validate(source, SiteFile, {"site": source.data}, prefix=("site",)).site
+    site.note_file(path)
+    return site

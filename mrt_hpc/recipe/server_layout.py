@@ -40,7 +40,7 @@ class ServerLayout:
             return ServerLayout(servers or 1, width, max(1, gpus * nodes // width))
         if not gpus:
             return ServerLayout(servers or 1, width or 1)
-        width = width or max(1, gpus // (servers or 1))
+        width = width or (max(1, gpus // servers) if servers else 1)
         return ServerLayout(servers or max(1, gpus // width), width)
 
 
@@ -66,6 +66,15 @@ def layout_fits(recipe: Experiment, *roles: str) -> None:
                 "serving.tensor_parallel, as each server has GPUs of its own; section serving holds for all roles",
                 str(needed),
             )
+
+
+def serving_roles(recipe: Experiment) -> tuple[str, ...]:
+    """The roles whose tasks start vLLM servers."""
+    algorithm, prover = getattr(recipe, "algorithm", None), getattr(recipe, "prover", None)
+    samples = algorithm is not None and (algorithm.samples_rollouts or algorithm.collects)
+    attached = recipe.serving.attach is not None and (prover is None or prover.model is None)
+    wanted = {"inference": samples and not attached, "evaluation": bool(recipe.evaluation.benchmarks)}
+    return tuple(role for role, starts in wanted.items() if starts)
 
 
 def nodes_of(resources: RoleResources) -> int:

@@ -6,9 +6,10 @@ run's results. The fields of one kind of site (this machine, a Slurm cluster) ar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from mrt_hpc.recipe.base import VARIABLE, Gib, Line, Name, Rate, Section
 
@@ -72,6 +73,17 @@ class SiteSettings(Section):
     run. It runs on the node of the task, which may have no network; Slurm's own mail needs none (``sbatch: {mail-type:
     END}``).
     """
+
+    _read_from: Path | None = PrivateAttr(default=None)
+
+    @property
+    def read_from(self) -> Path | None:
+        """The file of the profile; None where no file was read."""
+        return self._read_from
+
+    def note_file(self, path: Path) -> None:
+        """Note the file that the profile was read from, which a run remembers."""
+        self._read_from = path.absolute()
 
     @property
     def limits(self) -> SiteLimits:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.run.atomic import remove_leftovers, temporary_sibling
+from mrt_hpc.run.atomic import make_folder, remove_leftovers, temporary_sibling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -136,7 +136,7 @@ def write_events(layout: RunLayout, directory: Path, points: Iterable[Points]) -
         Exception: TensorBoard failed.
     """
     # Not beside the directory, where TensorBoard would show it.
-    layout.event_files_in_work.mkdir(parents=True, exist_ok=True)
+    make_folder(layout.event_files_in_work)
     new, old = (temporary_sibling(layout.event_files_in_work / directory.name) for _ in range(2))
     try:
         with _writer(new) as writer:
@@ -144,7 +144,7 @@ def write_events(layout: RunLayout, directory: Path, points: Iterable[Points]) -
                 _add(writer, one)
             writer.flush()  # raises what its thread could not write
         _sort_first(new)
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(directory.parent)
         if directory.exists():
             directory.rename(old)
         new.rename(directory)

@@ -20,7 +20,15 @@ import numpy as np
 
 from mrt_hpc.roles.event_files import IterationEvents, Points, warn, write_events, write_iterations
 from mrt_hpc.run.access import private_folder
-from mrt_hpc.run.atomic import creating, remove_leftovers, sync_directory, sync_tree, temporary_sibling, write_json
+from mrt_hpc.run.atomic import (
+    creating,
+    make_folder,
+    remove_leftovers,
+    sync_directory,
+    sync_tree,
+    temporary_sibling,
+    write_json,
+)
 from mrt_hpc.run.offline import OFFLINE
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import read_typed
@@ -91,7 +99,7 @@ def _run_of(task: Task) -> Any:
     if not task.recipe.tracking.wandb or task.rank != 0:
         return None
     try:
-        task.layout.wandb.mkdir(exist_ok=True)
+        make_folder(task.layout.wandb)
         return _offline_run(task.recipe, run_id(task), task.layout.wandb)
     except Exception as error:
         _warn(error)
@@ -218,7 +226,7 @@ class _Evaluations:
 
     def log(self, evaluations: Sequence[EvaluationSummary]) -> None:
         """Log the new rows. A directory counts when the record names it."""
-        self.task.layout.offline_runs.mkdir(parents=True, exist_ok=True)
+        make_folder(self.task.layout.offline_runs)
         self._settle()
         logged = self._read().logged
         if new := [row for row in map(evaluation_row, evaluations) if row not in logged]:
@@ -279,7 +287,7 @@ def attach(layout: RunLayout, recipe: Recipe, files: Sequence[Path]) -> None:
         recipe: of the run.
         files: below the run directory.
     """
-    layout.offline_runs.mkdir(parents=True, exist_ok=True)
+    make_folder(layout.offline_runs)
     while (to := layout.offline_runs / (directory := _with_files(layout, recipe, files)).name).exists():
         continue  # W&B names a directory by the second in which it begins
     directory.rename(to)

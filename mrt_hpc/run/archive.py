@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.atomic import commit_directory, is_temporary, replacing, temporary_sibling, tree
+from mrt_hpc.run.atomic import commit_directory, is_temporary, make_folder, replacing, temporary_sibling, tree
 from mrt_hpc.run.groups import Group, complete_groups, group_of, read_group
 from mrt_hpc.run.layout import GROUPS
 from mrt_hpc.run.manifest import (
@@ -214,7 +214,7 @@ def _unpack(archive: GroupArchive, position: int, path: Path) -> None:
     manifest = archive.manifest(position)
     files = {name: archive.verified(position, manifest, name) for name in manifest.files}
     temporary = temporary_sibling(path)
-    temporary.mkdir(parents=True)
+    make_folder(temporary)
     for name, data in {**files, MANIFEST: archive.file(position, MANIFEST)}.items():
         (temporary / name).write_bytes(data)
     commit_directory(temporary, path)

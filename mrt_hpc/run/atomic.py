@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.run.layout import IDENTITY, LOCK
 from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 TEMPORARY_MARK = ".tmp-"
 """The mark in the name of every unfinished file or directory; readers skip such names."""
+OWN_FILES = (IDENTITY, LOCK)
+"""One of these files is in each directory of a run, and in each folder of stored samples."""
 SYNCS_AT_ONCE = 16
 """The number of files and directories of one tree that are synced to the disk in parallel."""
 
@@ -49,6 +53,36 @@ def temporary_sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:12]}")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder of a run or of stored samples, with those above it, but never the run directory itself: where that
+    was moved away while tasks run, nothing takes its place.
+
+    Raises:
+        UserError: no folder above is a run directory or a folder of stored samples.
+    """
+    missing, folder = [], folder.absolute()
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    if missing and not any((above / name).is_file() for above in (folder, *folder.parents) for name in OWN_FILES):
+        raise _gone(missing[-1])
+    for each in reversed(missing):
+        try:
+            each.mkdir(exist_ok=True)
+        except FileNotFoundError as error:  # it was moved at this moment
+            raise _gone(each.parent) from error
+
+
+def _gone(folder: Path) -> UserError:
+    return UserError(
+        "the run directory is gone or was moved, and is not made again at its old place",
+        where=folder,
+        expected=f"a directory with {' or '.join(OWN_FILES)}",
+        advice="where it was moved: mrt-hpc cancel NEWPATH, and then the same mrt-hpc submit with --run NEWPATH",
+        exit_code=ExitCode.RETRYABLE,  # a filesystem may be away for a moment
+    )
+
+
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace ``path`` by ``data`` in one step; a reader sees the old content or the new, never a part."""
     with replacing(path, durable=durable) as temporary:
@@ -70,11 +104,11 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Give a temporary file to write; on leaving without an error it takes the place of ``path``.
 
     Args:
-        path: what to replace.
+        path: what to replace; folders above it are made as :func:`make_folder` does.
         durable: whether the content is synced to the disk first. A file that may be lost in a power failure, such as a
             heartbeat, does not wait for that.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = temporary_sibling(path)
     try:
         yield temporary
@@ -94,10 +128,10 @@ def creating(path: Path, *, durable: bool = True) -> Iterator[Commit]:
     The first commit wins (``link`` fails when the name exists); ``Commit.won`` holds the outcome afterwards.
 
     Args:
-        path: what to create.
+        path: what to create; folders above it are made as :func:`make_folder` does.
         durable: whether content and name are synced to the disk, as in :func:`replacing`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     commit = Commit(temporary_sibling(path))
     try:
         yield commit

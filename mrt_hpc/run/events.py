@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 import msgspec
 
+from mrt_hpc.run.atomic import make_folder
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
 from mrt_hpc.run.task_state import TaskState  # noqa: TC001 - the types of events are read at run time
 from mrt_hpc.run.typed_file import Moment, Whole  # noqa: TC001 - as above
@@ -157,7 +158,7 @@ class EventLog:
     def _append(self, text: bytes) -> None:
         """Write a line; after an incomplete line that a full disk has left, begin a new line first."""
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
         text = b"\n" + text if self._torn else text
         self._torn = os.write(self._descriptor, text) < len(text)

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import file_bytes, typed
 
@@ -32,7 +33,7 @@ class Heart:
     def __init__(self, path: Path, attempt: str, limit_s: float) -> None:
         self.path, self.attempt = path, attempt
         self._pause_s = limit_s / BEATS_A_LIMIT
-        self._beats = 0
+        self._beats, self._missed = 0, 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
@@ -54,12 +55,18 @@ class Heart:
             self._beat()
 
     def _beat(self) -> None:
-        """One beat; one that cannot be written (a full disk, a lost server) is missed, and the next is tried."""
+        """One beat; one that cannot be written (a full disk, a lost server) is missed, and the next is tried. Of missed
+        beats in a row the first is told, the second, the fourth, and so on.
+        """
         self._beats += 1
         try:
             write_json(self.path, {"attempt": self.attempt, "beat": self._beats}, durable=False)
-        except OSError as error:
-            log.warning("a heartbeat could not be written to %s: %s", self.path, error)
+        except (OSError, UserError) as error:
+            self._missed += 1
+            if self._missed.bit_count() == 1:
+                log.warning("%d heartbeat(s) in a row could not be written: %s", self._missed, error)
+        else:
+            self._missed = 0
 
 
 @dataclass(frozen=True)

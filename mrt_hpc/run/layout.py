@@ -36,6 +36,8 @@ GROUPS = "groups"
 """The folder of an iteration's groups."""
 IDENTITY = "run_id"
 """The file with the name of a run, or of a folder of results: see ``run.manifest``."""
+LOCK = "recipe.lock.yaml"
+"""The file with the resolved recipe of a run."""
 _WEIGHTS = re.compile(r"v(\d{6})")
 _CHECKPOINT = re.compile(r"step(\d{6})")
 
@@ -50,7 +52,7 @@ class RunLayout:
     @property
     def recipe_lock(self) -> Path:
         """The resolved recipe with versions: the run's identity."""
-        return self.root / "recipe.lock.yaml"
+        return self.root / LOCK
 
     @property
     def identity(self) -> Path:

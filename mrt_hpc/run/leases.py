@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path  # noqa: TC003 - the types of records are read at run time
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,10 @@ class Leases:
     """Whether what a lease is on is there already: then no task takes the lease."""
     heart: Callable[[Holder], Path]
     """The file of a holder's heartbeat."""
+    _holders: dict[Path, Holder] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The holders of the leases that were read. Where leases are released, another task may take one of the same name:
+    each look then needs an object of its own.
+    """
 
     def claim(self, position: int) -> bool:
         """Take the lease on a group, unless the group is complete or another live task holds it. A task may take again
@@ -67,14 +72,16 @@ class Leases:
         if self.is_complete(position):
             return False
         newest = self._newest().get(position)
-        if newest is not None and not self._expired(self._path(position, newest)):
+        if newest is not None and not self._expired(self._path(position, newest), self.observer.living):
             return False
         return self._create(self._path(position, 0 if newest is None else newest + 1))
 
     def free(self, positions: list[int]) -> list[int]:
-        """The groups whose lease :meth:`claim` would take at this moment."""
-        newest = self._newest()
-        return [p for p in positions if p not in newest or self._expired(self._path(p, newest[p]))]
+        """The groups whose lease :meth:`claim` would take at this moment. Each heart is read once, and a lease only
+        where it is new.
+        """
+        newest, living = self._newest(), cache(self.observer.living)
+        return [p for p in positions if p not in newest or self._expired(self._path(p, newest[p]), living)]
 
     def _newest(self) -> dict[int, int]:
         """The newest generation of each group that has a lease."""
@@ -87,11 +94,13 @@ class Leases:
     def _path(self, position: int, generation: int) -> Path:
         return self.directory / f"{position:05d}.{generation:03d}"
 
-    def _expired(self, path: Path) -> bool:
-        holder = read_holder(path)
-        if holder is None or holder == self.mine:
+    def _expired(self, path: Path, living: Callable[[Path], str | None]) -> bool:
+        """Whether no task holds a lease, or this one; ``living`` gives the attempt of a heart that beats."""
+        holder = self._holders.get(path) or read_holder(path)
+        if holder is None:
             return True
-        return self.observer.living(self.heart(holder)) != holder.attempt
+        self._holders[path] = holder
+        return holder == self.mine or living(self.heart(holder)) != holder.attempt
 
     def _create(self, path: Path) -> bool:
         with creating(path, durable=False) as commit:

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.access import share_as_directory
-from mrt_hpc.run.atomic import checksum, checksums, commit_directory, temporary_sibling, tree, write_json
+from mrt_hpc.run.atomic import (
+    checksum,
+    checksums,
+    commit_directory,
+    make_folder,
+    temporary_sibling,
+    tree,
+    write_json,
+)
 from mrt_hpc.run.layout import IDENTITY
 from mrt_hpc.run.retries import error_number
 from mrt_hpc.run.typed_file import file_bytes
@@ -98,7 +106,7 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
     Returns:
         False if ``path`` already existed; the new directory is then removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = temporary_sibling(path)
     temporary.mkdir()
     try:

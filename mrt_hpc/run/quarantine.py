@@ -8,7 +8,7 @@ import shutil
 import uuid
 from typing import TYPE_CHECKING
 
-from mrt_hpc.run.atomic import is_temporary, sync_directory, write_text
+from mrt_hpc.run.atomic import is_temporary, make_folder, sync_directory, write_text
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.retries import list_directory, retrying
 
@@ -68,7 +68,7 @@ def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Pat
     if not paths:
         return []
     target = layout.set_aside / uuid.uuid4().hex[:12]
-    target.mkdir(parents=True)
+    make_folder(target)
     write_text(target / "REASON", reason + "\n")
     moved = [to for path in paths if (to := _moved(path, target / _flat_name(layout, path))) is not None]
     if not moved:

@@ -51,6 +51,7 @@ class StoredSamples:
         """The samples of a fingerprint in a results folder; the folder keeps the fingerprint in readable form, too."""
         store = StoredSamples(results / fingerprint.digest[:24])
         if not store.readable_fingerprint.exists():
+            store.directory.mkdir(exist_ok=True)
             write_text(store.directory / IDENTITY, f"{store.directory.name}\n")
             write_json(store.readable_fingerprint, fingerprint.model_dump(mode="json"))
         return store

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import time
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from mrt_hpc.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -25,7 +26,41 @@ log = logging.getLogger(__name__)
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 FLEETING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EREMOTEIO})
 """The temporary errors of a network filesystem, as while a server fails over or when a handle is stale."""
+PAUSED = "PAUSED"
+"""Begins what a task logs while it waits for room."""
 _NUMBER_IN_TEXT = re.compile(r"(?:os error |errno )(\d+)", re.IGNORECASE)
+
+
+class Shortage(NamedTuple):
+    """What a filesystem lacks that takes no further file."""
+
+    what: str
+    lasting: str
+    """The same, of a time that has passed."""
+    next: str
+    """What a user can do."""
+    shown_by: str
+    """The command that shows how much is left."""
+
+
+FULL_DISK = Shortage("the disk is full", "the disk stayed full", "make room, or ask for more quota", "df -h")
+NO_INODES = Shortage(
+    "no inodes are left", "no inodes were left", "remove files, or ask for a quota of more files", "df -i"
+)
+SHORTAGES = (FULL_DISK, NO_INODES)
+
+
+def shortage(error: BaseException) -> Shortage:
+    """What the filesystem lacks on which an error of :data:`FULL` came: it reports full inodes as a full disk."""
+    name = getattr(error, "filename", None)
+    file = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
+    for place in [] if file is None else [file, *file.parents]:
+        try:
+            left = os.statvfs(place)
+        except OSError:
+            continue  # a file that could not be made
+        return NO_INODES if left.f_files and not left.f_favail and left.f_bavail else FULL_DISK
+    return FULL_DISK
 
 
 class RoomWatch(Protocol):
@@ -34,7 +69,7 @@ class RoomWatch(Protocol):
     waits: bool
     """Whether something has waited for room for long, and is not written yet."""
 
-    def full(self, what: str) -> None:
+    def full(self, what: str, lacking: Shortage) -> None:
         """Called once in a wait for room that takes long, with what cannot be written. It raises no error."""
 
     def room(self) -> None:
@@ -107,27 +142,30 @@ class _WaitForRoom:
         """
         now, limit_s = time.monotonic(), self.patience.full_limit_s
         self._full_since = now if self._full_since is None else self._full_since
-        is_over = now - self._began >= limit_s
+        is_over, lacking = now - self._began >= limit_s, shortage(error)
         if is_over or now - self._full_since >= self.patience.long_wait_s:
-            self._tell()
+            self._tell(lacking)
         if is_over:
             raise UserError(
-                f"the disk stayed full for {limit_s / 60:.0f} minutes: {self.what} could not be written",
+                f"{lacking.lasting} for {limit_s / 60:.0f} minutes: {self.what} could not be written",
                 value=str(error),
-                advice="make room, or ask for more quota; the run continues by itself, or with the same submit command",
+                advice=f"{lacking.next} ({lacking.shown_by} shows what is left); the run continues by itself, or with "
+                "the same submit command",
                 exit_code=ExitCode.GIVE_BACK,
             ) from error
         log.warning(
-            "PAUSED: the disk is full (%s). The task waits until there is room, and then continues with: %s",
+            "%s: %s (%s). The task waits until there is room, and then continues with: %s",
+            PAUSED,
+            lacking.what,
             error,
             self.what,
         )
         time.sleep(self.patience.full_pause_s)
 
-    def _tell(self) -> None:
+    def _tell(self, lacking: Shortage) -> None:
         if self.patience.watch is not None and not self._told:
             self._told = True
-            self.patience.watch.full(self.what)
+            self.patience.watch.full(self.what, lacking)
 
     def end(self) -> None:
         """The action has succeeded."""

@@ -1,7 +1,8 @@
 """What the user was told of a run that is stuck: a file for each cause, so that one of many tasks and attempts tells.
 
-The file is a link to a small file that bears the name of the job. Of several tasks one succeeds in making it, and it
-takes neither a block nor an inode, of which a full disk has none.
+The file is a link to a small file beside it that bears the name of the job: some filesystems link within one folder
+only. Of several tasks one succeeds in making it, and it takes neither a block nor an inode, of which a full disk has
+none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 FULL_DISK = "full_disk"
 """The cause that ends without a submission: the disk is full."""
+SIGNATURE = "by-"
+"""The beginning of the names of files that bear the name of a job. The one without a name, which is made with the run,
+serves jobs for whose own file there was no room.
+"""
 
 
 def sign(layout: RunLayout, job: str) -> None:
@@ -44,7 +49,7 @@ def is_first_to_tell(layout: RunLayout, job: str, cause: str) -> bool:
         OSError: nothing could be recorded.
     """
     signature = _signature(layout, job)
-    source = signature if signature.is_file() else layout.plan  # there was no room for the signature
+    source = signature if signature.is_file() else _signature(layout, "")
     try:
         os.link(source, layout.told / cause)
     except FileExistsError:
@@ -80,9 +85,9 @@ def forget_told(layout: RunLayout) -> None:
     their tasks may run.
     """
     for path in list_directory(layout.told):
-        if not path.is_dir():
+        if path.is_file() and not path.name.startswith(SIGNATURE):
             path.unlink(missing_ok=True)
 
 
 def _signature(layout: RunLayout, job: str) -> Path:
-    return layout.told / "by" / job
+    return layout.told / f"{SIGNATURE}{job}"

@@ -42,10 +42,10 @@ class Turn:
         """Take the turn if the other process does not have it, without waiting; returns whether this process has it.
 
         Raises:
-            UserError: the file belongs to another user.
+            UserError: the file belongs to another user, or its filesystem takes no locks.
         """
         if self.path is not None and not self._mine:
-            self._mine = _locked(self._opened(self.path))
+            self._mine = locked(self._opened(self.path), self.path)
         return self.is_mine
 
     def pass_on(self) -> None:
@@ -91,7 +91,7 @@ def _is_mine(path: Path) -> bool:
 def _remove_if_free(path: Path) -> None:
     descriptor = _own_file(path)
     try:
-        if _locked(descriptor):
+        if locked(descriptor, path):
             path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
@@ -111,9 +111,24 @@ def _own_file(path: Path) -> int:
     return descriptor
 
 
-def _locked(descriptor: int) -> bool:
+def locked(descriptor: int, path: Path) -> bool:
+    """Lock an open file without waiting; returns whether this process has the lock.
+
+    Raises:
+        UserError: the filesystem takes no locks, as Lustre without ``-o flock``.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise UserError(
+            "the filesystem of the folder for temporary files takes no locks",
+            where=path,
+            value=f"flock: {error.strerror or error}",
+            expected="a folder on a disk of the node",
+            advice="name such a folder as scratch in the site profile (on this machine: set TMPDIR), and type the same "
+            "submit again; mrt-hpc doctor --on-node tries it",
+            exit_code=ExitCode.RETRYABLE,
+        ) from error
     return True

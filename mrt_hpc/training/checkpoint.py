@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import commit_directory, remove_leftovers, temporary_sibling, write_json
+from mrt_hpc.run.atomic import commit_directory, make_folder, remove_leftovers, temporary_sibling, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import (
     MANIFEST,
@@ -381,5 +381,5 @@ def _complete(checkpoints: Path) -> list[Path]:
 
 def _make_temporary(path: Path) -> str:
     temporary = temporary_sibling(path)
-    temporary.mkdir(parents=True)
+    make_folder(temporary)
     return str(temporary)

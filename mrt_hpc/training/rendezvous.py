@@ -35,7 +35,7 @@ from torch._C._distributed_c10d import FileStore, HashStore, Store
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.access import ON_LOOPBACK, is_private
-from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.atomic import make_folder, write_json
 from mrt_hpc.run.retries import FLEETING, FULL, error_number, retrying
 from mrt_hpc.run.waiting import wait_until
 from mrt_hpc.training.accelerator import backend, deepspeed
@@ -213,7 +213,7 @@ def _make_folder(ranks: Ranks, address_file: Path) -> Path:
             expected="a path that is new for every attempt",
             advice="the same submit command starts another attempt, which has another path",
         )
-    address_file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(address_file.parent)
     parent = Path(tempfile.gettempdir()) if ranks.nodes == 1 else address_file.parent.absolute()
     folder = Path(tempfile.mkdtemp(prefix="mrt-hpc-ranks-", dir=parent))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -282,7 +282,7 @@ def of_role(folder: Path, load: Load, pair: int) -> RoleRun:
         "resources.evaluation.cpus": CORES,
     }
     command = [sys.executable, "-m", "mrt_hpc.cli.main", "eval", str(folder / "model"), "--suite", str(suite)]
-    command += ["--run", str(run), "--results", str(folder / f"results-{pair}")]
+    command += ["--site", "local", "--run", str(run), "--results", str(folder / f"results-{pair}")]
     command += [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
     start = time.perf_counter()
     subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL)

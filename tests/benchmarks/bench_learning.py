@@ -141,8 +141,8 @@ def run(arm: Arm, seed: int, arguments: argparse.Namespace) -> RunLayout:
     ]
     sets = [word for change in changes for word in ("--set", change)]
     recipe = str(ROOT / "recipes" / "small_world" / f"{arm.recipe}.yaml")
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", recipe, "--run", str(layout.root), *sets]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", recipe, "--site", "local"]
+    subprocess.run([*command, "--run", str(layout.root), *sets], check=True)
     return layout
 
 

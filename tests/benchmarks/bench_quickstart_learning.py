@@ -28,8 +28,8 @@ def run_seed(seed: int, layout: RunLayout, overrides: list[str]) -> None:
     """Run the quickstart with one seed, or go on with it."""
     sets = [part for change in (f"seed={seed}", *overrides) for part in ("--set", change)]
     recipe = str(ROOT / "recipes" / "quickstart.yaml")
-    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", recipe, "--run", str(layout.root), *sets]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "submit", recipe, "--site", "local"]
+    subprocess.run([*command, "--run", str(layout.root), *sets], check=True)
 
 
 def row(seed: int, layout: RunLayout) -> str:

@@ -114,7 +114,7 @@ def run(root: Path, iterations: int) -> None:
         "evaluation.benchmarks": "[]",
         "training.learning_rate": 1e-9,
     }
-    command = ["submit", str(ROOT / "recipes/quickstart.yaml"), "--run", str(root / "run")]
+    command = ["submit", str(ROOT / "recipes/quickstart.yaml"), "--site", "local", "--run", str(root / "run")]
     sets = [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
     path = os.pathsep.join([str(hooks), str(Path(__file__).parent), str(ROOT)])
     subprocess.run(

@@ -96,7 +96,7 @@ def measured(folder: Path, repeats: int) -> dict[str, list[Start]]:
 def prepare(run: Path) -> None:
     """Make a run directory whose first job has ended, and in which nothing is sampled."""
     command = [sys.executable, "-m", "mrt_hpc", "submit", str(ROOT / "recipes/quickstart.yaml"), "--run", str(run)]
-    command += [word for change in SHRUNK for word in ("--set", change)]
+    command += ["--site", "local", *(word for change in SHRUNK for word in ("--set", change))]
     layout = RunLayout(run)
 
     def has_begun() -> bool:

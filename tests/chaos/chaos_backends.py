@@ -87,7 +87,7 @@ def submit_command(run: Path, changes: tuple[str, ...]) -> list[str]:
     """`mrt-hpc submit` of the shrunk recipe on this machine alone."""
     sets = [word for change in changes for word in ("--set", change)]
     module = [sys.executable, "-m", "mrt_hpc.cli.main"]
-    return [*module, "submit", str(ROOT / RECIPE), "--run", str(run), *sets]
+    return [*module, "submit", str(ROOT / RECIPE), "--site", "local", "--run", str(run), *sets]
 
 
 def started(command: list[str], **variables: str) -> subprocess.Popen[bytes]:

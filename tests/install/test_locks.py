@@ -71,6 +71,15 @@ def test_torch_has_a_checksum_for_each_python() -> None:
     assert entry.count("--hash") == len(PYTHONS)
 
 
+@pytest.mark.parametrize("part", ["nvcc", "crt", "nvrtc", "cccl"])
+def test_cudas_compiler_has_the_version_of_its_headers(part: str) -> None:
+    """nvcc refuses headers of another minor version."""
+    versions = dict(
+        re.findall(r"^nvidia-(?:cuda-)?(\w+)==(\d+\.\d+)", (REPOSITORY / "env/cuda.lock").read_text(), re.M)
+    )
+    assert versions[part] == versions["nvvm"] == versions["runtime"]
+
+
 def test_the_entry_of_a_package_is_read_whole(tmp_path: Path) -> None:
     lock = tmp_path / "x.lock"
     lock.write_text("a==1 \\\n    --hash=sha256:a1 \\\n    --hash=sha256:a2\na-b==2 \\\n    --hash=sha256:b\n")

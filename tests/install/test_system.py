@@ -272,3 +272,21 @@ def test_where_it_is_required_its_absence_ends_the_setup(system: System, wanted:
     done = system.setup(f"MRT_HPC_TEST_{wanted.upper()}=required; want_{wanted}")
     assert done.returncode != 0
     assert "forbids to skip them" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen", "used"),
+    [
+        ("{home}/.cache/uv", "", "{venv}/uv-cache"),
+        ("/scratch/me/uv", "", ""),
+        ("/scratch/me/uv", "/scratch/me/uv", "/scratch/me/uv"),
+    ],
+    ids=["the default", "uv.toml or XDG_CACHE_HOME", "UV_CACHE_DIR"],
+)
+def test_the_cache_of_uv_stays_out_of_the_home(system: System, asked: str, chosen: str, used: str) -> None:
+    venv = system.root / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "uv").write_text(f"#!{shutil.which('bash')}\necho {asked.format(home=system.root)}\n")
+    (venv / "bin" / "uv").chmod(0o755)
+    done = system.setup(f"UV_CACHE_DIR={chosen}; VENV={venv}; keep_cache_off_home; echo $UV_CACHE_DIR")
+    assert (done.returncode, done.stdout.strip()) == (0, used.format(venv=venv)), done.stderr

@@ -1,13 +1,20 @@
-"""An inference task of two nodes, both of them on this machine: graders on each, and the end of everything."""
+"""An inference task of two nodes, both of them on this machine: graders on each, and the end of everything.
+
+As on two machines, the folder for temporary files has the same path on both nodes and is not the same folder: each rank
+has a mount namespace of its own, where the kernel lets this user make one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +25,8 @@ from ray_rank_worker import task_of
 
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool, VerdictStatus
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.roles.sampling.grader_processes import lane_over
 from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined
 from mrt_hpc.run.waiting import wait_until
@@ -29,15 +38,27 @@ if TYPE_CHECKING:
 
 WORKER = Path(__file__).with_name("ray_rank_worker.py")
 HANGS = "9^{9^{9^{9}}}"
+NAMESPACE = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
+HIDE = 'mount -t tmpfs node "$TMPDIR" && exec "$@"'
 
 
-def start(root: Path, rank: int) -> subprocess.Popen[str]:
-    """A rank of the task as a process."""
+def start(root: Path, rank: int, scratch: Path) -> subprocess.Popen[str]:
+    """A rank of the task as a process, which sees an empty folder of its own at the path of ``scratch``."""
     (root / "secrets").mkdir(exist_ok=True)
     (root / "secrets" / "server_key").write_text("key")
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), str(root), str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    may = subprocess.run([*NAMESPACE, "sh", "-c", HIDE, "rank", "true"], env=environment, check=False).returncode == 0
+    own = [*NAMESPACE, "sh", "-c", HIDE, "rank"] if may else []
+    command = [*own, sys.executable, str(WORKER), str(root), str(rank)]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    """The folder for temporary files of each node, with a path that is short enough for Ray's sockets."""
+    path = Path(tempfile.mkdtemp(prefix="n-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -54,14 +75,23 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     wait_until(lambda: not left(), reason=f"the end of {processes}", deadline_s=60)
 
 
+@contextmanager
+def in_scratch(scratch: Path) -> Iterator[None]:
+    """This process has its temporary files there, as the first node."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(scratch))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+
+
 @pytest.fixture(scope="module")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def two_nodes(tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Iterator[Cluster]:
     """A cluster whose first rank is this process, until the last test; then its other rank ends by itself."""
     root = tmp_path_factory.mktemp("two_nodes")
-    other = start(root, 1)
+    other = start(root, 1, scratch)
     task = task_of(root, 0)
     handler = signal.getsignal(signal.SIGTERM)
-    with for_all_ranks(task), joined(task) as cluster:
+    with in_scratch(scratch), for_all_ranks(task), joined(task) as cluster:
         assert cluster is not None
         assert signal.getsignal(signal.SIGTERM) is handler, "a request to leave would not reach the task"
         yield cluster
@@ -74,6 +104,33 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def pool(two_nodes: Cluster) -> Iterator[GraderPool]:
     with GraderPool(MathVerifier(), processes=1, lane=lane_over(two_nodes.nodes)) as started:
         yield started
+
+
+def test_each_node_has_private_folders_of_its_own(two_nodes: Cluster) -> None:
+    """A process of vLLM on another node takes over the environment of the server where its node has none of its own."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from vllm.v1.executor.ray_utils import WORKER_SPECIFIC_ENV_VARS
+
+    def worker(environment: dict[str, str]) -> tuple[list[str], list[bool]]:
+        import zmq
+        from vllm.utils.network_utils import get_open_zmq_ipc_path
+
+        for name, value in environment.items():
+            os.environ.setdefault(name, value)
+        with zmq.Context() as context, context.socket(zmq.PUB) as queue:
+            queue.bind(get_open_zmq_ipc_path())
+        folders = [os.environ[name] for name in ("VLLM_RPC_BASE_PATH", "TMPDIR")]
+        return folders, [Path(folder).is_dir() for folder in folders]
+
+    with closing(VllmServer(ServerSettings(Path(), 8, over_ray=True), Path())) as server:
+        environment = {k: v for k, v in server.command.environment().items() if k not in WORKER_SPECIFIC_ENV_VARS}
+        on = [NodeAffinitySchedulingStrategy(node, soft=False) for node in two_nodes.nodes]
+        started = [ray.remote(worker).options(num_cpus=0, scheduling_strategy=one).remote(environment) for one in on]
+        folders, there = zip(*ray.get(started, timeout=240), strict=True)
+    assert all(all(each) for each in there)
+    assert not {*folders[0]} & {*folders[1]}
+    assert environment["TMPDIR"] not in {*folders[0], *folders[1]}
 
 
 def pairs_for_processes(count: int) -> list[tuple[str, str]]:
@@ -147,9 +204,9 @@ def test_who_has_not_the_token_cannot_join(two_nodes: Cluster) -> None:
     assert "token" in done.stderr.lower()
 
 
-def test_nothing_outlives_a_task_that_is_killed(tmp_path: Path) -> None:
+def test_nothing_outlives_a_task_that_is_killed(tmp_path: Path, scratch: Path) -> None:
     """The back end ends the other rank with a signal; it waits no longer than its deadline for rank 0."""
-    first, second = start(tmp_path, 0), start(tmp_path, 1)
+    first, second = (start(tmp_path, rank, scratch) for rank in (0, 1))
     assert first.stdout is not None
     node = int(first.stdout.readline())
     processes = [*family(node), *family(second.pid)]
@@ -159,9 +216,9 @@ def test_nothing_outlives_a_task_that_is_killed(tmp_path: Path) -> None:
     assert (first.wait(60), second.wait(60)) == (-signal.SIGKILL, 128 + signal.SIGTERM)
 
 
-def test_a_rank_whose_node_is_killed_fails(tmp_path: Path) -> None:
+def test_a_rank_whose_node_is_killed_fails(tmp_path: Path, scratch: Path) -> None:
     """The back end then ends the first rank, and runs the task again."""
-    first, second = start(tmp_path, 0), start(tmp_path, 1)
+    first, second = (start(tmp_path, rank, scratch) for rank in (0, 1))
     assert first.stdout is not None
     first.stdout.readline()
     raylet = next(p for p in family(second.pid) if p.name() == "raylet")

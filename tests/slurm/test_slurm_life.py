@@ -134,7 +134,7 @@ def test_who_waits_for_somebody_that_has_left_the_queue_ends(cluster: Cluster) -
     assert starts(layout)["abandoned"] <= 2, "once more where it had begun to wait before"
     record = read_task(layout, "abandoned", 0)
     assert record.state is TaskState.FAILED
-    assert "submit the run again" in record.message
+    assert "same submit command" in record.message
 
 
 def test_what_a_process_ends_with_after_its_work_is_done_does_not_matter(cluster: Cluster) -> None:

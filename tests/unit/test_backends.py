@@ -57,7 +57,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*module, *words], env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
-def submit(run: Path, site: Path | None, *changes: str) -> subprocess.CompletedProcess[str]:
+def submit(run: Path, site: Path | str | None, *changes: str) -> subprocess.CompletedProcess[str]:
     where = [] if site is None else ["--site", str(site)]
     sets = [word for change in (*SMALL, *changes) for word in ("--set", change)]
     return command("submit", str(QUICKSTART), "--run", str(run), *where, *sets)
@@ -145,11 +145,24 @@ def test_other_values_are_refused_while_jobs_are_queued(site: Path, run: RunLayo
 def test_a_run_is_in_one_queue_at_a_time(run: RunLayout, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = write_site(tmp_path / "other", f"other_{tmp_path.name}:ScriptSite")
-    for elsewhere in (other, None):
+    for elsewhere in (other, "local"):
         refused = submit(run.root, elsewhere)
         assert refused.returncode == 2
         assert "5 job(s) of this run are in another queue: scripts in" in refused.stderr
         assert f"first mrt-hpc cancel {run.root}" in refused.stderr
+
+
+def test_a_run_stays_at_its_site_whatever_the_default_is(
+    site: Path, run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = write_site(tmp_path / "other", f"other_{tmp_path.name}:ScriptSite")
+    monkeypatch.setenv("MRT_HPC_SITE", str(other))
+    (site.parent / "scripts" / "1_0.ended").write_text("1\n")
+    again = submit(run.root, None)
+    assert "5 job(s) submitted, 0 queued before, 0 done" in again.stdout, again.stderr
+    assert latest_ids(run)["prepare"] == "6"
+    assert not (tmp_path / "other" / "scripts").exists()
 
 
 def test_plan_asks_it_what_it_would_refuse_and_prints_its_scripts(tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ def test_every_command_has_help_with_examples(command: str) -> None:
     assert f"mrt-hpc {command}" in result.output
 
 
+@pytest.mark.parametrize("columns", ["0", "-3", "wide"])
+@pytest.mark.parametrize("command", [("plan", QUICKSTART), ("runs", "{run}"), ("status", "{run}")], ids=lambda c: c[0])
+def test_a_width_that_is_none_changes_nothing(run: RunLayout, command: tuple[str, ...], columns: str) -> None:
+    words = [word.format(run=run.root) for word in command]
+    usual, odd = (CliRunner().invoke(main, words, env={"COLUMNS": width}) for width in (None, columns))
+    assert odd.exit_code == 0
+    assert odd.output == usual.output
+
+
 def test_plan_prints_every_job_and_the_cost() -> None:
     result = invoke("plan", REFERENCE)
     assert result.exit_code == 0

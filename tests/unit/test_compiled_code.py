@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import tempfile
@@ -98,6 +100,17 @@ def test_the_second_of_two_that_compile_at_the_same_time_loses(on_node: Callable
         written = other.archive.read_bytes()
     assert one.archive.read_bytes() == written
     assert started(on_node("c"))
+
+
+def test_on_a_node_that_takes_no_locks_a_server_compiles_and_keeps_nothing(
+    on_node: Callable[[str], CompiledCode], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not started(on_node("a"))
+    assert not folder.exists()
 
 
 def test_of_servers_that_start_on_one_node_the_last_one_keeps_the_code(on_node: Callable[[str], CompiledCode]) -> None:

@@ -188,7 +188,9 @@ def test_what_an_image_holds_is_told_with_what_to_type(tmp_path: Path) -> None:
     assert all("--force" in one.remedy for one in found.values() if not one.passed)
 
 
-def test_a_damaged_image_and_one_that_does_not_start_fail_the_check(tmp_path: Path) -> None:
+def test_a_damaged_image_and_one_that_does_not_start_fail_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = tmp_path / "a.sif"
     image.write_text("x")
     checksum_file(image).write_text("0  a.sif\n")
@@ -197,9 +199,11 @@ def test_a_damaged_image_and_one_that_does_not_start_fail_the_check(tmp_path: Pa
     site.write_text(f"type: slurm\nname: s\ncontainer: {{image: {image}, executable: {command}}}\n")
     checks = check_image(Container(image=str(image), executable=command))
     assert [(one.what, one.passed) for one in checks] == [("checksum", False), ("start", False)]
-    done = CliRunner().invoke(main, ["container", "check", "--site", str(site)])
-    assert done.exit_code == 2
-    assert "FATAL: no such format" in " ".join(done.output.split())
+    for words, default in ((["--site", str(site)], "local"), ([], str(site))):
+        monkeypatch.setenv("MRT_HPC_SITE", default)
+        done = CliRunner().invoke(main, ["container", "check", *words])
+        assert done.exit_code == 2
+        assert "FATAL: no such format" in " ".join(done.output.split())
 
 
 # -- unpacking, where Apptainer is not installed setuid
@@ -260,6 +264,17 @@ def test_a_folder_for_temporary_files_may_have_any_name(tmp_path: Path) -> None:
     scratch = scratch.rename(tmp_path / "it's a & b")
     assert starts(command, scratch).wait(30) == 0
     assert {path.read_text() for path in tmp_path.glob("seen-*")} == {"python\n"}
+
+
+def test_a_node_without_locks_says_what_to_set(tmp_path: Path) -> None:
+    command, scratch = unpacking(tmp_path, 'mkdir "$3"')
+    (tmp_path / "flock").write_text("#!/bin/sh\nexit 71\n")
+    (tmp_path / "flock").chmod(0o755)
+    environment = {**os.environ, "TMPDIR": str(scratch), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert str(scratch) in done.stderr
+    assert "scratch in the site profile" in done.stderr
 
 
 def test_an_image_that_cannot_be_unpacked_ends_the_task_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:

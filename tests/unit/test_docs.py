@@ -67,6 +67,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     profiles = tmp_path / "config" / "mrt-hpc" / "sites"
     profiles.mkdir(parents=True)
     shutil.copy(ROOT / "slurm" / "sites" / "example.yaml", profiles / "mycluster.yaml")
+    (profiles.parent / "settings.yaml").write_text("site: mycluster\n")
     work = tmp_path / "work"
     (work / "data").mkdir(parents=True)
     (work / "rows.jsonl").write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')

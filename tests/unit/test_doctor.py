@@ -21,6 +21,7 @@ import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch import filesystems
 from mrt_hpc.launch.filesystems import Quota
+from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.slurm import cluster_facts, survey
 from mrt_hpc.launch.slurm.doctor import node_half
 from mrt_hpc.launch.slurm.doctor.diagnosis import CHECKS, can_start, diagnose
@@ -100,9 +101,23 @@ def no_sync(patch: pytest.MonkeyPatch, _: Path) -> None:
     patch.setattr(filesystems, "sync_file", refuse)
 
 
+def refused_in_scratch(name: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
+    """One of the operations that tasks do in the folder for temporary files does not work."""
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    def plant(patch: pytest.MonkeyPatch, _: Path) -> None:
+        for table in ("SCRATCH", "SOCKETS"):
+            operations = getattr(filesystems, table)
+            patch.setattr(filesystems, table, tuple((n, w, refuse if n == name else a) for n, w, a in operations))
+
+    return plant
+
+
 def small_disk(patch: pytest.MonkeyPatch, _: Path) -> None:
     real = os.statvfs
-    patch.setattr(filesystems.os, "statvfs", lambda path: _with(real(path), f_bavail=10**9 // real(path).f_frsize))
+    patch.setattr(filesystems.os, "statvfs", lambda path: _with(real(path), f_bavail=5 * 10**8 // real(path).f_frsize))
 
 
 def few_inodes(patch: pytest.MonkeyPatch, _: Path) -> None:
@@ -146,6 +161,8 @@ def changed(**texts: list[tuple[str, str]]) -> RecordedSlurm:
     return RecordedSlurm(changes=texts)
 
 
+LOCAL: Mapping[str, object] = {"type": "local"}
+"""In place of changes of the profile: this machine."""
 PREEMPTED = {"partitions": {"cpu": "preempt"}, "preemption_notice_s": 25}
 IN_SEGMENTS = ("resources.inference.tasks=30", "schedule.iterations_per_job=1")
 NO_CUDA_VIEW = {
@@ -279,6 +296,28 @@ FAULTS = [
         recipe=REFERENCE,
         slurm=changed(nodes=[("gpu|gpu:2|4", "gpu|(null)|4")]),
     ),
+    Fault(
+        "a GPU type that begins with a digit",
+        "GPUs",
+        "set gpu_type to 2080ti",
+        recipe=REFERENCE,
+        site={"gpu_type": "h100"},
+        slurm=changed(nodes=[("gpu|gpu:2|4", "gpu|gpu:2080ti:8|4")]),
+    ),
+    Fault(
+        "parts of GPUs beside whole ones",
+        "GPUs",
+        "set gpu_type to a100",
+        recipe=REFERENCE,
+        slurm=changed(nodes=[("gpu|gpu:2|4", "gpu|gpu:a100:8,gpu:1g.10gb:8|4")]),
+    ),
+    Fault(
+        "nothing but parts of GPUs",
+        "GPUs",
+        "set partitions.gpu",
+        recipe=REFERENCE,
+        slurm=changed(nodes=[("gpu|gpu:2|4", "gpu|gpu:1g.10gb:56|4")]),
+    ),
     Fault("nodes that are too small", "node size", "lower resources.trainer", recipe=REFERENCE),
     Fault(
         "an option that sbatch does not know",
@@ -369,9 +408,28 @@ FAULTS = [
         facts={},
         answer={"slurm_commands": ()},
     ),
-    Fault(
-        "no socket on the node", "node of cpu: scratch", "set scratch", facts={"temporary_problem": "/tmp: no space"}
+    *(
+        Fault(
+            f"no {name} on the node", "node of cpu: scratch", "set scratch", facts={"scratch": {name: "/tmp: refused"}}
+        )
+        for name, _, _ in (*filesystems.SCRATCH, *filesystems.SOCKETS)
     ),
+    *(
+        Fault(f"no {name} on this machine", "scratch", "TMPDIR", site=LOCAL, plant=refused_in_scratch(name))
+        for name in ("lock", "executable pages", "socket")
+    ),
+    Fault("no compiler on the node", "node of cpu: compiler", "gcc", facts={"compiler_problem": "no gcc"}),
+    Fault(
+        "little locked memory on the node",
+        "node of gpu: limits",
+        "administrators",
+        Verdict.DOUBTFUL,
+        recipe=REFERENCE,
+        facts={"limits": {**FACTS.limits, "memlock": (2**26, 2**26)}},
+        answer={"kind": "gpu", "partition": "gpu"},
+    ),
+    Fault("no room beside the environment", "environment", "uv cache clean", Verdict.DOUBTFUL, plant=small_disk),
+    Fault("no inodes beside the environment", "environment", "uv cache clean", Verdict.DOUBTFUL, plant=few_inodes),
     Fault(
         "little scratch", "node of cpu: scratch", "set scratch", Verdict.DOUBTFUL, facts={"temporary_free_bytes": 10**9}
     ),
@@ -419,6 +477,8 @@ FAULTS = [
 
 
 def situation(fault: Fault, root: Path) -> Situation:
+    if fault.site is LOCAL:
+        return Situation(LocalSite(), load_recipe(fault.recipe, fault.overrides), root)
     site = SlurmSite.model_validate_json(json.dumps({**PROFILE, **fault.site}))
     answers = () if fault.facts is None else (_answer(fault.facts, fault.answer),)
     return Situation(site, load_recipe(fault.recipe, fault.overrides), root, fault.slurm.survey(), answers)

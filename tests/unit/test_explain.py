@@ -19,6 +19,7 @@ from many_tasks import many_tasks
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch.attempt_end import STOPPED
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.retries import PAUSED, SHORTAGES, Shortage
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -188,15 +189,18 @@ def test_a_trainer_without_inference_waits_for_it(run: CannedRun) -> None:
     assert command == f"mrt-hpc explain RUN {INFERENCE}"
 
 
-def test_a_task_that_waits_for_room_on_the_disk_says_so(run: CannedRun) -> None:
+@pytest.mark.parametrize("lacking", SHORTAGES, ids=lambda one: one.shown_by)
+def test_a_task_that_waits_for_room_on_the_disk_says_so(run: CannedRun, lacking: Shortage) -> None:
     run.queue("13|RUNNING|1|None|node1")
     run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
-    run.log(f"{TRAINER}/13_0_log.err", "working\n2026 WARNING PAUSED: the disk is full (no space). The task waits\n")
+    run.log(f"{TRAINER}/13_0_log.err", f"working\n2026 WARNING {PAUSED}: {lacking.what} (no space). The task waits\n")
     sentence, command = first(explain(run))
-    assert sentence == f"The run is running: {TRAINER} (job 13) runs on node1, and waits for room: the disk is full."
-    assert command.startswith("make room, or ask for more quota")
-    run.log(f"{TRAINER}/13_0_log.err", "PAUSED: the disk is full\nworking again\n")
-    assert "disk is full" not in explain(run)
+    assert sentence.startswith("The run is paused: ")
+    assert lacking.what in sentence
+    assert f"`{lacking.shown_by} RUN`" in command
+    assert lacking.what in CliRunner().invoke(main, ["status", str(run.layout.root)]).output
+    run.log(f"{TRAINER}/13_0_log.err", f"{PAUSED}: {lacking.what}\nworking again\n")
+    assert lacking.what not in explain(run)
 
 
 def test_set_aside_files_and_attempts_are_told(run: CannedRun) -> None:

@@ -18,10 +18,9 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.extension import extended_recipe
 from mrt_hpc.launch.fork_data import forked_data
-from mrt_hpc.launch.ledger import record_site, record_submission, submissions
+from mrt_hpc.launch.ledger import record_site, record_submission, remember_site, submissions
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.origin import fork_of
-from mrt_hpc.launch.run_site import site_of_run, site_text
 from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import read_plan
@@ -64,6 +63,13 @@ def published(layout: RunLayout, version: int) -> str:
     return read_manifest(layout.weights_version(version)).digest
 
 
+def submitted(layout: RunLayout) -> None:
+    """Record that a job of the run was submitted to the cluster."""
+    record_site(layout, SITE)
+    remember_site(layout, SITE)
+    record_submission(layout, "prepare", "7", "mycluster")
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cluster that accepts every job and knows none; the file holds the job scripts in the order of submission."""
@@ -86,15 +92,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_path: Path, slurm: Path) -> None:
     layout = make(tmp_path / "run", CONSTANT)
     before = read_recipe_lock(layout.recipe_lock)
-    record_site(layout, SITE)
-    record_submission(layout, "prepare", "7", "mycluster")
+    submitted(layout)
     published(layout, 2)
     (layout.told / "failed.segment-000.trainer").touch()
     result = CliRunner().invoke(main, ["extend", str(layout.root), "--iterations", "30"])
     assert result.exit_code == 0, result.output
     assert list(layout.told.iterdir()) == [], "who submits has looked, and wants to be told of the next cause"
     assert f"{before.schedule.iterations} iterations become 30; the learning rate stays at" in result.output
-    assert "the jobs go to site mycluster" in result.output
+    assert "site mycluster" in result.output
     assert read_recipe_lock(layout.recipe_lock).schedule.iterations == 30
     assert read_plan(layout.plan).iterations == 30
     assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(layout)) - 1
@@ -112,8 +117,7 @@ def test_a_run_with_a_cosine_that_has_begun_is_sent_to_fork(tmp_path: Path) -> N
 
 def test_a_run_that_has_not_begun_takes_any_schedule(tmp_path: Path, slurm: Path) -> None:
     layout = make(tmp_path / "run")
-    record_site(layout, SITE)
-    record_submission(layout, "prepare", "7", "mycluster")
+    submitted(layout)
     result = CliRunner().invoke(main, ["extend", str(layout.root), "--iterations", "30"])
     assert result.exit_code == 0, result.output
     assert "follows its cosine schedule over all 30" in result.output
@@ -142,31 +146,19 @@ def test_a_long_warmup_that_has_begun_keeps_its_length(tmp_path: Path) -> None:
     assert extended_recipe(layout, 40).schedule.iterations == 40  # the submission then keeps the steps of the warm-up
 
 
-def test_the_site_is_the_one_of_the_last_jobs_unless_another_is_named(tmp_path: Path) -> None:
-    layout = make(tmp_path / "run")
-    assert isinstance(site_of_run(layout, None), LocalSite)
-    assert "this machine" in site_text(layout, LocalSite(), None)
-    record_site(layout, SITE)
-    record_submission(layout, "prepare", "7", "mycluster")
-    assert site_of_run(layout, None) == SITE
-    assert isinstance(site_of_run(layout, "local"), LocalSite)
-    assert site_text(layout, LocalSite(), "local") == "the tasks run on this machine"
-
-
 # -- fork
 
 
 def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(tmp_path: Path, slurm: Path) -> None:
     layout = make(tmp_path / "run")
-    record_site(layout, SITE)
-    record_submission(layout, "prepare", "7", "mycluster")
+    submitted(layout)
     digests = {version: published(layout, version) for version in (0, 2, 3)}
     options = ["--at", "2", "--set", "schedule.iterations=6", "--set", "name=half"]
     result = CliRunner().invoke(main, ["fork", str(layout.root), *options])
     assert result.exit_code == 0, result.output
     new = RunLayout(tmp_path / "half")
     assert "schedule.iterations: " in result.output
-    assert "the jobs go to site mycluster" in result.output
+    assert "site mycluster" in result.output
     assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(new))
     prune(layout, keep=())
     recipe, record = read_recipe_lock(new.recipe_lock), read_fork(new)
@@ -270,8 +262,7 @@ def with_files(tmp_path: Path, slurm: Path) -> RunLayout:
     copy = layout.benchmark_data("mine")
     write_problems(copy, read_problems(copy)[:2])
     write_json(left_out_file(copy), {"tokens": {"p2": 10_000}})
-    record_site(layout, SITE)
-    record_submission(layout, "prepare", "7", "mycluster")
+    submitted(layout)
     published(layout, 2)
     return layout
 

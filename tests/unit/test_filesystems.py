@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import mrt_hpc
 from mrt_hpc.launch.filesystems import (
     OPERATIONS,
+    SCRATCH,
+    SOCKETS,
     Filesystem,
     Quota,
     existing_ancestor,
     filesystem,
     mount_of,
     parse_quota,
+    scratch_problems,
     try_operations,
 )
 
@@ -68,8 +77,103 @@ def test_the_quota_bounds_what_may_be_written() -> None:
 
 
 def test_a_working_filesystem_passes_and_keeps_nothing(tmp_path: Path) -> None:
-    trials = try_operations(tmp_path)
+    trials = try_operations(tmp_path, OPERATIONS)
     assert [trial.problem for trial in trials] == [""] * len(OPERATIONS)
     assert list(tmp_path.iterdir()) == []
     assert existing_ancestor(tmp_path / "a" / "b") == tmp_path
     assert filesystem(tmp_path / "a" / "b").free_bytes > 0
+
+
+def test_a_working_folder_for_temporary_files_passes_and_keeps_nothing(tmp_path: Path) -> None:
+    elsewhere = {"TRITON_CACHE_DIR": str(tmp_path.parent / "triton"), "CUDA_CACHE_PATH": str(tmp_path / "cuda")}
+    problems = scratch_problems(tmp_path, elsewhere)
+    assert set(problems.values()) == {""}
+    assert [name for name in problems if "TRITON" in name or "CUDA" in name] == ["TRITON_CACHE_DIR, executable pages"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a filesystem")
+def test_a_folder_that_is_mounted_noexec_is_noticed(tmp_path: Path) -> None:
+    script = f"mount -t tmpfs -o noexec none {tmp_path} && exec {sys.executable} -c '{TRY}' {tmp_path}"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    assert json.loads(done.stdout) == ["executable pages"]
+
+
+TRY = """
+import json, os, sys
+from pathlib import Path
+from mrt_hpc.launch.filesystems import scratch_problems
+print(json.dumps([name for name, problem in scratch_problems(Path(sys.argv[1]), {}).items() if problem]))
+"""
+
+
+# -- what runs do on a node, and whether doctor tries it
+
+RUN, NODE, ELSEWHERE = "the run directory", "the folder for temporary files", "neither"
+TRIED = {RUN: OPERATIONS, NODE: (*SCRATCH, *SOCKETS)}
+USES: dict[str, tuple[str, dict[str, str]]] = {
+    "fcntl.flock": ("lock", {"inference/compiled_code.py": NODE, "run/turns.py": NODE}),
+    ".symlink_to": ("symbolic link", {"inference/server_command.py": NODE}),
+    "os.link": (
+        "hard link",
+        {
+            "launch/slurm/arrays.py": RUN,
+            "run/atomic.py": RUN,
+            "run/told.py": RUN,
+            "run/weights.py": ELSEWHERE,  # it copies what it cannot link
+        },
+    ),
+    "os.fsync": ("fsync", {"run/atomic.py": RUN, "training/checkpoint.py": RUN}),
+    "socket.AF_UNIX": ("socket", {"inference/server_process.py": NODE}),
+    "socket.AF_INET": ("loopback address", {"inference/ray_node.py": NODE}),
+    "socket.create_connection": ("loopback address", {"inference/ray_node.py": NODE}),
+}
+"""By what the package calls on nodes: the operation that tries it, and the place where each module does it."""
+ANYWHERE = {".rename": "rename of folders", ".replace": "rename", ".chmod": "owner and mode"}
+"""The same for what is tried in both places."""
+NEEDS_NOTHING = {
+    "os": "DirEntry PathLike P_PID WEXITED WNOHANG WNOWAIT _exit access chdir close cpu_count devnull dup dup2 environ "
+    "fdopen fsdecode fsencode fstat getegid geteuid getgroups getpgid getpid getppid getuid getxattr kill killpg lstat "
+    "nice open path pathsep pipe read register_at_fork scandir sched_getaffinity stat statvfs strerror sysconf "
+    "terminal_size umask uname utime waitid walk write "
+    "O_APPEND O_ASYNC O_CREAT O_NOFOLLOW O_NONBLOCK O_RDONLY O_RDWR O_WRONLY W_OK",
+    "fcntl": "LOCK_EX LOCK_NB LOCK_SH LOCK_UN F_GETFL F_SETFL F_SETOWN fcntl",
+    "socket": "SOCK_DGRAM SOCK_STREAM SOL_SOCKET SO_PEERCRED gethostname socket socketpair",
+    "ctypes": "CDLL byref c_int c_uint32 create_string_buffer get_errno",
+    "multiprocessing": "get_context parent_process",
+}
+"""What works wherever Python does, or is checked otherwise, as what the sandbox of verifiers needs."""
+PATHS = {"rename", "hardlink_to", "symlink_to", "chmod", "mkfifo"}
+COMMANDS_OF_A_PERSON = ("cli/", "launch/images/", "launch/slurm/doctor/", "launch/filesystems.py", "datasets/", "hub/")
+
+
+def uses() -> set[tuple[str, str]]:
+    """What is called of the system, with the module that does."""
+    package, found = Path(mrt_hpc.__file__).parent, set()
+    for file in package.rglob("*.py"):
+        module = str(file.relative_to(package))
+        if not module.startswith(COMMANDS_OF_A_PERSON):
+            found |= {(call, module) for node in ast.walk(ast.parse(file.read_text())) if (call := _call(node))}
+    return found
+
+
+def _call(node: ast.AST) -> str:
+    match node:
+        case ast.Attribute(value=ast.Name(id=module), attr=name) if module in {*NEEDS_NOTHING, "mmap"}:
+            return "" if name in NEEDS_NOTHING.get(module, "").split() else f"{module}.{name}"
+        case ast.Call(func=ast.Attribute(attr="replace"), args=[_], keywords=[]):
+            return ".replace"
+        case ast.Call(func=ast.Attribute(attr=name)) if name in PATHS:
+            return f".{name}"
+    return ""
+
+
+def test_doctor_tries_whatever_a_run_needs_of_a_node() -> None:
+    """A new way to use the system has a trial in `filesystems`, or is listed as one that needs none."""
+    listed = {(call, module) for call, (_, modules) in USES.items() for module in modules}
+    assert {(call, module) for call, module in uses() if call not in ANYWHERE} == listed
+    needed = {(name, place) for name in ANYWHERE.values() for place in TRIED}
+    needed |= {(name, place) for name, modules in USES.values() for place in modules.values() if place != ELSEWHERE}
+    assert needed <= {(name, place) for place, operations in TRIED.items() for name, _, _ in operations}

@@ -305,7 +305,16 @@ def test_a_server_gets_more_of_its_gpu_or_a_second_one(tmp_path: Path) -> None:
     assert not small.fits
     assert nearest_change(small, asked, a100(22.0)) == (("serving.gpu_memory_utilization", 0.85),)
     tiny = next(one for one in fits(asked, a100(14.5)).roles if one.name == "inference")
-    assert nearest_change(tiny, asked, a100(14.5)) == (("resources.inference.gpus", 2),)
+    assert nearest_change(tiny, asked, a100(14.5)) == (
+        ("serving.tensor_parallel", 2), ("resources.inference.gpus", 2), ("resources.evaluation.gpus", 2),
+    )  # fmt: skip
+
+
+def test_gpus_of_a_task_that_are_enough_are_kept(tmp_path: Path) -> None:
+    """Four servers of one GPU become two of two."""
+    asked = of_size("backtracking_llama", tmp_path / "model", "resources.inference.gpus=4")
+    tiny = next(one for one in fits(asked, a100(14.5)).roles if one.name == "inference")
+    assert nearest_change(tiny, asked, a100(14.5)) == (("serving.tensor_parallel", 2), ("resources.evaluation.gpus", 2))
 
 
 def test_several_servers_keep_their_number_when_each_gets_more_gpus(tmp_path: Path) -> None:
@@ -325,12 +334,24 @@ def test_layers_in_two_stages_halve_weights_and_cache() -> None:
 
 
 def test_a_colocated_trainer_waits_in_the_memory_of_the_node(tmp_path: Path) -> None:
-    """4 ranks: all weights for publishing and 2 bytes of its own, 12 / 4 and 4 / 4 bytes a parameter, and 4 GiB."""
+    """4 ranks: all weights for publishing and 2 bytes of its own, 12 / 4 and 4 / 4 bytes a parameter, and 4 GiB. Each
+    of the 4 servers has weights of its own.
+    """
     fields = ("schedule.coupling=colocated", "resources.inference.tasks=1", "resources.inference.gpus=4")
     found = fits(of_size("mrt_online", tmp_path / "model", *fields), find_site("example"))
     assert role(found, "trainer, off the GPU") == pytest.approx((2 + 2 + 3 + 1) * 1_777_088_000 / GIB + 4)
-    assert role(found, "inference, asleep") == pytest.approx(2 * 1_777_088_000 / GIB + 4)
+    assert role(found, "inference, asleep") == pytest.approx(4 * 2 * 1_777_088_000 / GIB + 4)
     assert found.refused == []
+
+
+def test_a_colocated_role_leaves_room_for_what_the_other_one_keeps(tmp_path: Path) -> None:
+    """The trainer 3 GiB for a sleeping server, with its graphs; a server that takes the whole GPU 1 GiB."""
+    fields = ("resources.inference.tasks=1", "resources.inference.gpus=4", "serving.gpu_memory_utilization=1.0")
+    changes = ((), ("schedule.coupling=colocated",))
+    alone, both = (fits(of_size("mrt_online", tmp_path / "model", *fields, *one), a100(80.0)) for one in changes)
+    limits = [next(one.limit for one in found.roles if one.name == "inference") for found in (alone, both)]
+    assert role(both, "trainer") - role(alone, "trainer") == pytest.approx(3.0)
+    assert limits == [80.0, 79.0]
 
 
 def test_the_weights_that_were_published_last_wait_for_the_next_delta(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -15,10 +16,12 @@ from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.entry import run_task
 from mrt_hpc.launch.gpus import NO_DEVICE, NO_LIBRARY, GpuView, look, require_gpus, verdict
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.local.slots import visible_gpus
 from mrt_hpc.launch.placement import Placement
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.jobs import JobResources
-from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.plan.gpu_memory import gpu_memory
+from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.run.task_state import TaskState, read_task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -41,6 +44,7 @@ int cuDriverGetVersion(int *answer) { *answer = VERSION; return 0; }
 int cuInit(unsigned) { sleep(SECONDS); return ERROR; }
 int cuDeviceGetCount(int *answer) { *answer = 2; return 0; }
 int cuDeviceGetAttribute(int *answer, int what, int device) { *answer = what == 75 ? 8 + device : 0; return 0; }
+int cuDeviceGetName(char *name, int size, int device) { __builtin_snprintf(name, size, "GPU %d", device); return 0; }
 }
 """
 
@@ -78,6 +82,8 @@ def test_gpus_that_can_be_used_are_used(view: GpuView) -> None:
         (replace(BEHIND_A_DRIVER, visible="", problem=NO_DEVICE), "sees 0", "gpu_request"),
         (replace(BEHIND_A_DRIVER, visible=None, problem=NO_DEVICE), "sees 0", "gpu_request"),
         (replace(FOUR_HOPPERS, visible="0,1", capabilities=((9, 0),) * 2), "sees 2", "nvidia-smi"),
+        (replace(FOUR_HOPPERS, visible="MIG-5c89852c-ff3f-5b3a", capabilities=((9, 0),)), "MIG", "sinfo"),
+        (replace(FOUR_HOPPERS, names=("NVIDIA H100 MIG 1g.12gb",) * 4), "MIG", "gpu_type"),
         (replace(FOUR_HOPPERS, torch_cuda=None), "without CUDA", "env/setup cuda"),
         (replace(FOUR_HOPPERS, driver="570.86.15", driver_cuda=(12, 8)), "driver is too old", "newer driver"),
         (replace(FOUR_HOPPERS, capabilities=((7, 0),) * 4), "GPUs are too old", "newer GPUs"),
@@ -91,6 +97,33 @@ def test_gpus_that_cannot_be_used_end_the_task(view: GpuView, what: str, advice:
     assert error.exit_code is ExitCode.FATAL
     for told in (view.driver or "not loaded", "CUDA_VISIBLE_DEVICES", view.container or "", view.problem or ""):
         assert told in error.message()
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        "gpu_type: 1g.10gb",
+        "gpu_type: nvidia_h100_nvl_1g.12gb",
+        "sbatch: {gres: 'gpu:a100_3g.20gb:1'}",
+        "sbatch: {gpus-per-task: '1g.5gb:1'}",
+    ],
+)
+def test_a_profile_with_parts_of_gpus_is_refused(profile: str, tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(f"type: slurm\nname: lab\n{profile}\n")
+    with pytest.raises(UserError) as refused:
+        load_site(tmp_path / "lab.yaml")
+    assert profile.partition(":")[0] in refused.value.what
+    assert "MIG" in str(refused.value.expected)
+
+
+def test_the_name_of_a_gpu_that_is_a_number_needs_quotes(tmp_path: Path) -> None:
+    profile = tmp_path / "lab.yaml"
+    profile.write_text("type: slurm\nname: lab\ngpu_type: 3090\n")
+    with pytest.raises(UserError) as refused:
+        load_site(profile)
+    assert '"3090"' in str(refused.value.expected)
+    profile.write_text("type: slurm\nname: lab\ngpu_type: '3090'\n")
+    assert gpu_memory(load_site(profile)).known
 
 
 def test_the_driver_that_is_needed_is_named() -> None:
@@ -107,7 +140,34 @@ def test_a_node_that_is_out_of_order_is_no_reason_to_give_up_the_run() -> None:
 
 def test_who_asks_for_none_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "look", lambda: pytest.fail("looked"))
-    require_gpus(needs(gpus_per_rank=0))
+    require_gpus(Job(name="one", role=Role.INFERENCE, tasks=1, resources=needs(gpus_per_rank=0)))
+
+
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.COLOCATED])
+@pytest.mark.parametrize("seen", [1, 4])
+def test_a_rank_that_also_samples_needs_the_gpus_of_all_ranks(
+    role: Role, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its servers would all start on the one that it sees."""
+    monkeypatch.setattr(gpus, "look", lambda: replace(FOUR_HOPPERS, capabilities=((9, 0),) * seen))
+    job = Job(name="one", role=role, tasks=1, resources=needs())
+    if seen == 4 or role is Role.TRAINER:
+        require_gpus(job)
+        return
+    with pytest.raises(UserError, match="sees 1") as refused:
+        require_gpus(job)
+    assert "gpus-per-task" in str(refused.value.advice)
+
+
+def test_the_parts_of_a_gpu_do_not_count_as_gpus_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "GPU 0: NVIDIA H100 (UUID: GPU-1)\n  MIG 1g.12gb Device 0: (UUID: MIG-2)\nGPU 1: NVIDIA H100 (UUID: GPU-3)"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{lines}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == ["0", "1"]
 
 
 @pytest.fixture
@@ -130,6 +190,7 @@ def test_the_driver_is_asked(driver: Path) -> None:
     stand_in(driver, 12080)
     view = look()
     assert (view.driver_cuda, view.capabilities, view.problem) == ((12, 8), ((8, 0), (9, 0)), None)
+    assert view.names == ("GPU 0", "GPU 1")
 
 
 def test_what_the_driver_answers_instead_is_told(driver: Path) -> None:

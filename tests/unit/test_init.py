@@ -13,6 +13,7 @@ from mrt_hpc.cli import init as init_command
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch import login_node
 from mrt_hpc.launch.login_node import LoginNode, module_of, mounts_by_kernel
+from mrt_hpc.launch.settings import default_site
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm import cluster_facts, survey
 from mrt_hpc.launch.slurm.questions import Wishes, open_questions, with_proposals
@@ -47,7 +48,6 @@ def written(tmp_path: Path, name: str) -> str:
 def test_the_profile_is_read_back_with_the_clusters_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     done = init(monkeypatch, RecordedSlurm(), "--yes", "--gpu-partition", "preempt")
     assert done.exit_code == 0, done.output
-    assert "mrt-hpc doctor --site onehost" in done.output
     site = find_site("onehost")
     assert isinstance(site, SlurmSite)
     assert (site.account, site.partitions.cpu, site.partitions.gpu) == ("lab", "cpu", "preempt")
@@ -58,6 +58,31 @@ def test_the_profile_is_read_back_with_the_clusters_values(monkeypatch: pytest.M
     assert "account: lab # sacctmgr show associations: your only account\n" in text
     values = [line for line in text.splitlines() if not line.startswith(("#", "type:", "partitions:"))]
     assert [line for line in values if " # " not in line] == [], "each value has its reason"
+
+
+def test_the_profile_becomes_the_site_of_all_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = tmp_path / "config" / "mrt-hpc" / "settings.yaml"
+    settings.parent.mkdir(parents=True)
+    settings.parent.chmod(0o777)
+    for name in ("first", "123"):
+        done = init(monkeypatch, RecordedSlurm(), name, "--yes")
+        assert done.exit_code == 0, done.output
+        assert default_site() == (name, str(settings))
+        assert find_site(None).name == name
+        assert str(settings) in done.output
+    assert not settings.parent.stat().st_mode & 0o022, "else the settings would not be read"
+    elsewhere = tmp_path / "elsewhere.yaml"
+    assert init(monkeypatch, RecordedSlurm(), "third", "--yes", "--output", str(elsewhere)).exit_code == 0
+    assert find_site(None).read_from == elsewhere
+
+
+def test_no_profile_is_called_as_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert init(monkeypatch, RecordedSlurm(), "local", "--yes").exit_code == 2
+    named = RecordedSlurm(changes={"config": [("= onehost", "= local")]})
+    assert init(monkeypatch, named, "--yes").exit_code == 0
+    assert find_site(None).name == "cluster"
+    (tmp_path / "config" / "mrt-hpc" / "settings.yaml").write_text("sites: x\n")
+    assert init(monkeypatch, RecordedSlurm(), "fourth", "--yes").exit_code == 2, "nothing is written over"
 
 
 def test_without_accounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

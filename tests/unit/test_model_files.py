@@ -221,6 +221,17 @@ def test_a_model_whose_heads_do_not_divide_over_the_gpus_is_refused(model: Path,
     assert f"serving.tensor_parallel to {nearest}" in str(refused.value.advice)
 
 
+def test_a_plan_tells_heads_that_do_not_divide_where_data_are_missing(model: Path, tmp_path: Path) -> None:
+    HEADS(model)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"extends: quickstart\nmodel: {{type: hugging_face, path: {model}}}\n")
+    changes = ("serving.tensor_parallel=8", "data={type: jsonl, path: nowhere.jsonl}")
+    sets = [word for change in changes for word in ("--set", change)]
+    result = CliRunner().invoke(main, ["plan", str(recipe), "--run", str(tmp_path / "run"), *sets])
+    assert "nowhere.jsonl" in result.output
+    assert "over these GPUs" in result.output
+
+
 SHARED_ROWS = ("training.batching=packed", "resources.trainer.ranks=24")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from mrt_hpc.roles.task.peers import PeersAwayError
 from mrt_hpc.run import told as told_module
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.retries import RetryPolicy, retrying
+from mrt_hpc.run.retries import NO_INODES, RetryPolicy, retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.told import FULL_DISK, forget_told, sign
 from mrt_hpc.run.waiting import wait_until
@@ -147,6 +148,19 @@ def never_written() -> None:
     raise NO_ROOM
 
 
+@pytest.fixture
+def _links_within_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on BeeGFS, which links within one folder only."""
+
+    def linked(source: Path, path: Path, link: Callable[[Path, Path], None] = os.link) -> None:
+        if source.parent != path.parent:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        link(source, path)
+
+    monkeypatch.setattr(os, "link", linked)
+
+
+@pytest.mark.usefixtures("_links_within_folders")
 def test_a_full_disk_is_told_once_by_all_tasks_and_attempts(run: RunLayout) -> None:
     sign(run, INFERENCE)
     for job in (INFERENCE, INFERENCE, TRAINER, INFERENCE):
@@ -199,6 +213,7 @@ def test_an_attempt_that_ends_on_the_full_disk_takes_nothing_back(run: RunLayout
     assert len(told(run)) == 1
 
 
+@pytest.mark.usefixtures("_links_within_folders")
 def test_a_disk_without_room_for_any_file_is_told_too(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a new name finds room."""
 
@@ -209,8 +224,8 @@ def test_a_disk_without_room_for_any_file_is_told_too(run: RunLayout, monkeypatc
         patch.setattr(told_module, "write_text", full)
         task = load_task(run, INFERENCE, 0, HERE)
         sign_for(task)
-        task.events.patience.watch.full("a shard")  # type: ignore[union-attr]
-        task.events.patience.watch.full("a shard")  # type: ignore[union-attr]
+        task.events.patience.watch.full("a shard", NO_INODES)  # type: ignore[union-attr]
+        task.events.patience.watch.full("a shard", NO_INODES)  # type: ignore[union-attr]
     assert len(told(run)) == 1
 
 

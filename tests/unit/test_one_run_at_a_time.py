@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch import ledger
+from mrt_hpc.launch import ledger, queued_jobs
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import LocalProcess, claimed, local_process
 from mrt_hpc.launch.local.site import LocalSite
@@ -32,11 +36,13 @@ if TYPE_CHECKING:
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 HOLD = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from mrt_hpc.launch.ledger import claimed
 from mrt_hpc.run.layout import RunLayout
 with claimed(RunLayout(Path(sys.argv[1])), 10.0):
+    if "deaf" in sys.argv:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("held", flush=True)
     time.sleep(600)
 """
@@ -52,15 +58,22 @@ def layout(tmp_path: Path) -> RunLayout:
     return made(tmp_path / "run")[0]
 
 
-@pytest.fixture
-def holder(layout: RunLayout) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the run."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(layout.root)], stdout=subprocess.PIPE, text=True)
+@contextmanager
+def holding(layout: RunLayout, *how: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the run, in a group of its own as the jobs of a shell are."""
+    command = [sys.executable, "-c", HOLD, str(layout.root), *how]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def holder(layout: RunLayout) -> Iterator[subprocess.Popen[str]]:
+    with holding(layout) as process:
+        yield process
 
 
 def test_a_run_held_by_a_live_process_is_refused(layout: RunLayout, holder: subprocess.Popen[str]) -> None:
@@ -80,6 +93,25 @@ def test_a_run_whose_process_was_killed_can_be_taken_up_at_once(
     with claimed(layout, 10.0):
         assert read_beat(layout.heart("local", 0)) != NO_BEAT
     assert read_beat(layout.heart("local", 0)) == NO_BEAT
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_cancelled_process_has_ended_also_where_it_was_suspended(
+    layout: RunLayout, holder: subprocess.Popen[str], suspended: bool
+) -> None:
+    if suspended:
+        os.killpg(holder.pid, signal.SIGSTOP)
+    assert CliRunner().invoke(main, ["cancel", str(layout.root)]).exit_code == 0
+    assert holder.poll() is not None
+
+
+def test_a_process_that_does_not_end_is_named(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queued_jobs, "ENDS_WITHIN_S", 0.3)
+    with holding(layout, "deaf") as process:
+        with pytest.raises(UserError) as left:
+            list(queued_jobs.cancel_run(layout))
+        assert str(process.pid) in left.value.what
+        assert str(process.pid) in str(left.value.advice)
 
 
 def test_of_two_who_claim_at_the_same_moment_one_is_refused(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -523,6 +524,14 @@ def test_damaged_groups_are_told_and_the_others_shown(run: RunLayout, tmp_path: 
     page = (tmp_path / "page.html").read_text()
     assert "Not shown, as they cannot be read: rollouts of iteration 1" in page
     assert "rollouts of iteration 2" in page
+
+
+def test_the_report_of_a_run_that_one_may_only_read_names_the_page(
+    run: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests may run as root, to whom nothing is closed."""
+    monkeypatch.setattr(os, "access", lambda path, _: path != run.root)
+    assert f"report {run.root} --page" in CliRunner().invoke(main, ["report", str(run.root)]).stderr
 
 
 def test_a_page_that_cannot_be_written_loses_no_report(run: RunLayout) -> None:

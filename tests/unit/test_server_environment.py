@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from test_task_endings import task
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.ray_node import RayNode, RayPlace
+from mrt_hpc.inference.server import NODE_LACKS, VllmServer
 from mrt_hpc.inference.server_command import cpu_environment
+from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.server_settings import gpus_of, layout_of, server_settings
+from mrt_hpc.run.access import CACHES, cache_variables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +104,8 @@ def with_servers(tmp_path: Path, gpus: int, **serving: int) -> Task:
     [
         (0, {}, 1, 1),
         (0, {"servers": 2, "tensor_parallel": 3}, 2, 3),
-        (8, {}, 1, 8),
+        (8, {}, 8, 1),
+        (8, {"servers": 1}, 1, 8),
         (8, {"tensor_parallel": 2}, 4, 2),
         (8, {"servers": 8}, 8, 1),
         (8, {"servers": 2, "tensor_parallel": 4}, 2, 4),
@@ -128,6 +134,27 @@ def test_one_server_spans_the_gpus_of_several_nodes(
     assert (told["--tensor-parallel-size"], told["--pipeline-parallel-size"]) == (str(width), str(stages))
 
 
+def test_flashinfer_is_off_whether_or_not_the_node_has_a_compiler_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import envs
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    settings = server_settings(with_servers(tmp_path, 8), tmp_path, 64, share=1.0, common_seeds=False)
+    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: False)
+    with closing(VllmServer(settings, tmp_path / "log")) as server:
+        words, environment = server.command.words(), server.command.environment()
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(words[words.index("--model") :])
+    engine = AsyncEngineArgs.from_cli_args(arguments)
+    assert engine.kernel_config.enable_flashinfer_autotune is False
+    assert engine.compilation_config.pass_config.fuse_allreduce_rms is False
+    for name in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER"):
+        monkeypatch.setenv(name, environment[name])
+        assert getattr(envs, name) is False
+
+
 @pytest.mark.parametrize(("over_ray", "interface"), [(False, "lo"), (True, "ib0")])
 def test_the_processes_of_a_server_on_one_node_listen_on_loopback_only(
     over_ray: bool, interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +163,40 @@ def test_the_processes_of_a_server_on_one_node_listen_on_loopback_only(
     settings = server_settings(with_servers(tmp_path, 8), tmp_path, 64, share=1.0, common_seeds=False)
     with closing(VllmServer(replace(settings, over_ray=over_ray), tmp_path / "log")) as server:
         assert server.command.environment()["GLOO_SOCKET_IFNAME"] == interface
+
+
+def test_no_private_folder_of_the_first_node_reaches_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM gives its processes on other nodes the environment of the server, but for what these nodes set."""
+    begin, second = subprocess.Popen, dict[str, str]()
+
+    def note(_: list[str], *, env: dict[str, str], **others: Any) -> subprocess.Popen[bytes]:
+        second.update(env)
+        return begin(["true"], env=env, **others)
+
+    def be_on(node: str) -> Path:
+        for name in CACHES:
+            monkeypatch.delenv(name, raising=False)
+        (folder := tmp_path / node).mkdir()
+        monkeypatch.setenv("TMPDIR", str(folder))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        return folder
+
+    private = be_on("first")
+    for name, value in cache_variables().items():
+        monkeypatch.setenv(name, value)
+    settings = server_settings(on_nodes(with_servers(tmp_path, 8), 2), tmp_path, 64, share=1.0, common_seeds=False)
+    with closing(VllmServer(settings, tmp_path / "log")) as server:
+        first = server.command.environment()
+        folders = {str(private), first["TMPDIR"]}
+    be_on("second")
+    monkeypatch.setattr("mrt_hpc.inference.ray_node.subprocess.Popen", note)
+    with RayNode(RayPlace("127.0.0.1", "127.0.0.1:1", "token"), tmp_path / "log"):
+        pass
+    reached = {name for name, value in (first | second).items() if any(folder in value for folder in folders)}
+    assert not reached
+    assert second["VLLM_RPC_BASE_PATH"] == second["TMPDIR"]
 
 
 def test_without_gpus_the_server_stays_on_the_first_node(tmp_path: Path) -> None:
@@ -182,7 +243,20 @@ def test_each_server_sees_gpus_of_its_own(
 
 
 def test_the_only_server_of_a_task_sees_what_the_task_sees(tmp_path: Path) -> None:
-    assert gpus_of(with_servers(tmp_path, 4), 0) == ()
+    assert gpus_of(with_servers(tmp_path, 4, servers=1), 0) == ()
+
+
+@pytest.mark.parametrize("visible", ["", "3", "0,1,2"])
+@pytest.mark.parametrize("serving", [{}, {"servers": 1}, {"tensor_parallel": 2}])
+def test_servers_that_need_more_gpus_than_their_task_sees_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, serving: dict[str, int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    one = with_servers(tmp_path, 4, **serving)
+    with pytest.raises(UserError, match="need 4 GPU"):
+        gpus_of(one, 0)
+    with pytest.raises(UserError, match="need 4 GPU"):
+        node_gpus(on_nodes(one, 2))
 
 
 def test_servers_and_their_processes_share_the_cores_and_the_memory(tmp_path: Path) -> None:
@@ -190,3 +264,14 @@ def test_servers_and_their_processes_share_the_cores_and_the_memory(tmp_path: Pa
     settings = server_settings(several, tmp_path, 64, share=1.0, common_seeds=False, number=1)
     assert settings.cpu_threads == 1
     assert settings.kv_cache_gib == several.recipe.serving.kv_cache_gib / 2, "vLLM takes it for each process"
+
+
+@pytest.mark.parametrize("said", NODE_LACKS)
+def test_a_server_that_finds_no_compiler_or_may_not_execute_says_what_to_set(said: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"RuntimeError: {said}\n" + "a line of a traceback\n" * 1000)
+    with (
+        closing(VllmServer(ServerSettings(tmp_path, 8), tmp_path / "log")) as server,
+        pytest.raises(UserError) as ended,
+    ):
+        server._raise_if_dead()
+    assert NODE_LACKS[said] in str(ended.value.advice)

@@ -1,15 +1,16 @@
-"""New weights and a restart at the same time: a server is never restarted in the middle of a load."""
+"""A server is never restarted in the middle of a load, and samples nothing where a step of the load went wrong."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_control import ServerControl
+from mrt_hpc.inference.server_control import Address, ServerControl
 from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.run.waiting import wait_until
@@ -79,3 +80,24 @@ def test_a_restart_waits_for_the_end_of_a_load(
     assert server.started_with == (0 if fails else 1), "with the weights that it held last"
     assert bool(failures) == fails
     assert not server.is_loading
+
+
+@pytest.mark.parametrize("swap", [WeightSwap.DRAIN, WeightSwap.RECOMPUTE])
+@pytest.mark.parametrize("cleared", [True, False])
+def test_a_cache_that_was_not_cleared_fails_the_load(
+    swap: WeightSwap, cleared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM answers that with 200."""
+    called: list[str] = []
+
+    def answer(_: object, __: str, path: str, **___: object) -> httpx.Response:
+        called.append(path)
+        return httpx.Response(200, json={"success": cleared, "results": [{}]})
+
+    monkeypatch.setattr(ServerControl, "call", answer)
+    control = ServerControl(Address("unix:/none"), "key", "log", "advice")
+    try:
+        control.load(tmp_path, 1, swap=swap, pause_deadline_s=1, read_deadline_s=1)
+    except UserError:
+        assert not cleared
+    assert ("/resume" in called) is cleared

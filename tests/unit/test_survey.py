@@ -59,21 +59,56 @@ def test_commands_that_are_missing_or_refuse_leave_the_rest() -> None:
     assert set(found.problems.values()) == {"sinfo was not found", "sacctmgr refused: Access denied"}
 
 
-@pytest.mark.parametrize(
-    ("gres", "gpus"),
-    [
-        ("gpu:2", {"": 2}),
-        ("gpu:a100:4(S:0-1)", {"a100": 4}),
-        ("gpu:a100:2(S:0,1),gpu:v100:1,nvme:1", {"a100": 2, "v100": 1}),
-        ("gpu:a100_1g.5gb:7", {"a100_1g.5gb": 7}),
-        ("gpu", {"": 1}),
-        ("(null)", {}),
-        ("shard:8", {}),
-    ],
-)
-def test_gpus_of_a_node(gres: str, gpus: dict[str, int]) -> None:
+# As sinfo prints %G on public clusters: (whole GPUs by type, types of parts of GPUs).
+GRES: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    "(null)": ({}, ()),
+    "gpu": ({"": 1}, ()),
+    "gpu:2": ({"": 2}, ()),
+    "gpu:8(S:0-3)": ({"": 8}, ()),
+    "gpu:0": ({}, ()),
+    "gpu:a100": ({"a100": 1}, ()),
+    "gpu:2080ti": ({"2080ti": 1}, ()),
+    "gpu:2080ti:2": ({"2080ti": 2}, ()),
+    "gpu:3090:2(S:0)": ({"3090": 2}, ()),
+    "gpu:4090:8(S:0-1)": ({"4090": 8}, ()),
+    "gpu:1080ti:4,gpu:2080ti:4": ({"1080ti": 4, "2080ti": 4}, ()),
+    "gpu:a100:4(S:0-1)": ({"a100": 4}, ()),
+    "gpu:a100:2(S:0,1),gpu:v100:1,nvme:1": ({"a100": 2, "v100": 1}, ()),
+    "gpu:tesla:2(S:0),gpu:tesla:2(S:1)": ({"tesla": 4}, ()),
+    "gpu:a100:4(IDX:0-3)": ({"a100": 4}, ()),
+    "gpu:a100:no_consume:4": ({"a100": 4}, ()),
+    "gpu:no_consume:4": ({"": 4}, ()),
+    "gpu:tesla:4K": ({"tesla": 4096}, ()),
+    "gpu:1k": ({"": 1024}, ()),
+    "gpu:nvidia_a100-sxm4-80gb:8(S:0-1)": ({"nvidia_a100-sxm4-80gb": 8}, ()),
+    "gpu:nvidia_h100_80gb_hbm3:8(S:0-1)": ({"nvidia_h100_80gb_hbm3": 8}, ()),
+    "gpu:nvidia_gh200_480gb:1(S:0-8)": ({"nvidia_gh200_480gb": 1}, ()),
+    "gpu:rtx_2080_ti:4(S:0),gpu:titan_rtx:4(S:1)": ({"rtx_2080_ti": 4, "titan_rtx": 4}, ()),
+    "gpu:mi250:8(S:0-7)": ({"mi250": 8}, ()),
+    "gpu:l40s:4(S:0-1),mps:l40s:400(S:0-1)": ({"l40s": 4}, ()),
+    "gpu:a100:4(S:0-1),shard:8": ({"a100": 4}, ()),
+    "shard:a100:32(S:0-1),gpu:a100:4(S:0-1)": ({"a100": 4}, ()),
+    "shard:8": ({}, ()),
+    "mps:400": ({}, ()),
+    "craynetwork:4,hbm:0": ({}, ()),
+    "bandwidth:lustre:no_consume:4G,gpu:p100:2": ({"p100": 2}, ()),
+    "tmpfs:512G,gpu:v100l:4(S:0-1)": ({"v100l": 4}, ()),
+    "gpu:1g.10gb:2(S:0)": ({}, ("1g.10gb",)),
+    "gpu:1g.10gb:4(S:0),gpu:3g.40gb:1(S:1)": ({}, ("1g.10gb", "3g.40gb")),
+    "gpu:a100:3(S:0-1),gpu:a100_3g.20gb:2(S:1)": ({"a100": 3}, ("a100_3g.20gb",)),
+    "gpu:a100_1g.5gb:7": ({}, ("a100_1g.5gb",)),
+    "gpu:a100-1g5gb:7": ({}, ("a100-1g5gb",)),
+    "gpu:nvidia_h100_nvl_1g.12gb:1": ({}, ("nvidia_h100_nvl_1g.12gb",)),
+    "gpu:nvidia_a100_80gb_pcie_2g.20gb+me:1": ({}, ("nvidia_a100_80gb_pcie_2g.20gb+me",)),
+    "gpu:a100_mig:7,gpu:a100:4": ({"a100": 4}, ("a100_mig",)),
+}
+
+
+@pytest.mark.parametrize("gres", GRES)
+def test_gpus_of_a_node(gres: str) -> None:
     (kind,) = parse_nodes(f"gpu|{gres}|3|64+|512000+")["gpu"]
-    assert (kind.gpus, kind.count, kind.cpus, kind.memory_mib) == (gpus, 3, 64, 512000)
+    assert (kind.gpus, kind.slices) == GRES[gres]
+    assert (kind.count, kind.cpus, kind.memory_mib) == (3, 64, 512000)
 
 
 def test_slurms_times() -> None:

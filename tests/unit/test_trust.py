@@ -19,8 +19,8 @@ from evaluated import BENCHMARK, commit_all, run_directory
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
-from mrt_hpc.launch.ledger import record_submission, recorded_site
-from mrt_hpc.launch.run_site import site_of_run
+from mrt_hpc.launch.ledger import record_site, record_submission, recorded_site, remember_site
+from mrt_hpc.launch.run_site import chosen_site
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm.image_on_node import srun_command
 from mrt_hpc.launch.slurm.site import SlurmSite
@@ -283,15 +283,16 @@ def test_nothing_is_cancelled_that_another_users_run_names(plant: Callable[..., 
 def test_a_fork_does_not_take_the_site_of_another_users_run(shared: Path) -> None:
     """Jobs run the commands of a site profile; the run names no class of its own here."""
     layout = run_directory(shared / "run")
-    record_submission(layout, "prepare", "5", "x")
-    (layout.jobs / "site-x.json").write_text(json.dumps({"site": {"type": "slurm", "name": "x"}, "folder": None}))
-    assert site_of_run(layout, None).name == "x"
+    site = SlurmSite(name="x")
+    record_site(layout, site)
+    remember_site(layout, site)
+    assert chosen_site(None, layout).site == site
     for path in (layout.root, *layout.root.rglob("*")):
         os.chown(path, ANOTHER, ANOTHER)
     with pytest.raises(UserError, match="the site profile of the run is not taken"):
-        site_of_run(layout, None)
-    assert site_of_run(layout, None, trust=True).name == "x"
-    assert site_of_run(layout, "local").name == "local"
+        chosen_site(None, layout)
+    assert chosen_site(None, layout, trust=True).site == site
+    assert chosen_site("local", layout).site.name == "local"
 
 
 def test_ones_own_back_end_is_loaded(plant: Callable[..., Planted]) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.roles.sampling.node_folder import NodeFolder
 from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.waiting import wait_until
 
@@ -85,3 +90,19 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     with pytest.raises(UserError, match="belongs to another user"):
         Turn(tmp_path / "turn").take()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, 524])
+def test_a_filesystem_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "left").touch()
+    for attempt in (Turn(tmp_path / "turn").take, partial(remove_abandoned, [tmp_path / "left"]), NodeFolder.make):
+        with pytest.raises(UserError) as refused:
+            attempt()
+        assert "scratch" in str(refused.value.advice)
+        assert str(tmp_path) in str(refused.value.where)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["left", "turn"]

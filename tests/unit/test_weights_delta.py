@@ -280,6 +280,7 @@ def test_versions_of_their_own_are_full(layout: RunLayout) -> None:
         ("quickstart.yaml", ("schedule.coupling=sequential", "schedule.max_staleness=1"), "inference has ended"),
         ("quickstart.yaml", ("serving.attach={address: http://node:8000, key_file: key}",), "does not see the folder"),
         ("small_world/star.yaml", (), "samples nothing while it trains"),
+        ("quickstart.yaml", ("resources.inference.nodes=2", "resources.inference.gpus=4"), "on several nodes"),
     ],
 )
 def test_deltas_that_could_not_be_read_are_refused(file: str, changes: tuple[str, ...], reason: str) -> None:
@@ -288,6 +289,11 @@ def test_deltas_that_could_not_be_read_are_refused(file: str, changes: tuple[str
     with pytest.raises(UserError, match="full_weights_every") as refusal:
         load_recipe(RECIPES / file, (*segments, "training.full_weights_every=3", *changes))
     assert reason in str(refusal.value)
+
+
+def test_deltas_are_put_together_beside_a_server_without_gpus_whatever_the_nodes() -> None:
+    """It computes on the first node alone."""
+    assert recipe("resources.inference.nodes=2").training.full_weights_every > 1
 
 
 def test_room_for_what_deltas_were_made_of_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -152,4 +153,4 @@ def visible_gpus() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=False)
-    return [str(n) for n, line in enumerate(listing.stdout.splitlines()) if line.startswith("GPU ")]
+    return re.findall(r"^GPU (\d+):", listing.stdout, re.MULTILINE)  # the lines of their parts (MIG) are indented

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import QueuedAttempt
+from mrt_hpc.launch.slurm.answers import TASK_ID, matching_lines
+from mrt_hpc.launch.slurm.cluster_texts import count_of
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, ask_slurm
 from mrt_hpc.launch.slurm.queue import NO_ACCOUNTING, queue_state
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 
 FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocCPUS", "AllocTRES")
 """sacct prints times as seconds since the epoch (see ``commands``), or as a word where there is none."""
+_LINE = re.compile(rf"({TASK_ID.pattern})\|([A-Z_]+[^|]*)" + r"\|([^|]*)" * (len(FIELDS) - 2))
 
 
 def accounted_attempts(job_ids: Iterable[str]) -> list[QueuedAttempt] | None:
@@ -37,13 +41,19 @@ def accounted_attempts(job_ids: Iterable[str]) -> list[QueuedAttempt] | None:
         if NO_ACCOUNTING in refusal.reason:
             return None
         raise
-    found = (attempt_of(line) for line in printed.splitlines())
+    return attempts_of(printed)
+
+
+def attempts_of(printed: str) -> list[QueuedAttempt]:
+    """The attempts of sacct's lines."""
+    found = (_attempt(*line.groups()) for line in matching_lines(printed, _LINE, "sacct"))
     return [attempt for attempt in found if attempt is not None]
 
 
-def attempt_of(line: str) -> QueuedAttempt | None:
-    """The attempt of one line of sacct; None for a task that held nothing."""
-    task_id, word, submit, eligible, start, elapsed, cpus, resources = line.split("|")
+def _attempt(
+    task_id: str, word: str, submit: str, eligible: str, start: str, elapsed: str, cpus: str, resources: str
+) -> QueuedAttempt | None:
+    """The attempt of one line; None for a task that held nothing."""
     if not start.isdecimal() or not int(elapsed or 0):
         return None
     ready = max((int(time) for time in (submit, eligible) if time.isdecimal()), default=int(start))
@@ -63,7 +73,7 @@ def _gpus(resources: str) -> int | None:
     their sum.
     """
     pairs = [item.partition("=") for item in resources.split(",")]
-    counts = {name: int(number) for name, _, number in pairs if name.startswith("gres/gpu") and number.isdecimal()}
+    counts = {name: count for name, _, number in pairs if (count := count_of(number)) is not None}
     if "gres/gpu" in counts:
         return counts["gres/gpu"]
     kinds = [number for name, number in counts.items() if name.startswith("gres/gpu:")]

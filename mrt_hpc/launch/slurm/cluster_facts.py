@@ -65,9 +65,11 @@ class NodeKind:
 
     count: int
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs of a node by their type; the type is empty text where the GRES has none."""
+    """Whole GPUs of a node by their type; the type is empty text where the GRES has none."""
     cpus: int = 0
     memory_mib: int = 0
+    slices: tuple[str, ...] = ()
+    """The types of parts of GPUs (MIG) that it has."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,11 @@ class PartitionFacts:
     def gpu_types(self) -> list[str]:
         """The types of its GPUs; empty text for GPUs without a type."""
         return sorted({kind for node in self.nodes for kind in node.gpus})
+
+    @property
+    def slice_types(self) -> list[str]:
+        """The types of parts of GPUs (MIG) that it has."""
+        return sorted({kind for node in self.nodes for kind in node.slices})
 
     @property
     def gpu_nodes(self) -> int:

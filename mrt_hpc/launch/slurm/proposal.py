@@ -91,8 +91,8 @@ def parse_partitions(survey: Survey, wishes: Wishes) -> Iterator[Entry]:
         elif name is not None:
             yield Entry(field, name, "chosen; " + _unknown(survey, PARTITIONS, "scontrol shows no such partition"))
         else:
-            nothing = "no partition with GPUs admits you" if field == "partitions.gpu" else "no partition admits you"
-            yield Entry(field, None, _unknown(survey, PARTITIONS, nothing))
+            what = "no partition with whole GPUs" if field == "partitions.gpu" else "no partition"
+            yield Entry(field, None, _unknown(survey, PARTITIONS, f"{what} admits you"))
 
 
 def _told(partition: PartitionFacts) -> str:
@@ -188,7 +188,7 @@ def _setup(node: LoginNode, wishes: Wishes) -> Entry:
         line = f"module load {shlex.quote(node.python_module)}"
         return Entry("setup", [line], "shell lines before each task: this Python is from that module")
     modules = f"modules are here ({node.modules})" if node.modules else "no modules were found here"
-    return Entry("setup", [], f"shell lines before each task, as in [module load cuda]; {modules}")
+    return Entry("setup", [], f"shell lines before each task, as in [module load gcc], none for CUDA; {modules}")
 
 
 def _python(node: LoginNode, wishes: Wishes) -> Entry:

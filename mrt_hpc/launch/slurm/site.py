@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.launch.backend import Site
+from mrt_hpc.launch.gpus import NO_SLICES, is_slice
 from mrt_hpc.launch.images.build import checksum_file
 from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
 from mrt_hpc.recipe.base import OPTION, Line, NotNegative, Queued, Section, WholeMinutes
@@ -31,6 +32,27 @@ def _not_of_the_plan(option: str) -> str:
     return option
 
 
+def _as_written(options: Any) -> Any:
+    """Leave out options that are switched off, and take numbers as text."""
+    if not isinstance(options, dict):
+        return options
+    kept = {name: value for name, value in options.items() if value is not None and value is not False}
+    return {name: str(value) if type(value) in (int, float) else value for name, value in kept.items()}
+
+
+def _whole_gpu(name: str) -> str:
+    if is_slice(name):
+        raise PydanticCustomError("slice", "the type of {whole}", {"whole": NO_SLICES})
+    return name
+
+
+def _whole_gpus(options: dict[str, str | Literal[True]]) -> dict[str, str | Literal[True]]:
+    for option, value in options.items():
+        if isinstance(value, str) and option.startswith(("gres", "gpus", "tres")):
+            _whole_gpu(value)
+    return options
+
+
 SbatchOption = Annotated[str, Field(pattern=OPTION), AfterValidator(_not_of_the_plan)]
 
 
@@ -43,6 +65,17 @@ class GpuRequest(StrEnum):
     """``--gpus-per-node=k``."""
     NONE = "none"
     """No request, for clusters that allocate whole nodes."""
+
+
+class Requeue(StrEnum):
+    """Whether Slurm starts a job of a run again under the same id."""
+
+    ALLOWED = "allowed"
+    """``--requeue``."""
+    EXPEDITE = "expedite"
+    """``--requeue=expedite`` (since Slurm 25.11): a job whose node fails starts again before others."""
+    FORBIDDEN = "forbidden"
+    """``--no-requeue``, for clusters that forbid it."""
 
 
 class Container(Section):
@@ -90,10 +123,12 @@ class SlurmSite(Site):
     """The partitions that jobs go to."""
     gpu_request: GpuRequest = GpuRequest.GRES
     """The sbatch option that asks for GPUs."""
-    gpu_type: Line | None = None
-    """The GPU model in the request, as in ``a100``."""
+    gpu_type: Annotated[Line, AfterValidator(_whole_gpu)] | None = None
+    """The GPU model in the request, as in ``a100`` or ``"3090"``; parts of GPUs (MIG, ``1g.10gb``) are refused."""
     setup: tuple[str, ...] = ()
-    """Shell lines that run before each task, as in ``module load cuda``. The job script contains them unchanged."""
+    """Shell lines that run before each task, as in ``module load gcc``. The job script contains them unchanged. No CUDA
+    module is needed: the locked environment has its own libraries.
+    """
     python: Line | None = None
     """The Python that runs the tasks; null takes the Python that runs this command."""
     container: Container | None = None
@@ -115,10 +150,18 @@ class SlurmSite(Site):
     show partition``) and KillWait (``scontrol show config``) together. `mrt-hpc plan` warns where a checkpoint is
     expected to take longer; null compares nothing.
     """
+    requeue: Requeue = Requeue.ALLOWED
+    """Whether Slurm starts a job again after a preemption, a lost node or its time limit. Where the cluster forbids
+    it, a task that must run again ends, and the same submit command continues the run.
+    """
     memory_request: bool = True
     """Whether jobs ask for memory; set false if the cluster allocates whole nodes."""
-    sbatch: dict[SbatchOption, Line] = Field(default_factory=dict)
-    """Further sbatch options, as in ``{constraint: a100}``; options that the plan of a run sets itself are refused."""
+    sbatch: Annotated[
+        dict[SbatchOption, Line | Literal[True]], BeforeValidator(_as_written), AfterValidator(_whole_gpus)
+    ] = Field(default_factory=dict)
+    """Further sbatch options, as in ``{constraint: a100, exclusive: true}``: with true an option has no value, and with
+    false or null it is left out. Options that the plan of a run sets itself are refused.
+    """
 
     @property
     def limits(self) -> SiteLimits:

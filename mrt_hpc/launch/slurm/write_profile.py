@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import mrt_hpc
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.sites import LOCAL
 from mrt_hpc.launch.slurm.profile_text import profile_text
 from mrt_hpc.launch.slurm.proposal import entries
 from mrt_hpc.recipe.base import NAME, PATTERNS
@@ -32,12 +33,13 @@ def site_name(given: str | None, survey: Survey) -> str:
     """
     if given is None:
         told = (survey.settings.name if survey.settings else "") or socket.gethostname().partition(".")[0]
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", told).strip("-._")[:64] or "cluster"
-    if not re.fullmatch(NAME, given):
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", told).strip("-._")[:64]
+        return name if name not in ("", LOCAL) else "cluster"
+    if not re.fullmatch(NAME, given) or given == LOCAL:
         raise UserError(
             "this cannot be the name of a site profile",
             value=given,
-            expected=PATTERNS[NAME],
+            expected=f"{PATTERNS[NAME]}; and not {LOCAL}, which means this machine",
             advice="mrt-hpc init NAME",
         )
     return given

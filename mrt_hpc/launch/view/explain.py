@@ -90,7 +90,8 @@ def explain_run(look: RunLook, history: RunHistory) -> Finding:
         others.append(f"{later} task(s) wait for these.")
     for name, why in look.queues.unreached.items():
         others.append(f"The queue was not reached ({name}: {why}); all else is from the run's files.")
-    sentence = f"The run {IN_WORDS[look.state]}: {_told(look, first)}"
+    state = "is paused" if first[0].cause is Cause.FULL_DISK else IN_WORDS[look.state]
+    sentence = f"The run {state}: {_told(look, first)}"
     return Finding(sentence, first[0].next, (*details, *others, *look.unreadable, *history.faults))
 
 

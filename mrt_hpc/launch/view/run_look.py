@@ -6,6 +6,7 @@ never differ about whether it runs.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -113,7 +114,7 @@ class RunLook:
         cannot be seen from here.
         """
         process = self.process
-        if process is None or process.is_here:
+        if process is None or process.host == socket.gethostname():
             return False
         return read_beat(self.layout.heart("local", 0)).attempt == process.name
 

@@ -13,18 +13,18 @@ from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.launch.view.log_files import tail, written
 from mrt_hpc.plan.jobs import DependencyKind, Role
 from mrt_hpc.roles.task.companion import COMPANION_LOG
+from mrt_hpc.run.retries import PAUSED, SHORTAGES
 from mrt_hpc.run.task_state import TaskState
 
 if TYPE_CHECKING:
     from mrt_hpc.launch.backend import QueuedTask
     from mrt_hpc.launch.view.run_look import RunLook
     from mrt_hpc.plan.jobs import Job
+    from mrt_hpc.run.retries import Shortage
     from mrt_hpc.run.task_state import TaskRecord
 
 SUBMIT_AGAIN = "the same submit command again: it submits what is missing, and finished results stay"
 NOTHING = "nothing"
-FULL_DISK = "PAUSED: the disk is full"
-"""What a task logs while it waits for room."""
 LOG_TAIL = 4096
 """The bytes at the end of a log that show what a task does now."""
 _NEXT = re.compile(r"^\s*next:\s+(?P<command>.+)$", re.MULTILINE)
@@ -103,7 +103,7 @@ def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanat
     else:
         cause, sentence = Cause.FAILED, f"has failed: {_first_line(record)}"
     advised = _advised(record) or f"mrt-hpc logs {look.layout.root} {job.role} -n 100"
-    command = f"{advised}; then {SUBMIT_AGAIN}"
+    command = advised if "submit" in advised else f"{advised}; then {SUBMIT_AGAIN}"
     return Explanation(job.name, index, cause, sentence, command, failed_at=record.time)
 
 
@@ -111,14 +111,11 @@ def _running(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explana
     queued = look.queued.get((job.name, index))
     where = f" on {queued.nodes}" if queued is not None and queued.nodes else ""
     since = f" since {clock(record.time)}" if record.state is TaskState.RUNNING else ""
-    if FULL_DISK in _last_words(look, job.name, index):
-        sentence = f"runs{where}, and waits for room: the disk is full"
-        advice = (
-            f"make room, or ask for more quota: the run continues by itself; `df -h {look.layout.root}` shows the room"
-        )
-        return Explanation(
-            job.name, index, Cause.FULL_DISK, sentence, advice, "runs, and waits for room: the disk is full"
-        )
+    if (lacking := _lacking(look, job.name, index)) is not None:
+        waits = f"and waits for room: {lacking.what}"
+        left = f"`{lacking.shown_by} {look.layout.root}` shows what is left"
+        advice = f"{lacking.next}: the run continues by itself; {left}"
+        return Explanation(job.name, index, Cause.FULL_DISK, f"runs{where}, {waits}", advice, f"runs, {waits}")
     if away := _peers_away(look, job):
         waits = f"and waits for {', '.join(away)}, of which no task runs"
         command = f"mrt-hpc explain {look.layout.root} {away[0]}"
@@ -249,6 +246,18 @@ def _advised(record: TaskRecord) -> str | None:
     """What the reason of a task says to do next; None where it does not."""
     found = _NEXT.findall(record.message)
     return found[-1].strip() if found else None
+
+
+def paused(look: RunLook) -> list[Explanation]:
+    """The tasks that run and wait for room on the disk."""
+    found = [explained(look, job, index) for job, index, _ in look.tasks() if (job.name, index) in look.running]
+    return [one for one in found if one.cause is Cause.FULL_DISK]
+
+
+def _lacking(look: RunLook, job: str, index: int) -> Shortage | None:
+    """What a task waits for that can write nothing; None for one that does not wait."""
+    words = _last_words(look, job, index)
+    return next((lacking for lacking in SHORTAGES if f"{PAUSED}: {lacking.what}" in words), None)
 
 
 def _last_words(look: RunLook, job: str, index: int) -> str:

@@ -30,15 +30,15 @@ class Serving(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The share of the GPU's memory that vLLM takes."""
     tensor_parallel: Cores | None = None
-    """The number of GPUs that one server divides each layer of the model over; null divides the task's GPUs evenly
-    among its servers. It must divide the model's attention heads. Without GPUs, null is 1, and a server of more
-    computes in as many processes. In a task of several nodes, null takes the GPUs of one node, and the layers are
-    divided into as many stages as there are GPUs for.
+    """The number of GPUs that one server divides each layer of the model over, for a model that does not fit one GPU.
+    It must divide the model's attention heads. null is 1, or, where servers is stated, divides the task's GPUs evenly
+    among them. Without GPUs, null is 1, and a server of more computes in as many processes. In a task of several nodes,
+    null takes the GPUs of one node, and the layers are divided into as many stages as there are GPUs for.
     """
     servers: Cores | None = None
     """The number of servers side by side in one task; each has tensor_parallel GPUs of its own, and a group of rollouts
-    stays on one of them. null takes as many as the task has GPUs for; without GPUs, null is 1, and the servers share
-    the task's cores.
+    stays on one of them. null takes as many as the task has GPUs for: with tensor_parallel null too, one on each GPU.
+    Without GPUs, null is 1, and the servers share the task's cores.
     """
     max_concurrent_sequences: Count = 256
     """The maximum number of sequences in one batch of a server."""

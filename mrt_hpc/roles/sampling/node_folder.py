@@ -4,7 +4,6 @@ that was killed has left is removed by the next one on the node.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -12,7 +11,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from mrt_hpc.errors import UserError
 from mrt_hpc.run.retries import list_directory
+from mrt_hpc.run.turns import locked
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,20 @@ class NodeFolder:
 
     @staticmethod
     def make() -> NodeFolder:
-        """Make one, and remove those of tasks that were killed."""
+        """Make one, and remove those of tasks that were killed.
+
+        Raises:
+            UserError: the filesystem takes no locks.
+        """
         parent = Path(tempfile.gettempdir())
         remove_abandoned(parent)
         new = Path(tempfile.mkdtemp(prefix=UNMARKED, dir=parent))
         lock = os.open(new / MARK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            locked(lock, new / MARK)
+        except UserError:
+            NodeFolder(new, lock).remove()
+            raise
         path = new.rename(parent / (PREFIX + new.name.removeprefix(UNMARKED)))  # is locked when it gets its name
         return NodeFolder(path, lock)
 
@@ -69,9 +78,6 @@ def _is_abandoned(mark: Path) -> bool:
     except OSError:
         return False  # another task is removing it
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return locked(descriptor, mark)
     finally:
         os.close(descriptor)
-    return True

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
 
 LONGEST_LOOK_S = 0.5
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that says which GPUs a process may use."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,35 @@ def _token(task: Task) -> str:
 
 
 def node_gpus(task: Task) -> tuple[str, ...]:
-    """The GPUs of this rank, as CUDA names them: its share, where it sees those of all ranks of its machine."""
+    """The GPUs of this rank, as CUDA names them: its share, where it sees those of all ranks of its machine.
+
+    Raises:
+        UserError: it sees fewer than it needs.
+    """
     own = task.job.resources.gpus_per_rank
-    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    seen = told.split(",") if told else [str(gpu) for gpu in range(own)]
+    seen = seen_gpus(own)
     first = task.local_rank * own if len(seen) > own else 0
     return tuple(seen[first : first + own])
+
+
+def seen_gpus(needed: int) -> list[str]:
+    """The GPUs that this process may see, as CUDA names them; where nothing is said of them, the first ``needed``.
+
+    Raises:
+        UserError: they are fewer.
+    """
+    told = os.environ.get(VISIBLE)
+    seen = [str(gpu) for gpu in range(needed)] if told is None else [gpu for gpu in told.split(",") if gpu]
+    if len(seen) < needed:
+        raise UserError(
+            f"the servers of this task need {needed} GPU(s), and its first process sees {len(seen)}",
+            value=f"{VISIBLE}={told}",
+            where=f"node {socket.gethostname()}",
+            expected=f"a process that sees at least {needed}",
+            advice="remove gpus-per-task, gpu-bind and the like from sbatch: in the site profile, so that each rank "
+            "sees all GPUs of its node; then the same submit command",
+        )
+    return seen
 
 
 @contextmanager

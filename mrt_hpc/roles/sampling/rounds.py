@@ -59,6 +59,8 @@ class Rounds:
     rest: Callable[[], None] = lambda: None
     """Called while there is nothing to sample: leaves the GPUs to the trainer, where it shares them."""
     _began: float = field(default_factory=time.monotonic, init=False)
+    _leases: dict[int, Leases] = field(default_factory=dict, init=False)
+    """The leases of each iteration that is not trained on yet, with what is known of them."""
 
     def awaited(self) -> Round | None:
         """The next round, once there is one and this process has the turn on the task's GPUs; None when the segment
@@ -129,8 +131,9 @@ class Rounds:
     def _free_work(self, version: int, missing: dict[int, list[int]]) -> Round | None:
         """The oldest groups without a lease for which a weights version is new enough."""
         ahead = version + self.task.recipe.schedule.max_staleness
+        self._leases = {iteration: self._leases_of(iteration) for iteration in missing}
         for iteration, positions in missing.items():
-            leases = self._leases(iteration)
+            leases = self._leases[iteration]
             if iteration <= ahead and (free := leases.free(positions)):
                 return Round(iteration, version, self._share(free), leases, time.monotonic() - self._began)
         return None
@@ -147,7 +150,9 @@ class Rounds:
             return True
         return not missing and PeerStatus.RUNNING not in self.task.peers(Role.TRAINER).lives().values()
 
-    def _leases(self, iteration: int) -> Leases:
+    def _leases_of(self, iteration: int) -> Leases:
+        if iteration in self._leases:
+            return self._leases[iteration]
         return group_leases(self.task.layout, iteration, self.task.holder, self.task.observer)
 
     def _share(self, free: list[int]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.inference.compiled_code import kept_by_all_runs
 from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.recipe.server_layout import ServerLayout
-from mrt_hpc.roles.sampling.ray_cluster import spans_nodes
+from mrt_hpc.roles.sampling.ray_cluster import seen_gpus, spans_nodes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,14 +68,16 @@ def server_settings(
 def gpus_of(task: Task, number: int) -> tuple[str, ...]:
     """The GPUs of one of a task's servers, as CUDA names them; none where it is the only one and takes those that the
     task sees.
+
+    Raises:
+        UserError: the task sees fewer than its servers need.
     """
     layout = layout_of(task)
-    if layout.servers == 1 or not task.job.resources.gpus:
+    if spans_nodes(task) or not task.job.resources.gpus:
         return ()
-    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    seen = told.split(",") if told else [str(gpu) for gpu in range(task.job.resources.gpus)]
+    seen = seen_gpus(layout.servers * layout.tensor_parallel)
     first = number * layout.tensor_parallel
-    return tuple(seen[first : first + layout.tensor_parallel])
+    return () if layout.servers == 1 else tuple(seen[first : first + layout.tensor_parallel])
 
 
 def _threads(task: Task) -> int:

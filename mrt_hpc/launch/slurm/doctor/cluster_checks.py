@@ -158,17 +158,21 @@ def gpus(situation: Situation) -> Iterator[Result]:
     for partition in situation.partitions("gpu"):
         kinds = [kind for kind in partition.gpu_types if kind]
         about = f"of partition {partition.name}"
-        said = f"sinfo: GRES of partition {partition.name}: {', '.join(kinds) or 'no type'}"
+        parts = f"; parts of GPUs (MIG): {', '.join(partition.slice_types)}" if partition.slice_types else ""
+        said = f"sinfo: GRES of partition {partition.name}: {', '.join(kinds) or 'no type'}{parts}"
         if not partition.nodes:
             yield not_checked("sinfo told nothing of its nodes", about=about)
         elif not partition.gpu_nodes:
             remedy = (
                 "set partitions.gpu in the site profile to a partition with GPUs (`sinfo -o '%R %G'`), or gpu_request"
             )
-            yield fails(f"sinfo: no node of partition {partition.name} has GRES gpu", remedy, about=about)
+            yield fails(f"sinfo: no node of partition {partition.name} has GRES gpu{parts}", remedy, about=about)
         elif site.gpu_type is not None and site.gpu_type not in kinds:
             remedy = f"set gpu_type to {' or '.join(kinds) or 'null'} in the site profile"
             yield fails(f"{said}; site profile: gpu_type: {site.gpu_type}", remedy, about=about)
+        elif site.gpu_type is None and partition.slice_types:
+            remedy = f"set gpu_type to {' or '.join(kinds) or 'that of the whole GPUs'} in the site profile"
+            yield fails(f"{said}; a task that gets such a part fails", remedy, about=about)
         elif site.gpu_type is None and len(kinds) > 1:
             remedy = f"set gpu_type to one of {', '.join(kinds)} in the site profile, so that all tasks are alike"
             yield doubtful(f"{said}; site profile: gpu_type: null", remedy, about=about)

@@ -47,6 +47,7 @@ CHECKS = (
     Check("files", place_checks.files),
     Check("file server's clock", place_checks.server_clock),
     Check("Python", machine_checks.python),
+    Check("environment", machine_checks.environment),
     Check("container", machine_checks.image),
     Check("scratch", machine_checks.scratch),
     Check("verifier", machine_checks.verifiers),

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,14 @@ import mrt_hpc
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
+from mrt_hpc.launch.filesystems import GIB, filesystem, scratch_problems
 from mrt_hpc.launch.gpus import OLDEST_DRIVER
-from mrt_hpc.launch.python_look import PythonLookError, look_at_python
+from mrt_hpc.launch.python_look import PythonLookError, look_at_python, no_sampling
 from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
 from mrt_hpc.launch.slurm.doctor.node_half import LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from mrt_hpc.launch.slurm.doctor.findings import Result
     from mrt_hpc.launch.slurm.doctor.situation import Situation
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 IMAGE_INSTEAD = "or build an image, `mrt-hpc container build {kind} mrt-hpc-{kind}.sif`, and name it as container.image"
 LEAST_OPEN_FILES = 4096
 LEAST_PROCESSES = 1024
+LEAST_BYTES, LEAST_FILES = GIB, 10_000
+"""What the filesystem of the environment should have free."""
 
 
 def python(situation: Situation) -> Iterator[Result]:
@@ -105,6 +109,8 @@ def _asked(situation: Situation, name: str, words: list[str], remedy: str) -> It
     elif situation.uses_gpus and has.cuda is None:
         result = fails if situation.recipe is not None else doubtful
         yield result(f"{said}; its torch is a build without CUDA, and jobs ask for GPUs", remedy)
+    elif has.needs_gpus and (recipe := situation.recipe) and (refusal := no_sampling(recipe, lambda: name)) is not None:
+        yield fails(evidence_of(refusal), refusal.advice or remedy)
     else:
         yield ok(f"{said}{_cuda(has.cuda)}")
 
@@ -117,8 +123,12 @@ def _cuda(version: str | None) -> str:
 
 
 def scratch(situation: Situation) -> Iterator[Result]:
-    """The folder for sockets and temporary files is short enough for a socket, and absolute."""
+    """The folder for sockets and temporary files is short enough for a socket, and absolute. Where tasks run here, it
+    does what they do in it.
+    """
     site = situation.slurm
+    if site is None:
+        yield from scratch_results("this machine", scratch_problems(Path(tempfile.gettempdir()), os.environ))
     if site is None or site.scratch is None:
         return
     path = site.scratch
@@ -137,6 +147,38 @@ def scratch(situation: Situation) -> Iterator[Result]:
         )
     else:
         yield ok(f"site profile: scratch: {path} has {len(path)} of at most {LONGEST_SOCKET_FOLDER} characters")
+
+
+def scratch_results(node: str, problems: Mapping[str, str]) -> Iterator[Result]:
+    """What a node's folder for temporary files does not do.
+
+    Args:
+        node: the node's name.
+        problems: by operation; empty text where it works.
+    """
+    remedy = (
+        "set scratch in the site profile (on this machine TMPDIR) to a folder on a disk of each node that takes locks "
+        "and sockets and is not mounted noexec; where a variable is named, set that one in environment, or remove it"
+    )
+    broken = {name: problem for name, problem in problems.items() if problem}
+    for name, problem in broken.items():
+        yield fails(f"on {node}: {problem}", remedy, about=f"({name})")
+    if problems and not broken:
+        yield ok(f"on {node}: {', '.join(problems)}", about="(what tasks do there)")
+
+
+def environment(situation: Situation) -> Iterator[Result]:
+    """The filesystem of the Python that runs the tasks has some room: one that is full ends more than installations."""
+    site = situation.slurm
+    if site is not None and site.container is not None:
+        return
+    found = filesystem(Path(sys.executable if site is None or site.python is None else site.python).parent)
+    few = found.writable_files is not None and found.writable_files < LEAST_FILES
+    if few or found.writable_bytes < LEAST_BYTES:
+        remedy = "make room: `uv cache clean` removes uv's cache, which may be as large as the environment"
+        yield doubtful(found.told(), f"{remedy}; env/setup says how much an environment needs")
+    else:
+        yield ok(found.told())
 
 
 def verifiers(situation: Situation) -> Iterator[Result]:

@@ -9,7 +9,7 @@ import mrt_hpc
 from mrt_hpc.launch.filesystems import GIB, gigabytes
 from mrt_hpc.launch.gpus import verdict, view_of
 from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
-from mrt_hpc.launch.slurm.doctor.machine_checks import limit_results
+from mrt_hpc.launch.slurm.doctor.machine_checks import limit_results, scratch_results
 from mrt_hpc.launch.slurm.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS
 from mrt_hpc.launch.slurm.doctor.place_checks import CLOCK_S, OTHER_PLACE, models_on_node_bytes
 from mrt_hpc.plan.jobs import JobResources, Role
@@ -28,6 +28,12 @@ SLOW_TRIP_S = 10.0
 LEAST_SCRATCH = 10 * GIB
 """Bytes of scratch: what vLLM and torch compile, and a copy of small files."""
 LEAST_SHARED_MEMORY = GIB
+LEAST_LOCKED = GIB
+"""Bytes of locked memory; sites with a fast network have no limit."""
+COMPILER = (
+    "setup: [module load gcc] in the site profile for a compiler; a Python with its headers for Python.h, as that of "
+    "`uv python install`; or an image of `mrt-hpc container build cuda`, which has both"
+)
 ONE_GPU = JobResources(
     nodes=1, ranks_per_node=1, gpus_per_rank=1, cpus_per_rank=1, memory_gib_per_node=1.0, time_limit_minutes=1
 )
@@ -44,6 +50,8 @@ def nodes(situation: Situation) -> Iterator[Result]:
 
 
 def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[Result]:
+    for one in answer.changed:
+        yield doubtful(f"scontrol show job {answer.job_id}: {one.sentence}", one.advice, about=one.field)
     if (facts := answer.facts) is None:
         if answer.waits:
             yield not_checked(answer.problem, "type the same command again later, or with a longer --wait")
@@ -61,9 +69,16 @@ def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[Result]:
     yield _signals(facts)
     yield from _operations(facts)
     yield _commands(answer)
+    for result in scratch_results(facts.node, facts.scratch):
+        yield replace(result, about=f"scratch {result.about}")
     yield _scratch(facts, _models_on_node(situation, answer))
+    if facts.compiler_problem:
+        finding = fails if situation.recipe is not None else doubtful
+        said = f"on {facts.node}: {facts.compiler_problem}; Triton compiles when a server starts"
+        yield finding(said, COMPILER, about="compiler")
     yield from _shared_memory(facts)
     yield from (replace(result, about="limits") for result in limit_results(facts.limits))
+    yield from _locked_memory(situation, answer.kind, facts)
     yield from _readable(facts)
     for verifier, (evidence, remedy) in facts.refusals.items():
         yield fails(f"on {facts.node}: {evidence}", remedy, about=f"verifier {verifier}")
@@ -162,16 +177,13 @@ def _models_on_node(situation: Situation, answer: NodeAnswer) -> float:
 
 
 def _scratch(facts: NodeFacts, models: float) -> Result:
-    """The folder for temporary files takes sockets, and has room.
+    """The folder for temporary files has room.
 
     Args:
         facts: what the node has seen.
         models: bytes of the models that a task puts together there.
     """
     about, needed = "scratch", LEAST_SCRATCH + models
-    if facts.temporary_problem:
-        remedy = "set scratch in the site profile to a folder of your own on each node"
-        return fails(f"no socket can be made: {facts.temporary_problem}", remedy, about=about)
     said = f"{facts.temporary} on {facts.node} has {gigabytes(facts.temporary_free_bytes)} free"
     remedy = f"set scratch in the site profile to a folder with {gigabytes(needed)} or more"
     if models:
@@ -181,7 +193,20 @@ def _scratch(facts: NodeFacts, models: float) -> Result:
         return fails(said, remedy, about=about)
     if facts.temporary_free_bytes < needed:
         return doubtful(said, remedy, about=about)
-    return ok(f"{said}; it takes sockets" if models else f"{said}, and takes sockets", about=about)
+    return ok(said, about=about)
+
+
+def _locked_memory(situation: Situation, kind: str, facts: NodeFacts) -> Iterator[Result]:
+    """NCCL locks the memory that network cards read; so may GPUs of one node."""
+    soft = facts.limits["memlock"][0]
+    wide = [job for job in situation.jobs(kind) if job.resources.gpus > 1]
+    if wide and 0 <= soft < LEAST_LOCKED:
+        yield doubtful(
+            f"ulimit -l: {soft // 1024} KiB of locked memory on {facts.node}; NCCL locks more in {wide[0].name}",
+            "ask the administrators for unlimited locked memory in jobs; until then "
+            "`environment: {NCCL_IB_DISABLE: '1'}` in the site profile, which is slower between nodes",
+            about="limits",
+        )
 
 
 def _shared_memory(facts: NodeFacts) -> Iterator[Result]:

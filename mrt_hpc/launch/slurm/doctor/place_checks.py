@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.create import refuse_writable_by_others
 from mrt_hpc.launch.filesystems import (
+    OPERATIONS,
     Filesystem,
     existing_ancestor,
     filesystem,
@@ -65,7 +66,7 @@ def run_directory(situation: Situation) -> Iterator[Result]:
 
 def operations(situation: Situation) -> Iterator[Result]:
     """The filesystem does what results, leases and commits rely on."""
-    for trial in try_operations(existing_ancestor(situation.root)):
+    for trial in try_operations(existing_ancestor(situation.root), OPERATIONS):
         about = f"({trial.name})"
         if trial.problem:
             yield fails(f"{trial.problem}; it is needed so that {trial.what_for}", OTHER_PLACE, about=about)
