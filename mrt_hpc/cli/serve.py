@@ -36,6 +36,7 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
     Raises:
         UserError: there is no model, or the server does not start, or it has died.
     """
+    from mrt_hpc.inference.compiled_code import kept_by_all_runs
     from mrt_hpc.inference.server import VllmServer
     from mrt_hpc.inference.server_control import Address
     from mrt_hpc.inference.server_settings import ServerSettings
@@ -59,6 +60,7 @@ def serve(recipe: Recipe, model: Path | None, key_file: Path, listen: str | None
         start_deadline_s=serving.start_limit_s,
         noise_by_request=prover is not None and prover.shares_seeds,
         listen=None if listen is None else Address(listen),
+        compiled_code=kept_by_all_runs(),
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
     stop = threading.Event()

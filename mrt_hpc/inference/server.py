@@ -12,6 +12,7 @@ import secrets
 import shutil
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -133,18 +134,20 @@ class VllmServer:
         self._raise_if_closed()
         make_folder(self.log.parent)
         self.socket.unlink(missing_ok=True)
-        self._process = ServerProcess.begun(self.command, self.log)
-        self.starts += 1
-        wait_until(
-            self.healthy,
-            reason="the vLLM server",
-            deadline_s=self.settings.start_deadline_s,
-            check=look,
-            where=self.log,
-            advice="read the end of that log; where the server only needs more time: "
-            "--set serving.start_limit_s=SECONDS",
-            longest_pause_s=_LOOK_EVERY_S,
-        )
+        command = self.command
+        with command.compiled_code.in_use(self._has_ended) if command.compiled_code else nullcontext():
+            self._process = ServerProcess.begun(command, self.log)
+            self.starts += 1
+            wait_until(
+                self.healthy,
+                reason="the vLLM server",
+                deadline_s=self.settings.start_deadline_s,
+                check=look,
+                where=self.log,
+                advice="read the end of that log; where the server only needs more time: "
+                "--set serving.start_limit_s=SECONDS",
+                longest_pause_s=_LOOK_EVERY_S,
+            )
         if self.settings.listen is None:
             refuse_stranger(self.socket, self._process.pid)
 
@@ -246,6 +249,9 @@ class VllmServer:
     def _running(self) -> bool:
         return self._process is not None and self._process.status is None
 
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.status is not None
+
     def _raise_if_closed(self) -> None:
         if self._closed.is_set():
             raise UserError(
@@ -262,6 +268,7 @@ class VllmServer:
             lacks = next((f"{what}; " for cause, what in NODE_LACKS.items() if cause in said), "")
             raise UserError(
                 f"the vLLM server ended with status {code} before it answered:\n{self._log_tail(_LOG_TAIL_BYTES)}",
+                value=f"model {self._model_dir}",
                 where=self.log,
                 advice=f"{lacks}{READ_LOG}",
                 exit_code=ExitCode.RETRYABLE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import msgspec
 import torch
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.compiled_code import CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE
 from mrt_hpc.inference.socket_paths import folder_variables
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.inference.server_settings import ServerSettings
 
-_CPU_FLAGS = ("--enforce-eager", "--no-enable-chunked-prefill")
+_EAGER = "--enforce-eager"
+_CPU_FLAGS = (_EAGER, "--no-enable-chunked-prefill")
 """Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
 (vLLM 0.32 rewinds the offset of the request's generator, and a CPU generator has none)."""
 
@@ -32,6 +35,13 @@ _WITHOUT_FLASHINFER = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_F
 kernels for minutes at the start of the server, and its sums differ from those of a node without nvcc. It is off
 everywhere, together with the options of :func:`_without_flashinfer`.
 """
+_NOTHING_COMPILED = "TORCHDYNAMO_DISABLE"
+_MODEL = "model"
+"""The link to the weights that a server on one node starts with, in the folder in which it begins. vLLM's key for
+compiled code holds the model's path, which is thereby the same for all weights versions, runs and jobs.
+"""
+_DECIDE_NO_CODE = ("model", "uds", "host", "port", "seed")
+_OF_ONE_SERVER = ("VLLM_API_KEY", "VLLM_RPC_BASE_PATH", "VLLM_CACHE_ROOT", "VLLM_HOST_IP")
 
 
 def on_cpu() -> bool:
@@ -58,7 +68,7 @@ def cpu_environment(threads: int | None) -> dict[str, str]:
         "OMP_NUM_THREADS": str(min(threads or cores, cores)),
         "OMP_WAIT_POLICY": "active",
         "GOMP_SPINCOUNT": "300000",  # at most some milliseconds; "active" alone means minutes, also in an idle server
-        "TORCHDYNAMO_DISABLE": "1",  # otherwise the first sample needs a C++ compiler, which a node may lack
+        _NOTHING_COMPILED: "1",  # otherwise the first sample needs a C++ compiler, which a node may lack
     }
     if binding == "nobind":
         # vLLM reads this in every process. The server has its engine in another process all the same; with more than
@@ -92,7 +102,48 @@ class ServerCommand:
         return [sys.executable, "-m", "mrt_hpc.inference.server_main", *self._arguments()]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment: that of this process, and what makes the server private, offline and owned."""
+        """Return the environment: that of this process, what makes the server private, offline and owned, and where it
+        keeps what it compiles.
+        """
+        return self._environment | (self.compiled_code.environment() if self.compiled_code else {})
+
+    def begin_in(self) -> Path | None:
+        """Make the link to the weights, and return the folder in which the server begins. A server on several nodes has
+        no link, as that is on this node alone, and begins where this process is: None.
+        """
+        if self.settings.over_ray:
+            return None
+        (link := self.directory / _MODEL).unlink(missing_ok=True)
+        link.symlink_to(self.model_dir.absolute())
+        return self.directory
+
+    @cached_property
+    def compiled_code(self) -> CompiledCode | None:
+        """What the server compiles, where that is kept; None where it compiles nothing, or on several nodes."""
+        folder, config = self.settings.compiled_code, self.model_dir / "config.json"
+        if folder is None or self.settings.over_ray or not self._compiles or not config.is_file():
+            return None
+        settings = {name: str(value) for name, value in self._options().items() if name not in _DECIDE_NO_CODE}
+        variables = {name: text for name, text in self._environment.items() if name.startswith("VLLM_")}
+        decided_by = {
+            "model": config.read_text(errors="replace"),
+            "settings": [settings, *self._flags],
+            "variables": {name: text for name, text in variables.items() if name not in _OF_ONE_SERVER},
+        }
+        return CompiledCode.of(folder, decided_by)
+
+    @property
+    def _flags(self) -> list[str]:
+        return [*_flags(self.settings), *self.settings.extra_args]
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether vLLM compiles the model: its last word on that counts."""
+        return [word for word in self._flags if word in (_EAGER, "--no-enforce-eager")][-1:] != [_EAGER]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Of these variables none depends on :attr:`compiled_code`."""
         environment = {
             **os.environ,
             **import_path(),
@@ -114,7 +165,11 @@ class ServerCommand:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.settings.gpus)
         if self._draws_by_request:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        return environment | (cpu_environment(self.settings.cpu_threads) if on_cpu() else {})
+        if on_cpu():
+            environment |= cpu_environment(self.settings.cpu_threads)
+            if self._compiles:
+                del environment[_NOTHING_COMPILED]
+        return environment
 
     @property
     def _draws_by_request(self) -> bool:
@@ -137,14 +192,13 @@ class ServerCommand:
         options = self._options()
         return [
             *(text for name, value in options.items() for text in (f"--{name}", str(value))),
-            *_flags(self.settings),
-            *self.settings.extra_args,
+            *self._flags,
         ]
 
     def _options(self) -> dict[str, object]:
         settings = self.settings
         return {
-            "model": self.model_dir,
+            "model": self.model_dir if settings.over_ray else _MODEL,
             **self._place,
             "dtype": settings.dtype,
             "max-model-len": settings.max_model_len,

@@ -51,6 +51,7 @@ class ServerProcess:
                 subprocess.Popen(
                     command.words(),
                     env=command.environment(),
+                    cwd=command.begin_in(),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -52,5 +52,7 @@ class ServerSettings:
     """
     listen: Address | None = None
     """The address to listen at; None for a Unix socket of its own that only this user may open."""
+    compiled_code: Path | None = None
+    """The folder on the shared filesystem that keeps what it compiles; None to keep it on the node alone."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM's API server."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.spending import CLOCKS_APART_S, Accounts, Allocation
+from mrt_hpc.analysis.spending import Accounts, Allocation
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import QueueState
 from mrt_hpc.launch.ledger import shown_submissions
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from mrt_hpc.launch.ledger import Submission
     from mrt_hpc.run.layout import RunLayout
 
+A_DAY_S = 86400.0
+"""Seconds. The clock of the submitting machine may be wrong by minutes; an id comes again after months."""
 NOT_LOST = frozenset({QueueState.COMPLETED, QueueState.RUNNING})
 """The states of an attempt that has not ended, or has ended well."""
 
@@ -62,9 +64,11 @@ def _by_backend(layout: RunLayout, sent: list[Submission]) -> Iterator[tuple[Bac
 
 
 def _is_of_run(one: QueuedAttempt, sent: dict[str, Submission]) -> bool:
-    """Whether an attempt began after the submission of its id: a cluster may have given the id to an older job."""
+    """Whether an attempt is of the submission of its id, by their times: a cluster may have given the id to a job of
+    long ago.
+    """
     submission = sent.get(one.task_id.partition("_")[0])
-    return submission is not None and one.began >= submission.time - CLOCKS_APART_S
+    return submission is not None and one.began >= submission.time - A_DAY_S
 
 
 def _allocation(one: QueuedAttempt, sent: dict[str, Submission]) -> Allocation:

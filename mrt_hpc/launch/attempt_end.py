@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.events import has_progressed, outcomes
 from mrt_hpc.run.retries import retrying
-from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
@@ -54,18 +55,28 @@ def settled(layout: RunLayout, job: str, index: int, attempt: str, exit_code: in
         return record
     said = record.attempt == attempt and record.state in (TaskState.DONE, TaskState.RETRYING, TaskState.FAILED)
     if exit_code == ExitCode.GIVE_BACK and not said and record.state is not TaskState.DONE:
-        return replace(record, state=TaskState.GAVE_BACK)  # also where a full disk has kept it from saying so
+        return _gave_back(layout, job, index, replace(record, attempt=attempt), record)
     silent = record.attempt != attempt or record.state in (TaskState.RUNNING, TaskState.WAITING)
     if silent and record.state is not TaskState.DONE:
         message = f"ended with exit code {exit_code} and wrote no reason ({MEANINGS})"
         progressed = has_progressed(layout.events, job, index, attempt)
         record = replace(record, attempt=attempt)
         if exit_code in TOLD_TO_LEAVE and not _any_failed(layout, job, index, attempt):
-            failures = 0 if progressed else record.failures
-            record = replace(record, state=TaskState.STOPPED, message=STOPPED, failures=failures)
+            record = record.returned(TaskState.STOPPED, STOPPED, MOST_RETURNS, progressed=progressed)
         else:
             record = record.failed(message, ExitCode.RETRYABLE, retries, progressed=progressed)
         retrying(lambda: write_task(layout, job, index, record), "the state of the task")
+    return record
+
+
+def _gave_back(layout: RunLayout, job: str, index: int, record: TaskRecord, said: TaskRecord) -> TaskRecord:
+    """The record of an attempt that returned its nodes, also where a full disk has kept it from saying so."""
+    if said == replace(record, state=TaskState.GAVE_BACK):
+        return said
+    progressed = has_progressed(layout.events, job, index, record.attempt)
+    record = record.returned(TaskState.GAVE_BACK, record.message, MOST_RETURNS, progressed=progressed)
+    with suppress(OSError):
+        write_task(layout, job, index, record)
     return record
 
 
@@ -73,6 +84,12 @@ def _any_failed(layout: RunLayout, job: str, index: int, attempt: str) -> bool:
     """Whether some rank of the attempt recorded a failure."""
     said = outcomes(layout.events, job, index, attempt)
     return not said.isdisjoint({TaskState.FAILED.value, TaskState.RETRYING.value})
+
+
+def job_of(attempt: str) -> str | None:
+    """The id of the job of an attempt in the queue; None for an attempt of the local backend."""
+    match = _ATTEMPT.fullmatch(attempt)
+    return None if match is None else match[1]
 
 
 def comes_after(attempt: str, other: str) -> bool:

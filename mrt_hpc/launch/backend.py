@@ -283,22 +283,25 @@ class Backend(Protocol):
         """
         return None
 
-    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, str]:  # noqa: ARG002
-        """Ids, by job name, of jobs of the run at ``root`` that are queued or run and were never recorded: the
-        submission was interrupted in that moment.
+    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:  # noqa: ARG002
+        """Ids, by job name, of jobs of the run at ``root`` that are queued or run and were never recorded, the oldest
+        first: the submission was interrupted in that moment.
 
         Raises:
             UserError: the queue cannot be asked.
         """
         return {}
 
-    def cancel(self, job_ids: Iterable[str]) -> None:  # noqa: ARG002
+    def cancel(self, job_ids: Iterable[str]) -> list[str]:  # noqa: ARG002
         """Remove jobs from the queue so that they do not start again; jobs that have already ended are skipped.
 
+        Returns:
+            The ids of those that were queued or running, and are not any more.
+
         Raises:
-            UserError: the queue cannot be asked, or refuses.
+            UserError: the queue cannot be asked, or still holds some of them.
         """
-        return
+        return []
 
     def meaning(self, reason: str) -> WaitReason | None:  # noqa: ARG002
         """The meaning of a reason why a task waits, as :meth:`states` gives it; None where it is not known."""

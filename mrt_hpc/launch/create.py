@@ -74,6 +74,7 @@ def create_or_open(
         refuse_writable_by_others(layout.root)
         refuse_other_recipe(layout, recipe)
         follow_access(layout.root)
+        make_results_folder(recipe)
         return layout
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(
@@ -86,11 +87,11 @@ def create_or_open(
     temporary = temporary_sibling(layout.root)
     try:
         temporary.mkdir(mode=0o700)
-        write_text(RunLayout(temporary).identity, f"{secrets.token_hex(16)}\n")
         if group_access:
             open_to_group(temporary)
         refuse_writable_by_others(temporary)
         follow_access(temporary)
+        write_text(RunLayout(temporary).identity, f"{secrets.token_hex(16)}\n")
         if origin is not None:
             origin.take(RunLayout(temporary))
         _fill(RunLayout(temporary), recipe, plan, data)

@@ -23,6 +23,7 @@ from mrt_hpc.launch.notify import tell_end
 from mrt_hpc.launch.placement import PARENT, Placement, local_placement
 from mrt_hpc.launch.python_look import no_sampling
 from mrt_hpc.launch.signals import heed_signals
+from mrt_hpc.launch.sole_attempt import sole_attempt
 from mrt_hpc.launch.stuck import fruitless_waits, patience_of, sign_for, tell_after
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.task.companion import turn_of
@@ -31,11 +32,11 @@ from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, nev
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.access import follow_access
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.heartbeats import Heart, Observer, last_beat
+from mrt_hpc.run.heartbeats import Observer, last_beat
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.parent_death import signal_at_parent_end
 from mrt_hpc.run.prompt_files import read_experiment
-from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -150,17 +151,19 @@ def load_task(layout: RunLayout, job_name: str, index: int, placement: Placement
 def record_after(task: Task, error: BaseException | None, running: TaskRecord) -> TaskRecord:
     """Return the record of a task whose attempt has ended."""
     progressed = task.has_progressed
-    unfailed = replace(running, failures=0 if progressed else running.failures)
+    unfailed = replace(running, failures=0, returns=0) if progressed else running
     if error is None:
         return replace(unfailed, state=TaskState.DONE, message="")
     if isinstance(error, RequeueRequested) and not _fruitless(task, progressed):
-        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.why)
+        most = MOST_RETURNS if _waited(task) else _most_in_vain(task)
+        return running.returned(TaskState.GAVE_BACK, error.why, most, progressed=progressed)
     if isinstance(error, PeersAwayError):
         waits, finished = fruitless_waits(task, running)
         left = replace(unfailed, state=TaskState.GAVE_BACK, message=error.message(), awaited=error.awaited)
-        return replace(left, waits=waits, finished=finished)
+        left = replace(left, waits=waits, finished=finished)
+        return left if waits <= MOST_RETURNS else left.too_often(waits)
     if isinstance(error, UserError) and error.exit_code is ExitCode.GIVE_BACK:
-        return replace(unfailed, state=TaskState.GAVE_BACK, message=error.message(), awaited=())
+        return running.returned(TaskState.GAVE_BACK, error.message(), MOST_RETURNS, progressed=progressed)
     if isinstance(error, Interrupted | KeyboardInterrupt) and not isinstance(error, RequeueRequested):
         return replace(unfailed, state=TaskState.STOPPED, message=STOPPED)
     message, exit_code = _explained(task, error)
@@ -173,8 +176,21 @@ def _fruitless(task: Task, progressed: bool) -> bool:
     """Whether the time limit came before the task finished anything, although it worked all the time: a second attempt
     would end in the same way.
     """
-    waited = task.shutdown.found_waiting and task.job.role is not Role.COLOCATED  # which waits for its own samples
-    return task.rank == 0 and not progressed and not waited and task.seconds_left < NEAR_LIMIT_S
+    return task.rank == 0 and not progressed and not _waited(task) and task.seconds_left < NEAR_LIMIT_S
+
+
+def _waited(task: Task) -> bool:
+    """Whether the task waited for others when it was asked to end, by its first rank; a colocated one waits for its own
+    samples.
+    """
+    return task.rank != 0 or (task.shutdown.found_waiting and task.job.role is not Role.COLOCATED)
+
+
+def _most_in_vain(task: Task) -> int:
+    """How many attempts in a row may be asked to return their nodes while they work, and finish nothing: with what is
+    known of the time limit these were no failures, but that may be wrong.
+    """
+    return 2 * max(1, task.experiment.resilience.retries)
 
 
 def _explained(task: Task, error: BaseException) -> tuple[str, ExitCode]:
@@ -228,11 +244,8 @@ def _record(task: Task, error: BaseException | None) -> TaskRecord:
 
 
 def _heart(task: Task) -> AbstractContextManager[object]:
-    """The heartbeat of the task, by its first rank."""
-    if task.rank != 0:
-        return nullcontext()
-    path = task.layout.heart(task.job.name, task.index)
-    return Heart(path, task.attempt, task.experiment.resilience.heartbeat_limit_s)
+    """The claim on the task and its heartbeat, by its first rank."""
+    return nullcontext() if task.rank != 0 else sole_attempt(task)
 
 
 def role_function(role: Role) -> RoleFunction:

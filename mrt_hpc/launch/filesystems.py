@@ -312,6 +312,13 @@ def _lock(folder: Path) -> None:
     raise OSError("a file that is locked was locked a second time")
 
 
+def _symlink(folder: Path) -> None:
+    (folder / "content").write_text("content")
+    (folder / "link").symlink_to(folder / "content")
+    if (folder / "link").read_text() != "content":
+        raise OSError("a symbolic link does not lead to its file")
+
+
 def _map(folder: Path) -> None:
     (folder / "library").write_bytes(b"\0" * mmap.PAGESIZE)
     try:
@@ -353,6 +360,7 @@ SCRATCH: tuple[Operation, ...] = (
     RENAME_FOLDERS,
     OWNER,
     ("lock", "two processes take turns on GPUs, and a node's files are removed with their task", _lock),
+    ("symbolic link", "the code of a model is found for each of its versions", _symlink),
     EXECUTE,
 )
 """What tasks do in the folder for temporary files of their node."""

@@ -1,15 +1,19 @@
 """The ledger records under which id each job of the plan was submitted, and which process runs the plan on this
-machine. Each entry is one file, so an interrupted submission has recorded every job that was accepted.
+machine. Each entry is one file, so an interrupted submission has recorded every job that was accepted. The files of a
+kind are numbered, and a number is taken by creating its file exclusively: it says what came later, which the clocks of
+several login nodes do not.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from mrt_hpc.run.layout import RunLayout
 
 
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@\[\]-]{0,99}")
+"""What an id may look like, of any queue: it becomes part of a file's name, and of lists with colons."""
 UNRECORDED = "slurm"
 """The kind of a site whose profile is not recorded: the only one that comes with the package and has a queue."""
 
@@ -44,6 +50,7 @@ class Submission:
     job_id: str
     """The id that the queue gave it."""
     time: Moment
+    """Seconds since the epoch, by the clock of the submitting machine: to be shown, not to be compared."""
     site: str
     """Name of the site profile."""
     tasks: tuple[Whole, ...] | None = None
@@ -91,33 +98,51 @@ class LastSite:
 
 
 def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks: Sequence[int] | None = None) -> None:
-    """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all."""
+    """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all.
+
+    Raises:
+        UserError: the id is no word that a queue can give a job.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise UserError(
+            f"the queue's answer to the submission of {job} is no id of a job; the job may be queued all the same",
+            value=job_id,
+            where=layout.jobs,
+            expected="letters, digits and . @ [ ] -",
+            advice="look for it in the queue, and take it out by hand, before the same submit command",
+        )
     some = {} if tasks is None else {"tasks": list(tasks)}
     entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
-    write_json(layout.jobs / f"queued-{job_id}-{job}.json", entry)
+    newest = max(map(_number, _submitted(layout)), default=0)
+    for number in count(newest + 1):
+        with creating(layout.jobs / f"queued-{number:06d}.json") as file:
+            file.temporary.write_text(json.dumps(entry))
+        if file.won:
+            return
 
 
 def submissions(layout: RunLayout) -> list[Submission]:
-    """All submitted jobs of the run, the oldest first.
+    """All submitted jobs of the run, the oldest first, by the numbers of their records.
 
     Raises:
         UnreadableError: the record of one is damaged.
     """
-    return _by_time(map(_submission, _submitted(layout)))
+    return [_submission(path) for path in _submitted(layout)]
 
 
 def shown_submissions(layout: RunLayout) -> tuple[list[Submission], list[str]]:
     """The submitted jobs whose records can be read, to be shown, and a line for each of the others."""
-    found, faults = readable(_submitted(layout), _submission)
-    return _by_time(found), faults
+    return readable(_submitted(layout), _submission)
 
 
 def _submitted(layout: RunLayout) -> list[Path]:
-    return list_directory(layout.jobs, "queued-*.json")
+    return sorted(list_directory(layout.jobs, "queued-*.json"), key=_number)
 
 
-def _by_time(found: Iterable[Submission]) -> list[Submission]:
-    return sorted(found, key=lambda one: one.time)
+def _number(path: Path) -> int:
+    """The number of an entry of the ledger; 0 for a file that is none."""
+    number = path.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _submission(path: Path) -> Submission:
@@ -196,7 +221,7 @@ def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
 
 
 def latest_of(sent: Iterable[Submission]) -> dict[str, list[Submission]]:
-    """As :func:`current_submissions`, of submissions in the order of time."""
+    """As :func:`current_submissions`, of submissions from the oldest to the latest."""
     found: dict[str, list[Submission]] = {}
     for one in sent:
         found[one.job] = [one] if one.tasks is None else [*found.get(one.job, ()), one]
@@ -265,14 +290,9 @@ def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
     # where the newest is damaged, no earlier one is an answer: its process may run
     advice = f"make sure that no process runs the run; then rm -r {paths[-1]}, and the same command again"
     try:
-        return _generation(paths[-1]), read_typed(paths[-1], LocalProcess, "the record of a process", advice=advice)
+        return _number(paths[-1]), read_typed(paths[-1], LocalProcess, "the record of a process", advice=advice)
     except FileNotFoundError as error:
         raise UnreadableError("the record of a process leads nowhere", where=paths[-1], advice=advice) from error
-
-
-def _generation(path: Path) -> int:
-    number = path.stem.removeprefix("local-")
-    return int(number) if number.isdecimal() else 0
 
 
 def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:

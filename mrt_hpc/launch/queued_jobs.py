@@ -274,10 +274,14 @@ def _released(layout: RunLayout) -> list[str]:
 
 
 def cancel_queued(layout: RunLayout, queue: JobQueue) -> str:
-    """Take all jobs of the run out of a queue, those that were never recorded among them."""
-    ids = {*queue.ids, *queue.backend.unrecorded(layout.root, queue.ids).values()}
-    queue.backend.cancel(sorted(ids))
-    return f"cancelled {len(ids)} job(s) in the queue ({queue.name})"
+    """Take all jobs of the run out of a queue, those that were never recorded among them.
+
+    Raises:
+        UserError: the queue cannot be asked, or still holds some of them.
+    """
+    unrecorded = queue.backend.unrecorded(layout.root, queue.ids).values()
+    ended = queue.backend.cancel(sorted({*queue.ids, *(job_id for ids in unrecorded for job_id in ids)}))
+    return f"cancelled {len(ended)} job(s) in the queue ({queue.name})"
 
 
 def nothing_to_cancel(layout: RunLayout) -> UserError:

@@ -115,5 +115,10 @@ def is_private(path: Path) -> bool:
 
 def cache_variables() -> dict[str, str]:
     """The environment variables of a process of this node, by which what it compiles is kept in a private folder."""
-    folder = private_folder(Path(tempfile.gettempdir()), f"{CACHES_FOLDER}-{os.geteuid()}")
+    folder = node_caches()
     return {name: str(folder / below) for name, below in CACHES.items()}
+
+
+def node_caches() -> Path:
+    """The private folder of this node for what is compiled there."""
+    return private_folder(Path(tempfile.gettempdir()), f"{CACHES_FOLDER}-{os.geteuid()}")

@@ -11,6 +11,7 @@ import hashlib
 import io
 import shutil
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.layout import RunLayout
 
-UNREADABLE = (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, ValueError)
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError)
 """The errors that zipfile raises for a damaged archive; errors of the filesystem are not among them."""
 
 

@@ -90,6 +90,11 @@ class RunLayout:
         return self.root / "secrets"
 
     @property
+    def compiled_code(self) -> Path:
+        """What servers of the run have compiled, an archive for each kind of server; readable by its owner only."""
+        return self.root / "compiled_code"
+
+    @property
     def image_lock(self) -> Path:
         """The checksum of the container image of the run, with the metadata of its file; absent where its tasks run in
         none.

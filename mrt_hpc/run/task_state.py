@@ -44,6 +44,12 @@ class TaskState(StrEnum):
     """Its file cannot be read. Nothing writes this state: it is what commands show."""
 
 
+MOST_RETURNS = 24
+"""The number of attempts in a row that may return their nodes and finish nothing, also where each has had a reason for
+it: a task that waits for others, or for room on a disk, waits for minutes to hours in each.
+"""
+
+
 @dataclass(frozen=True)
 class TaskRecord:
     """The latest record of one array task."""
@@ -68,6 +74,8 @@ class TaskRecord:
     """
     finished: Whole = 0
     """The number of results of the segment at the last of these attempts."""
+    returns: Whole = 0
+    """The number of attempts in a row that returned the nodes for another reason, and had finished nothing."""
 
     def failed(self, message: str, exit_code: int, retries: int, *, progressed: bool) -> TaskRecord:
         """The record after one more failure: to be run again if that may help and has not been tried too often.
@@ -82,6 +90,28 @@ class TaskRecord:
         again = exit_code != ExitCode.FATAL and failures <= retries
         state = TaskState.RETRYING if again else TaskState.FAILED
         return replace(self, state=state, message=message, failures=failures)
+
+    def returned(self, state: TaskState, message: str, most: int, *, progressed: bool) -> TaskRecord:
+        """The record after an attempt that returned the nodes: to be run again, unless it has finished nothing too
+        often, whatever the reason was.
+
+        Args:
+            state: in which it is run again.
+            message: the reason.
+            most: attempts in a row that may finish nothing.
+            progressed: whether this attempt had done something that stays.
+        """
+        returns = 0 if progressed else self.returns + 1
+        failures = 0 if progressed else self.failures
+        after = replace(self, state=state, message=message, awaited=(), returns=returns, failures=failures)
+        return after if returns <= most else after.too_often(returns)
+
+    def too_often(self, times: int) -> TaskRecord:
+        """The record of a task of which this many attempts in a row have finished nothing."""
+        why = self.message.partition("\n")[0] or "no reason was recorded"
+        advice = "raise time_limit_minutes of its role in resources, if it had work; then the same submit command"
+        message = f"{times} attempts in a row have finished nothing; the last one: {why}\n  next:     {advice}"
+        return replace(self, state=TaskState.FAILED, message=message)
 
 
 def task_file(layout: RunLayout, job: str, index: int) -> Path:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class Cluster:
         """Where Python finds the package and the trivial tasks."""
         return f"{self.checkout}:{self.tests}:{self.tests.parent / 'support'}"
 
+    @property
+    def configuration(self) -> Path:
+        """The folder of the user's settings."""
+        return self.home / "config"
+
     def push_out(self, node: str) -> str:
         """Have somebody with a right to the whole of a node ask for it; the id of their job."""
         right = "--qos=urgent" if self.preempts_by_qos else "--partition=cpu"
@@ -74,7 +80,7 @@ class Cluster:
         own = {
             "PYTHONPATH": self.python_path,
             "PYTHONDONTWRITEBYTECODE": "1",
-            "XDG_CONFIG_HOME": str(self.home / "config"),
+            "XDG_CONFIG_HOME": str(self.configuration),
         }
         return subprocess.run(
             [sys.executable, str(ONEHOST), "run", *command],
@@ -110,6 +116,7 @@ class Cluster:
         path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.home))
         account = pwd.getpwnam(self.user)
         os.chown(path, account.pw_uid, account.pw_gid)
+        RunLayout(path).identity.write_text(f"{path.name}\n")
         return path
 
     def submit(self, plan: Plan, run_dir: Path, function: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -5,12 +5,13 @@ cluster has, and faults of nodes and partitions are found.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from slurm_doctor import examine
-from slurm_recipes import site_file
+from slurm_recipes import SHRUNK, options, site_file
 
 from mrt_hpc.launch.sites import find_site
 from mrt_hpc.launch.slurm.site import SlurmSite
@@ -42,6 +43,26 @@ def test_a_new_profile_and_a_node_that_answers(cluster: Cluster) -> None:
         assert found[f"node of cpu{name}"]["verdict"] == "ok", found[f"node of cpu{name}"]
     assert "SIGUSR2 and SIGTERM" in found["node of cpu: signals"]["evidence"]
     assert list(run.glob(".*")) == [], "what was tried is removed"
+
+
+@pytest.mark.timeout(300)
+def test_the_plain_command_goes_to_the_cluster(cluster: Cluster) -> None:
+    run = cluster.run_dir("plain-command")
+    words = ("submit", "quickstart", *options(SHRUNK), "--run", str(run / "run"))
+    shutil.rmtree(cluster.configuration, ignore_errors=True)
+    refused = cluster.mrt_hpc(*words)
+    assert refused.returncode == 2
+    assert "mrt-hpc init" in refused.stderr
+    assert not (run / "run").exists()
+    written_profile(cluster, run)
+    sent = cluster.mrt_hpc(*words)
+    assert sent.returncode == 0, sent.stderr
+    shutil.rmtree(cluster.configuration)
+    again = cluster.mrt_hpc(*words)
+    cancelled = cluster.mrt_hpc("cancel", str(run / "run"))
+    assert again.returncode == 0, again.stderr
+    assert "0 job(s) submitted" in again.stdout, "the run has its own site"
+    assert cancelled.returncode == 0, cancelled.stderr
 
 
 @pytest.mark.timeout(300)

@@ -127,14 +127,19 @@ def test_the_container_holds_python_and_sees_the_run() -> None:
     assert words[start + 8] == "python3"
 
 
-def test_a_path_that_slurm_would_rewrite_is_refused() -> None:
-    with pytest.raises(UserError, match="percent"):
-        text_of(job("a"), layout=RunLayout(Path("/runs/50%")))
+@pytest.mark.parametrize("path", ["/runs/50%", "/home/LAB\\me/run", "/runs/a\n#SBATCH --uid=0"])
+def test_a_path_that_slurm_would_read_otherwise_is_refused(path: str) -> None:
+    with pytest.raises(UserError) as refused:
+        text_of(job("a"), layout=RunLayout(Path(path)))
+    assert (refused.value.value, "--run" in str(refused.value.advice)) == (path, True)
 
 
-def test_a_path_that_would_become_two_lines_is_refused() -> None:
-    with pytest.raises(UserError, match="line break"):
-        text_of(job("a"), layout=RunLayout(Path("/runs/a\n#SBATCH --uid=0")))
+def test_a_backslash_of_the_profile_reaches_sbatch_as_it_stands() -> None:
+    """sbatch takes a backslash as an escape, also within quotes; lines of the shell stay as they are."""
+    site = SITE.model_copy(update={"account": "LAB\\group", "setup": ("echo a\\b",)})
+    text = text_of(job("a"), site)
+    assert "#SBATCH --account='LAB\\\\group'" in text.splitlines()
+    assert "echo a\\b" in text.splitlines()
 
 
 def test_texts_need_no_slurm(tmp_path: Path) -> None:
@@ -148,7 +153,7 @@ def test_texts_need_no_slurm(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
     environment = {"PATH": str(tmp_path), "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "#SBATCH --job-name=run.a" in done.stdout
+    assert "#SBATCH --job-name='run.a." in done.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -177,7 +182,7 @@ def test_ranks_come_from_slurms_variables() -> None:
 def started(text: str, environment: dict[str, str], program: str) -> str:
     """What a task's start line runs, with a program in place of Python or Apptainer."""
     words = shlex.split(text.split("\nsrun ")[1])
-    bash = words.index("bash")
+    bash = words.index("/bin/bash")
     assert words[bash + 1] == "-c"
     command = ["bash", "-c", words[bash + 2], "bash", "-c", program]
     environment = {"PATH": os.environ["PATH"], **environment}

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_texts import squeue_prints
+
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import record_submission
 from mrt_hpc.launch.local.site import LocalSite
@@ -45,7 +47,7 @@ class CannedRun:
 
     def queue(self, *lines: str) -> None:
         """What squeue prints: ``id|STATE|end|reason|nodes``; sacct knows nothing."""
-        (self.commands / "queue").write_text("".join(f"{line}\n" for line in lines))
+        (self.commands / "queue").write_text(squeue_prints(*lines))
         self.command("squeue", f"cat {self.commands}/queue")
         self.command("sacct", "exit 0")
 

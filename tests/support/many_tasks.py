@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slurm_texts import squeue_prints
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.launch.create import create_or_open
@@ -108,7 +109,7 @@ def _attempt(layout: RunLayout, job: Job, index: int, attempt: str, *, done: boo
 def _commands(folder: Path, queued: list[str]) -> Path:
     """``squeue`` and ``sacct`` that print what is queued, and write a line for each call to the file ``calls``."""
     folder.mkdir()
-    (folder / "queue").write_text("".join(f"{line}\n" for line in queued))
+    (folder / "queue").write_text(squeue_prints(*queued))
     for name, answer in (("squeue", f"cat {folder}/queue"), ("sacct", "exit 0")):
         (folder / name).write_text(f"#!/bin/sh\necho {name} >> {folder}/calls\n{answer}\n")
         (folder / name).chmod(0o755)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm.answers import squeue_format
 from mrt_hpc.launch.slurm.cluster_facts import Survey, User
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError
 from mrt_hpc.launch.slurm.survey import (
@@ -37,6 +38,12 @@ FILES = {
     associations_command(USER.name): "associations",
     default_account_command(USER.name): "default_account",
 }
+
+
+def squeue_prints(*records: str) -> str:
+    """What squeue prints for these records, each with bars between its fields: after a header, and marked as asked."""
+    lines = [squeue_format(*record.split("|")).removeprefix("--format=") for record in ("JOBID|...", *records)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 @dataclass(frozen=True)

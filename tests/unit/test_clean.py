@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
+from slurm_texts import squeue_prints
 
 from mrt_hpc.cli.clean import KINDS, size
 from mrt_hpc.cli.main import main
@@ -138,7 +139,7 @@ def test_a_run_whose_jobs_are_queued_is_not_touched(
 ) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "squeue").write_text("#!/bin/sh\necho '12|PENDING|N/A|Priority|'\n")
+    (folder / "squeue").write_text(f"#!/bin/sh\necho '{squeue_prints('12|PENDING|N/A|Priority|')}'\n")
     (folder / "sacct").write_text("#!/bin/sh\nexit 0\n")
     for name in ("squeue", "sacct"):
         (folder / name).chmod(0o755)

@@ -17,7 +17,7 @@ from mrt_hpc.cli.main import main
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import record_submission
 from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.slurm.accounting import attempt_of
+from mrt_hpc.launch.slurm.accounting import attempts_of
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
@@ -49,9 +49,9 @@ def run(tmp_path: Path) -> RunLayout:
         ("resources.inference.gpus=2", "resources.inference.cpus=4", "resources.trainer.gpus=1"),
     )
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    for job, job_id in ((INFERENCE, "20"), (TRAINER, "12")):
+    for number, (job, job_id) in enumerate(((INFERENCE, "20"), (TRAINER, "12")), 1):
         record_submission(layout, job, job_id, "site")
-        entry = layout.jobs / f"queued-{job_id}-{job}.json"
+        entry = layout.jobs / f"queued-{number:06d}.json"
         entry.write_text(json.dumps({**json.loads(entry.read_text()), "time": 900.0}))
     preempted = [(1100, use(Use.WAITING)), (1200, use(Use.GENERATING)), (1500, committed(300, 100))]
     write(layout, INFERENCE, "20_0.0", 1010, preempted, began=1000)
@@ -249,10 +249,8 @@ def test_a_run_that_has_not_started_has_cost_nothing(tmp_path: Path) -> None:
 
 
 def test_one_line_of_sacct() -> None:
-    assert attempt_of("20_1|CANCELLED by 1000|900|900|Unknown|0|0|") is None
-    assert attempt_of("7_[2-9]|PENDING|900|Unknown|Unknown|0|0|") is None
-    kinds = attempt_of("7|RUNNING|900|Unknown|1000|60|8|cpu=8,gres/gpu:a100=1,gres/gpu:2080ti=2,gres/gpumem=80G")
-    assert kinds is not None
+    assert attempts_of("20_1|CANCELLED by 1000|900|900|Unknown|0|0|\n7_[2-9]|PENDING|900|Unknown|Unknown|0|0|") == []
+    (kinds,) = attempts_of("7|RUNNING|900|Unknown|1000|60|8|cpu=8,gres/gpu:a100=1,gres/gpu:2080ti=2,gres/gpumem=80G")
     assert (kinds.gpus, kinds.cpus, kinds.queued_s) == (3, 8, 100.0)
 
 

@@ -114,7 +114,8 @@ print(json.dumps([name for name, problem in scratch_problems(Path(sys.argv[1]), 
 RUN, NODE, ELSEWHERE = "the run directory", "the folder for temporary files", "neither"
 TRIED = {RUN: OPERATIONS, NODE: (*SCRATCH, *SOCKETS)}
 USES: dict[str, tuple[str, dict[str, str]]] = {
-    "fcntl.flock": ("lock", {"run/turns.py": NODE}),
+    "fcntl.flock": ("lock", {"inference/compiled_code.py": NODE, "run/turns.py": NODE}),
+    ".symlink_to": ("symbolic link", {"inference/server_command.py": NODE}),
     "os.link": (
         "hard link",
         {
@@ -134,10 +135,11 @@ ANYWHERE = {".rename": "rename of folders", ".replace": "rename", ".chmod": "own
 """The same for what is tried in both places."""
 NEEDS_NOTHING = {
     "os": "DirEntry PathLike P_PID WEXITED WNOHANG WNOWAIT _exit access chdir close cpu_count devnull dup dup2 environ "
-    "fdopen fstat getegid geteuid getgroups getpid getppid getuid getxattr kill killpg lstat nice open path pathsep "
-    "pipe read register_at_fork scandir sched_getaffinity stat strerror sysconf terminal_size umask uname waitid walk "
-    "write O_APPEND O_ASYNC O_CREAT O_NOFOLLOW O_NONBLOCK O_RDONLY O_RDWR O_WRONLY W_OK",
-    "fcntl": "LOCK_EX LOCK_NB LOCK_UN F_GETFL F_SETFL F_SETOWN fcntl",
+    "fdopen fsdecode fsencode fstat getegid geteuid getgroups getpgid getpid getppid getuid getxattr kill killpg lstat "
+    "nice open path pathsep pipe read register_at_fork scandir sched_getaffinity stat statvfs strerror sysconf "
+    "terminal_size umask uname utime waitid walk write "
+    "O_APPEND O_ASYNC O_CREAT O_NOFOLLOW O_NONBLOCK O_RDONLY O_RDWR O_WRONLY W_OK",
+    "fcntl": "LOCK_EX LOCK_NB LOCK_SH LOCK_UN F_GETFL F_SETFL F_SETOWN fcntl",
     "socket": "SOCK_DGRAM SOCK_STREAM SOL_SOCKET SO_PEERCRED gethostname socket socketpair",
     "ctypes": "CDLL byref c_int c_uint32 create_string_buffer get_errno",
     "multiprocessing": "get_context parent_process",

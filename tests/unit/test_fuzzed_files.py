@@ -224,7 +224,7 @@ def files_of(layout: RunLayout) -> dict[str, Path]:
         "lock": layout.recipe_lock,
         "plan": layout.plan,
         "claim": layout.jobs / "local-00001.json",
-        "submission": layout.jobs / "queued-12-segment-000.trainer.json",
+        "submission": layout.jobs / "queued-000001.json",
         "site": layout.jobs / "site-cluster.json",
         "task": layout.root / "tasks" / "segment-000.trainer" / "00000.json",
         "heart": layout.heart("segment-000.trainer", 0),

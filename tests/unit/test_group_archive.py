@@ -124,6 +124,23 @@ def test_an_archive_that_is_cut_short_is_damaged(layout: RunLayout) -> None:
     assert complete_groups(layout.groups(3)) == set()
 
 
+def test_whatever_bit_is_changed_among_the_names_an_archive_is_whole_or_damaged(layout: RunLayout) -> None:
+    before = everything(layout)
+    archive_groups(layout, 3, GROUPS)
+    path = layout.group_archive(3)
+    data = path.read_bytes()
+    start = data.index(b"PK\1\2")
+    for bit in range(8 * (data.index(b"PK\1\2", start + 1) - start)):
+        changed = bytearray(data)
+        changed[start + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            found = read_sampled(layout, 3, 0)
+        except DamagedError:
+            continue
+        assert found == before[0]
+
+
 @pytest.mark.parametrize(
     ("record", "field", "value"),
     [

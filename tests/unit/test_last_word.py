@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from mrt_hpc.launch.ledger import record_submission
-from mrt_hpc.launch.slurm.after_srun import abandoned, awaited_tasks
+from mrt_hpc.launch.ledger import record_submission, shown_submissions, submissions
+from mrt_hpc.launch.slurm.after_srun import ABANDONED, FORBIDDEN, awaited_tasks, ended
 from mrt_hpc.launch.slurm.parameters import EPILOGUE
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
@@ -24,13 +25,19 @@ TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
 WAITING = TaskRecord(TaskState.GAVE_BACK, attempt="7.1", awaited=(INFERENCE,))
 SCRIPT = """
 (exit {code}); code=$?; AGAIN=0; OVER=4; DONE=3; GAVE_BACK=75; MOST_AWAITED=2; WAITED_FOR={waited_for}; LATE_S=5
-SLURM_JOB_ID=7
+SLURM_JOB_ID=7; id=7
 export SLURM_TIME_FORMAT=%s SQUEUE_FORMAT=%j
 end() {{ case ${{SLURM_TIME_FORMAT-}}$1 in %s????-*) date --date="$1" +%s;; *) echo "$1";; esac; }}
-settle() {{ echo "settle $*" >&2; if [ "$*" = abandoned ]; then return 4; fi; printf '%s' '{said}'; return {verdict}; }}
+settle() {{ echo "settle $*" >&2; if [ "$*" ]; then return 4; fi; printf '%s' '{said}'; return {verdict}; }}
 sleep() {{ :; }}
-squeue() {{ case "$*" in *%T*) echo {state};; *%e*) end {end};; *) printf '%s' '{queue}'; return {listed};; esac; }}
-scontrol() {{ echo "scontrol $*" >&2; }}
+answers() {{ echo Welcome; echo; echo "mrt-hpc=$1"; }}
+squeue() {{
+  case "$*" in
+    *%T*) answers {state};; *%e*) answers "$(end {end})";; *) echo Welcome; printf '%s' '{queue}'; return {listed};;
+  esac
+}}
+exec 3>&2
+scontrol() {{ echo "scontrol $*" >&3; {refusal}; }}
 """
 REQUEUED = "scontrol requeue 7"
 
@@ -45,11 +52,11 @@ def calls(
     code: int = 75,
     waited_for: str = "",
     end: str = "N/A",
+    refusal: str = "true",
 ) -> tuple[list[str], int]:
     """What was called after the first verdict, and how the script ended."""
-    given = SCRIPT.format(
-        said=said, verdict=verdict, queue=queue, listed=listed, state=state, code=code, waited_for=waited_for, end=end
-    )
+    listing = {"queue": queue, "listed": listed, "state": state, "end": end}
+    given = SCRIPT.format(said=said, verdict=verdict, code=code, waited_for=waited_for, refusal=refusal, **listing)
     done = subprocess.run(["bash", "-c", given + EPILOGUE.read_text()], capture_output=True, text=True, check=False)
     assert not done.stdout
     called = done.stderr.splitlines()
@@ -93,6 +100,14 @@ def test_where_no_answer_says_what_becomes_of_a_task_its_exit_code_decides(code:
 @pytest.mark.parametrize(("verdict", "code"), [(4, 75), (3, 0)])
 def test_one_that_is_over_is_not_queued_again(verdict: int, code: int) -> None:
     assert calls("12_0\n", verdict=verdict, queue="7\n12_0\n") == ([], code)
+
+
+def test_a_cluster_that_forbids_it_is_asked_once_and_one_that_is_busy_again() -> None:
+    disabled = "echo Requested operation is presently disabled for job 7 >&2; false"
+    called, code = calls(refusal=disabled)
+    assert (called[0], called[2:], code) == (REQUEUED, ["settle forbidden"], 75)
+    called, _ = calls(refusal="echo slurm_update error: Unable to contact slurm controller >&2; false")
+    assert [line for line in called if not line.startswith("slurm_update")] == [REQUEUED] * 5
 
 
 def test_one_that_was_cancelled_is_not_queued_again() -> None:
@@ -155,11 +170,33 @@ def test_an_earlier_attempt_does_not_tell_whom_this_one_waits_for(tmp_path: Path
     assert awaited_tasks(run_with_ledger(tmp_path), TRAINER, 0, "7.2", WAITING) == []
 
 
-def test_an_abandoned_task_says_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("word", "named"), [(ABANDONED, INFERENCE), (FORBIDDEN, "scontrol requeue")])
+def test_a_task_that_will_not_run_again_says_why_and_what_to_do(tmp_path: Path, word: str, named: str) -> None:
     layout = RunLayout(tmp_path)
-    assert abandoned(layout, TRAINER, 0, "7.0", WAITING) == WAITING, "another attempt has spoken since"
-    abandoned(layout, TRAINER, 0, "7.1", WAITING)
+    assert ended(layout, TRAINER, 0, "7.0", WAITING, word) == WAITING, "another attempt has spoken since"
+    ended(layout, TRAINER, 0, "7.1", WAITING, word)
     record = read_task(layout, TRAINER, 0)
     assert record.state is TaskState.FAILED
-    assert INFERENCE in record.message
-    assert "submit the run again" in record.message
+    assert named in record.message
+    assert "submit" in record.message.partition("next:")[2]
+    done = TaskRecord(TaskState.DONE, attempt="7.1")
+    assert ended(layout, TRAINER, 0, "7.1", done, word) == done
+
+
+def test_what_comes_later_is_not_told_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second submission comes from a login node whose clock is five minutes behind."""
+    layout = run_with_ledger(tmp_path, 1)
+    now = time.time()
+    monkeypatch.setattr("mrt_hpc.launch.ledger.time.time", lambda: now - 300)
+    record_submission(layout, INFERENCE, "15", "other")
+    assert awaited_tasks(layout, TRAINER, 0, "7.1", WAITING) == ["15"]
+    assert [one.job_id for one in submissions(layout)] == ["12", "15"]
+    assert [one.job_id for one in shown_submissions(layout)[0]] == ["12", "15"]
+
+
+def test_two_submissions_at_once_are_both_recorded(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: record_submission(layout, TRAINER, str(n), "site"), range(40)))
+    assert sorted(int(one.job_id) for one in submissions(layout)) == list(range(40))
+    assert sorted(p.name for p in layout.jobs.iterdir())[-1] == "queued-000040.json"

@@ -54,8 +54,8 @@ def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
     job = Job(name="doctor-gpu", role=Role.PREPARE, tasks=1, resources=resources)
     text = script(job, SlurmSite.model_validate_json(json.dumps(SITE)), RunLayout(Path("/shared/me/trial")))
     wanted = {"account=lab", "qos=long", "partition=big", "gres=gpu:a100:1", "time=8", "mem=1024M", "constraint=ib"}
+    wanted |= {"requeue"}  # what Slurm makes of it is read from this job
     assert {f"#SBATCH --{option}" for option in wanted} <= set(text.splitlines())
-    assert "#SBATCH --no-requeue" in text
     assert text.index("module load gcc") < text.index("srun")
     assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
     assert text.rstrip().endswith("-m mrt_hpc.launch.slurm.doctor.node_half /shared/me/trial doctor-gpu")

@@ -92,7 +92,7 @@ def in_a_job(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that a job of Slurm takes on its node, by the shell lines before Python."""
     plan = compile_plan(load_recipe(QUICKSTART), LocalSite())
     words = shlex.split(python_command(plan.jobs[0], SlurmSite(name="s"), RunLayout(shared / "run")))
-    assert words[:2] == ["bash", "-c"]
+    assert words[:2] == ["/bin/bash", "-c"]
     command = ["bash", "-c", words[2], "bash", "-c", "echo $TORCHINDUCTOR_CACHE_DIR"]
     for name in CACHES:
         monkeypatch.delenv(name, raising=False)

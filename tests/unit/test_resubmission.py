@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from slurm_texts import squeue_prints
 from submitted import current_ids
 
 from mrt_hpc.errors import UserError
@@ -86,7 +87,9 @@ def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> 
 
 
 def states(monkeypatch: pytest.MonkeyPatch, squeue: str, sacct: str) -> dict[str, QueueState]:
-    monkeypatch.setattr(slurm_queue, "ask_slurm", lambda command: squeue if command[0] == "squeue" else sacct)
+    printed = squeue_prints(*squeue.splitlines())
+    monkeypatch.setattr(slurm_queue, "ask_slurm", lambda _: printed)
+    monkeypatch.setattr(slurm_queue, "run_slurm", lambda _, timeout_s: sacct if timeout_s else "")
     found = queue_states(["12"])
     assert all(isinstance(state, QueuedTask) for state in found.values())
     return {task: state.state for task, state in found.items()}
@@ -123,11 +126,22 @@ def test_tasks_of_one_line_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_habits_of_the_shell_do_not_change_what_slurm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ("SQUEUE_STATES", "SBATCH_NO_REQUEUE", "SBATCH_ACCOUNT", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "SLURM_CONF")
-    for name in given:
+    options = (
+        "SBATCH_TIMELIMIT",
+        "SBATCH_WAIT",
+        "SBATCH_EXPORT",
+        "SBATCH_NO_REQUEUE",
+        "SQUEUE_STATES",
+        "SCANCEL_STATE",
+    )
+    of_a_job = ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SLURM_MEM_PER_CPU", "SLURM_ARRAY_JOB_ID")
+    of_the_site = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET", "SLURM_ROOT", "MY_SLURM")
+    for name in (given := (*options, *of_a_job, *of_the_site)):
         monkeypatch.setenv(name, "x")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     printed = slurm_commands.run_slurm(["env"]).splitlines()
-    assert {name for name in given if f"{name}=x" in printed} == {"SBATCH_ACCOUNT", "SLURM_CONF"}
+    assert {name for name in given if f"{name}=x" in printed} == set(of_the_site)
+    assert slurm_commands.ignored_options() == sorted(f"{name}=x" for name in options if name.startswith("SBATCH"))
 
 
 def test_a_run_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ grader has judged, and what decides the fingerprint.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ def stored(task: Task, results: Path) -> StoredParts:
     (benchmark,) = task.experiment.evaluation.benchmarks
     unit = task.job.evaluations[0]
     weights = Weights(0, "w", task.layout.weights_version(0))
+    results.mkdir(exist_ok=True)
     return StoredParts.of(task, unit, benchmark, weights, results)
 
 
@@ -91,9 +93,10 @@ def test_verdicts_of_another_grader_are_made_again_and_kept(task: Task, tmp_path
     assert {one.grader for one in parts.store.batches(0)} == {"b" * 12, grader(task)[:12]}
 
 
-def test_a_folder_of_somebody_else_is_refused_with_the_way_out(task: Task, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT])
+def test_a_folder_that_takes_no_files_is_refused_with_the_way_out(task: Task, tmp_path: Path, number: int) -> None:
     def refused() -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+        raise OSError(number, os.strerror(number), str(tmp_path))
 
     with pytest.raises(UserError, match="the results folder cannot be written") as told:
         writing(task, tmp_path, refused)

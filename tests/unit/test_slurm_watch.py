@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from slurm_texts import squeue_prints
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.entry import record_after
@@ -36,7 +37,7 @@ class Cluster:
     now: float = 1000.0
 
     def queue(self, *ids: str, code: int = 0) -> None:
-        lines = ["#!/bin/sh", f"printf '%s\\n' {' '.join(ids)}", f"echo x >> {self.asked}", f"exit {code}"]
+        lines = ["#!/bin/sh", f"echo '{squeue_prints(*ids)}'", f"echo x >> {self.asked}", f"exit {code}"]
         (self.folder / "squeue").write_text("\n".join(lines))
         (self.folder / "squeue").chmod(0o755)
 

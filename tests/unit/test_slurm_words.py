@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from slurm_texts import squeue_prints
 from submitted import latest_ids
 
 from mrt_hpc.errors import ExitCode, UserError
@@ -41,6 +42,10 @@ for script; do :; done
 echo x >> calls
 cp "$script" script-$(wc -l < calls)
 echo $(wc -l < calls)
+"""
+LEAVES = """#!/bin/sh
+echo scancel "$@" >> {asked}
+sed -i "/(|$1|/d" "$(dirname "$0")/queue"
 """
 QUEUE = """#!/bin/sh
 case "$*" in *--me*) ;; *) cat "$(dirname "$0")/queue" ;; esac
@@ -126,7 +131,8 @@ def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(
     assert "5 job(s) submitted" in submitted(layout.root)
     write_task(layout, "prepare", 0, TaskRecord(TaskState.DONE))
     alive = ["2_0|RUNNING", "2_1|RUNNING", "3|RUNNING", "4_0|RUNNING", "5|PENDING"]
-    (tmp_path / "queue").write_text("".join(f"{task}|N/A|None|n1\n" for task in alive))
+    (tmp_path / "queue").write_text(squeue_prints(*(f"{task}|N/A|None|n1" for task in alive)))
+    command(tmp_path, "scancel", LEAVES.format(asked=tmp_path / "asked"), monkeypatch)
     again = submitted(layout.root)
     assert "2 job(s) submitted, 3 queued before, 1 done" in again
     assert "of which task(s) 1 had been lost" in again

@@ -104,6 +104,14 @@ def test_the_weights_of_a_server_are_those_that_it_loaded_last(run: CannedRun) -
     assert snapshot(run, reader).tasks[0].weights_version == 3
 
 
+def test_the_latest_attempt_is_told_by_its_name_and_not_by_the_clock_of_its_node(run: CannedRun) -> None:
+    run.task(INFERENCE, TaskState.STOPPED, attempt="13_0.1")
+    for attempt, at, version in (("13_0.0", 9000.0, 1), ("13_0.1", 5000.0, 2)):
+        told = [{"kind": "task_started", "job": INFERENCE}, {"kind": "server_started", "version": version}]
+        run.events(INFERENCE, attempt, *({**TASK, **event, "time": at} for event in told))
+    assert snapshot(run).tasks[0].weights_version == 2
+
+
 def test_an_attempt_without_an_end_is_told_as_lost_once_its_task_is_in_another(run: CannedRun) -> None:
     run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
     run.events(TRAINER, "12.0", {"kind": "task_started", **TASK})

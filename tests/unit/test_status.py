@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from slurm_texts import squeue_prints
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.launch.attempt_end import settled
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TRAINER = "segment-000.trainer"
-PENDING = """case "$*" in *%e*) echo '12|PENDING|N/A|BeginTime|' ;; *) echo '12|PENDING|BeginTime|' ;; esac"""
+PENDING = f"echo '{squeue_prints('12|PENDING|N/A|BeginTime|')}'"
 
 
 @pytest.fixture

@@ -43,7 +43,9 @@ def parts_of(root: Path, shard: int = 0, *changes: str) -> StoredParts:
     task = load_task(layout, "segment-000.evaluation", shard, Placement(0, 1, 0, root.name))
     weights = Weights(0, "digest", layout.weights_version(0))
     (benchmark,) = recipe.evaluation.benchmarks
-    return StoredParts.of(task, task.job.evaluations[shard], benchmark, weights, root.parent / "results")
+    results = root.parent / "results"
+    results.mkdir(exist_ok=True)
+    return StoredParts.of(task, task.job.evaluations[shard], benchmark, weights, results)
 
 
 def samples_of_problem(parts: StoredParts, position: int, *, reward: float = 0.0) -> Sampled:

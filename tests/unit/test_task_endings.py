@@ -21,7 +21,7 @@ from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownR
 from mrt_hpc.run.events import EventKind, EventLog, event_file, read_events
 from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +97,40 @@ def test_a_time_limit_too_short_for_anything_counts_as_a_failure(tmp_path: Path)
     working.events.emit(EventKind.SHARD_COMMITTED)
     after = record_after(working, RequeueRequested("why"), RUNNING)
     assert (after.state, after.failures) == (TaskState.GAVE_BACK, 0), "failures count in a row"
+
+
+@pytest.mark.parametrize(
+    ("error", "waits", "most"),
+    [
+        (RequeueRequested("why"), False, 6),
+        (RequeueRequested("why"), True, MOST_RETURNS),
+        (error_of(ExitCode.GIVE_BACK), False, MOST_RETURNS),
+    ],
+)
+def test_a_task_that_returns_its_nodes_again_and_again_fails(
+    tmp_path: Path, error: BaseException, waits: bool, most: int
+) -> None:
+    """Also where it believes that its time limit is far."""
+    believing, record = task(tmp_path, time_left_s=1800.0), RUNNING
+    believing.shutdown.found_waiting = waits
+    for _ in range(most):
+        record = record_after(believing, error, record)
+        assert record.state is TaskState.GAVE_BACK
+    after = record_after(believing, error, record)
+    assert (after.state, "time_limit_minutes" in after.message) == (TaskState.FAILED, True)
+    believing.events.emit(EventKind.CHECKPOINT, iteration=1)
+    after = record_after(believing, error, record)
+    assert (after.state, after.returns) == (TaskState.GAVE_BACK, 0)
+
+
+@pytest.mark.parametrize("exit_code", [ExitCode.GIVE_BACK, 143])
+def test_attempts_that_end_without_a_record_of_their_own_are_counted(tmp_path: Path, exit_code: int) -> None:
+    layout = RunLayout(tmp_path)
+    for number in range(MOST_RETURNS):
+        assert settled(layout, "j", 0, f"7.{number}", exit_code, 3).state in RUNS_AGAIN
+    once = settled(layout, "j", 0, f"7.{MOST_RETURNS - 1}", exit_code, 3)
+    assert (once.state in RUNS_AGAIN, once.returns) == (True, MOST_RETURNS), "a second question counts nothing"
+    assert settled(layout, "j", 0, f"7.{MOST_RETURNS}", exit_code, 3).state is TaskState.FAILED
 
 
 def test_the_other_ranks_know_of_the_first_ones_progress(tmp_path: Path) -> None:

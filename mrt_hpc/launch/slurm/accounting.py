@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import QueuedAttempt
+from mrt_hpc.launch.slurm.answers import TASK_ID, matching_lines
 from mrt_hpc.launch.slurm.cluster_texts import count_of
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, ask_slurm
 from mrt_hpc.launch.slurm.queue import NO_ACCOUNTING, queue_state
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocCPUS", "AllocTRES")
 """sacct prints times as seconds since the epoch (see ``commands``), or as a word where there is none."""
+_LINE = re.compile(rf"({TASK_ID.pattern})\|([A-Z_]+[^|]*)" + r"\|([^|]*)" * (len(FIELDS) - 2))
 
 
 def accounted_attempts(job_ids: Iterable[str]) -> list[QueuedAttempt] | None:
@@ -38,13 +41,19 @@ def accounted_attempts(job_ids: Iterable[str]) -> list[QueuedAttempt] | None:
         if NO_ACCOUNTING in refusal.reason:
             return None
         raise
-    found = (attempt_of(line) for line in printed.splitlines())
+    return attempts_of(printed)
+
+
+def attempts_of(printed: str) -> list[QueuedAttempt]:
+    """The attempts of sacct's lines."""
+    found = (_attempt(*line.groups()) for line in matching_lines(printed, _LINE, "sacct"))
     return [attempt for attempt in found if attempt is not None]
 
 
-def attempt_of(line: str) -> QueuedAttempt | None:
-    """The attempt of one line of sacct; None for a task that held nothing."""
-    task_id, word, submit, eligible, start, elapsed, cpus, resources = line.split("|")
+def _attempt(
+    task_id: str, word: str, submit: str, eligible: str, start: str, elapsed: str, cpus: str, resources: str
+) -> QueuedAttempt | None:
+    """The attempt of one line; None for a task that held nothing."""
     if not start.isdecimal() or not int(elapsed or 0):
         return None
     ready = max((int(time) for time in (submit, eligible) if time.isdecimal()), default=int(start))

@@ -1,10 +1,11 @@
 """A job script runs this module when srun has ended. It decides whether the task is queued again, and for which other
 tasks it waits.
 
-    python -m mrt_hpc.launch.slurm.after_srun RUN_DIR JOB INDEX EXIT_CODE [abandoned]    ends with an AttemptOutcome
+    python -m mrt_hpc.launch.slurm.after_srun RUN_DIR JOB INDEX EXIT_CODE [WORD]    ends with an AttemptOutcome
 
 It prints Slurm tasks, one a line: one of them has to run before this task can continue. It prints nothing if this task
-can continue alone. If none of those tasks is in the queue any more, the job script calls it again with ``abandoned``.
+can continue alone. The job script calls it again with the word ``abandoned`` if none of those tasks is in the queue any
+more, and with ``forbidden`` if Slurm does not start the task again.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from pathlib import Path
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.ledger import current_submissions, task_ids
+from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.launch.slurm.environment import slurm_task
+from mrt_hpc.launch.sole_attempt import another_works
 from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.events import has_progressed
+from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -40,6 +44,8 @@ class AttemptOutcome(IntEnum):
 
 ABANDONED = "abandoned"
 """The argument that means: no task that this one waits for is in the queue."""
+FORBIDDEN = "forbidden"
+"""The argument that means: the cluster does not let Slurm start a job again."""
 
 
 def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> list[str]:
@@ -68,16 +74,26 @@ def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record:
     ]
 
 
-def abandoned(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> TaskRecord:
-    """The record of a task where no task that it waits for is in the queue any more: it has failed, unless another
-    attempt has written a record in the meantime.
+def ended(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord, word: str) -> TaskRecord:
+    """The record of a task that was to run again and will not: it has failed, unless another attempt has written a
+    record in the meantime.
+
+    Args:
+        layout: the run directory.
+        job: its name.
+        index: of the task.
+        attempt: that has ended.
+        record: of the task.
+        word: why it does not run again.
     """
-    if record.state is not TaskState.GAVE_BACK or record.attempt != attempt:
+    if record.state not in RUNS_AGAIN or record.attempt != attempt:
         return record
-    message = (
-        f"cannot continue: {', '.join(record.awaited)}, which this task waits for, has left the queue\n"
-        "  next:     submit the run again"
-    )
+    if word == ABANDONED:
+        why = f"cannot continue: {', '.join(record.awaited)}, which this task waits for, has left the queue"
+    else:
+        before = reason(record).partition("\n")[0]
+        why = f"this cluster does not let Slurm start a job again (scontrol requeue); how the attempt ended: {before}"
+    message = f"{why}\n  next:     the same submit command continues the run"
     record = replace(record, state=TaskState.FAILED, message=message, awaited=())
     retrying(lambda: write_task(layout, job, index, record), "the state of the task")
     return record
@@ -88,10 +104,13 @@ def main(arguments: list[str]) -> int:
     run_dir, name, number, exit_code, *word = arguments
     layout, index, attempt = RunLayout(Path(run_dir)), int(number), slurm_task().attempt
     try:
-        retries = look_at_lock(layout.recipe_lock).resilience.retries
-        record = settled(layout, name, index, attempt, int(exit_code), retries)
-        if ABANDONED in word:
-            record = abandoned(layout, name, index, attempt, record)
+        resilience = look_at_lock(layout.recipe_lock).resilience
+        if another_works(layout.heart(name, index), attempt, Observer(resilience.heartbeat_limit_s)):
+            print(f"another job works on task {index} of {name}: this one is queued again", file=sys.stderr)
+            return AttemptOutcome.AGAIN
+        record = settled(layout, name, index, attempt, int(exit_code), resilience.retries)
+        if word:
+            record = ended(layout, name, index, attempt, record, *word)
     except UserError as error:
         print(error.message(), file=sys.stderr)
         return AttemptOutcome.OVER

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,12 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
 from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.launch.slurm.answers import submitted_id
 from mrt_hpc.launch.slurm.call import RUN_TASK, TaskCall
-from mrt_hpc.launch.slurm.commands import SlurmRefusedError, run_slurm
+from mrt_hpc.launch.slurm.commands import Answer, SlurmRefusedError, answer_of
 from mrt_hpc.launch.slurm.parameters import (
+    SCRIPT,
+    as_sbatch_reads,
     dependency_tokens,
     fill_in_ids,
     python_command,
@@ -46,10 +50,19 @@ SBATCH_S = 150.0
 """The limit for one sbatch call, seconds; sbatch itself retries for 120 s if the queue is full, and then reports the
 reason.
 """
+ROOM_S = 120.0
+"""Seconds for which a job is offered again that would be one too many: sbatch itself does not wait for a limit of its
+user's jobs.
+"""
+OFFER_EVERY_S = 10.0
 _QUEUE_FULL = re.compile(r"temporarily unable to accept job|queue full|resource temporarily unavailable", re.IGNORECASE)
+_TOO_MANY = re.compile(r"\w*(?:Max|Grp)Submit\w*")
+"""Slurm's names for limits of the jobs that a user, an account or a QOS may have in the queue."""
 
 Record = Callable[[str, str], None]
 """``record(job name, Slurm job id)``, called as soon as the id is known."""
+Tell = Callable[[str], None]
+"""Shows the user a sentence."""
 
 
 class ArrayExecutor(SlurmExecutor):
@@ -80,23 +93,39 @@ class ArrayExecutor(SlurmExecutor):
     def text(self, ids: Mapping[str, str]) -> str:
         """The sbatch script; jobs that it waits for appear by their id, or as ``{name}`` where it is unknown."""
         text = self._make_submission_file_text(self._submitit_command_str, uid="")
-        return fill_in_ids(text, self.job, ids)
+        return fill_in_ids(as_sbatch_reads(text), self.job, ids)
 
-    def submit_call(self, call: TaskCall, ids: Mapping[str, str]) -> str:
-        """Run sbatch and return the job's id; :meth:`give_pickle` has to follow within a minute.
+    def submit_call(self, call: TaskCall, ids: Mapping[str, str], tell: Tell) -> tuple[str, list[str]]:
+        """Run sbatch and return the job's id, and what else sbatch said, in lines; :meth:`give_pickle` has to follow
+        within a minute.
 
         Raises:
-            UserError: sbatch is missing, did not answer, or refused; the script stays where the error says.
+            UserError: sbatch is missing, did not answer, refused, or printed no id; the script stays where the error
+                says.
         """
-        script = self.folder / "submission.sh"
+        script = self.folder / SCRIPT
         atomic.write_text(script, self.text(ids))
         self._write_pickle(call)
-        try:
-            job_id = run_slurm(["sbatch", "--parsable", str(script)], SBATCH_S).strip().split(";")[0]
-        except SlurmRefusedError as refusal:
-            raise _explained(refusal, self.job, script) from None
+        command = ["sbatch", "--parsable", str(script)]
+        answer = self._offer(command, script, tell)
+        job_id, others = submitted_id(answer.printed, command)
         script.replace(JobPaths(self.folder, job_id).submission_file)
-        return job_id
+        return job_id, [*others, *filter(None, map(str.strip, answer.remarks.splitlines()))]
+
+    def _offer(self, command: Sequence[str], script: Path, tell: Tell) -> Answer:
+        """Run sbatch, again and again for some time while the job would be one too many."""
+        end, told = time.monotonic() + ROOM_S, False
+        while True:
+            try:
+                return answer_of(command, SBATCH_S)
+            except SlurmRefusedError as refusal:
+                limit = _TOO_MANY.search(refusal.reason)
+                if limit is None or time.monotonic() + OFFER_EVERY_S > end:
+                    raise _explained(refusal, self.job, script) from None
+            if not told:
+                tell(f"job {self.job.name} would be one too many in the queue ({limit[0]}): waiting for {ROOM_S:.0f} s")
+                told = True
+            time.sleep(OFFER_EVERY_S)
 
     def _write_pickle(self, call: TaskCall) -> None:
         delayed = DelayedSubmission(call)
@@ -152,6 +181,7 @@ def submit(
     *,
     known_ids: Mapping[str, str],
     record: Record,
+    tell: Tell = print,
     satisfied: Collection[str] = (),
     lost_tasks: Mapping[str, Sequence[int]] | None = None,
     function: str = RUN_TASK,
@@ -159,13 +189,14 @@ def submit(
     """Submit the jobs of a plan that have no id yet, each with one sbatch, in the given order.
 
     To continue an interrupted submission, call it again: ids that were recorded come back in ``known_ids``, and a job
-    whose id was lost between sbatch and ``record`` is found in the queue by this run's directory and its name.
+    whose id was lost between sbatch and ``record`` is found in the queue (see :func:`unrecorded_jobs`).
 
     Args:
         jobs: jobs to submit; those in ``known_ids`` are passed over.
         known_ids: by job name, from earlier calls: the id of the job, or several ids and names of tasks with colons in
             between, as a dependency has them.
         record: called with each name and id as soon as sbatch has printed it.
+        tell: shows what the site says to those who submit, and what a submission waits for.
         satisfied: jobs that ended well earlier, which nothing needs to wait for any more.
         lost_tasks: by the name of a job in ``known_ids``, the indices of its tasks that are to be sent again.
         function: what each task calls, as ``module:name``, with run directory, job name and index in its array.
@@ -181,7 +212,8 @@ def submit(
     todo = [job for job in jobs if job.name not in known_ids or job.name in partly]
     lost = unrecorded_jobs(layout.root, _plain_ids(ids.values())) if todo else {}
     awaited = must_end_well(jobs)
-    submitted = []
+    submitted: list[tuple[str, str]] = []
+    said: set[str] = set()
     for job in jobs:
         indices = partly.get(job.name, ())
         due = _in_turn(_without(job, satisfied), indices)
@@ -193,8 +225,16 @@ def submit(
             if not indices:
                 continue
         _require_known(executor.job, ids)
-        job_id = lost.get(job.name) or executor.submit_call(call, ids)
+        words: list[str] = []
+        if job.name in lost:
+            job_id = lost[job.name][-1]
+        else:
+            job_id, words = executor.submit_call(call, ids, tell)
         record(job.name, job_id)
+        for line in words:
+            if line not in said:
+                tell(f"sbatch says: {line}")
+        said.update(words)
         executor.give_pickle(call, job_id)
         ids[job.name] = f"{ids[job.name]}:{job_id}" if job.name in known_ids else job_id
         submitted.append((job.name, job_id))
@@ -235,6 +275,16 @@ def _require_known(job: Job, ids: Mapping[str, str]) -> None:
 
 
 def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
+    if _TOO_MANY.search(refusal.reason):
+        return UserError(
+            f"job {job.name} would be one too many: a limit allows no more of your jobs in the queue",
+            value=refusal.reason,
+            where=str(script),
+            expected="room for a plan's jobs below the limit that Slurm names",
+            advice="repeat the same submit command when jobs of yours have left the queue (squeue --me --array | wc "
+            "-l); max_submit_jobs in the site profile states the limit, and mrt-hpc doctor shows it",
+            exit_code=ExitCode.RETRYABLE,
+        )
     if _QUEUE_FULL.search(refusal.reason):
         return UserError(
             f"Slurm had no room in its queue for job {job.name}",

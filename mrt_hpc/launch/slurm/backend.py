@@ -10,6 +10,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Backend, Objections
 from mrt_hpc.launch.python_look import PythonLookError, look_at_python, no_tasks_here
 from mrt_hpc.launch.slurm import accounting, cluster_limits, queue, reasons
+from mrt_hpc.launch.slurm.commands import ignored_options
 from mrt_hpc.launch.slurm.containers import with_models_bound
 from mrt_hpc.launch.slurm.site import unknown_options
 
@@ -47,7 +48,7 @@ class SlurmBackend(Backend):
         cluster's limits if the cluster can be asked.
         """
         limits, unknown = _known_limits()
-        doubts = [*unknown, *unknown_options(self.site)]
+        doubts = [*unknown, *unknown_options(self.site), *_ignored()]
         own_python = self.site.python is None and self.site.container is None
         if own_python and (no_python := no_tasks_here()) is not None:
             return Objections(doubts, (no_python.what,), no_python)
@@ -90,22 +91,29 @@ class SlurmBackend(Backend):
         return start_estimates(jobs, with_models_bound(self.site, recipe), layout)
 
     def submit(self, order: Order) -> None:
-        """Call sbatch once for each job that is not in the queue.
+        """Call sbatch once for each job that is not in the queue, and tell what Slurm has made of the jobs.
 
         Raises:
             UserError: sbatch is missing, does not answer, or refuses.
         """
         from mrt_hpc.launch.slurm.arrays import submit
+        from mrt_hpc.launch.slurm.queued_as import queued_otherwise
 
-        submit(
+        sent = submit(
             order.jobs,
             with_models_bound(self.site, order.recipe),
             order.layout,
             known_ids={name: ":".join(awaited) for name, awaited in order.queued.items()},
             record=order.record,
+            tell=order.tell,
             satisfied=order.done,
             lost_tasks=order.lost_tasks,
         )
+        ids = dict(sent)
+        for sentence in queued_otherwise(
+            [job for job in order.jobs if job.name in ids], ids, self.site, order.layout.root
+        ):
+            order.tell(sentence)
 
     def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
         """By one squeue and one sacct.
@@ -123,7 +131,7 @@ class SlurmBackend(Backend):
         """
         return accounting.accounted_attempts(job_ids)
 
-    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, str]:
+    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:
         """By one squeue.
 
         Raises:
@@ -131,17 +139,27 @@ class SlurmBackend(Backend):
         """
         return queue.unrecorded_jobs(root, recorded)
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel(self, job_ids: Iterable[str]) -> list[str]:
         """By scancel.
 
         Raises:
-            UserError: a command is missing, did not answer, or refused.
+            UserError: a command is missing or did not answer, or jobs are still queued or running.
         """
-        queue.cancel(job_ids)
+        return queue.cancel(job_ids)
 
     def meaning(self, reason: str) -> WaitReason | None:
         """By the table of Slurm's reasons."""
         return reasons.meaning(reason)
+
+
+def _ignored() -> list[str]:
+    """A sentence on the options of sbatch that this shell sets, and that would win over the plan."""
+    if not (ignored := ignored_options()):
+        return []
+    return [
+        f"these variables of this shell are left out, as the recipe and the site profile say what a job gets: "
+        f"{', '.join(ignored)} (what they ask for can stand in the site profile: account, qos, partitions, sbatch)"
+    ]
 
 
 def _known_limits() -> tuple[ClusterLimits | None, list[str]]:

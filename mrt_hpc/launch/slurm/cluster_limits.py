@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm import answers
 from mrt_hpc.launch.slurm.commands import run_slurm
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ ANSWER_S = 5.0
 """The seconds that each of the two questions may take; without an answer the plan is still printed and the run
 submitted.
 """
-_SETTING = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
-_PAIR = re.compile(r"(\w+)=(\S*)")
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d+):\d+")
 
 
@@ -57,12 +56,12 @@ def cluster_limits() -> ClusterLimits | None:
     """
     if shutil.which("scontrol") is None:
         return None
-    settings = dict(_SETTING.findall(run_slurm(["scontrol", "show", "config"], ANSWER_S)))
+    settings = answers.settings(run_slurm(["scontrol", "show", "config"], ANSWER_S))
     listing = run_slurm(["scontrol", "--all", "--oneliner", "show", "partition"], ANSWER_S)
     return ClusterLimits(
         _whole(settings.get("MaxArraySize", "")),
         _whole(settings.get("MaxJobCount", "")),
-        dict(_partition(dict(_PAIR.findall(line))) for line in listing.splitlines() if "PartitionName=" in line),
+        dict(map(_partition, answers.partitions(listing))),
     )
 
 

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.gpus import is_slice
+from mrt_hpc.launch.slurm import answers
 from mrt_hpc.launch.slurm.cluster_facts import Association, ClusterSettings, NodeKind, PartitionFacts, Qos
 from mrt_hpc.launch.slurm.cluster_limits import minutes_of
 
@@ -13,15 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 NO_VALUES = ("", "N/A", "(null)", "NONE", "None")
-_SETTING = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
-_PAIR = re.compile(r"([\w/]+)=(\S*)")
+_NODES = re.compile(r"([^|\s]+)\|(.*)\|(\d+)\|(\d+)\+?\|(\d+)\+?")
+_ASSOCIATION = re.compile(r"([^|\s]+)\|([^|\s]*)\|([^|\s]*)\|([^|\s]*)\|(\d*)\|([\d:-]*)")
+_QOS = re.compile(r"([^|\s]+)\|([\d:-]*)\|(\d*)\|([\d:-]*)\|([^|\s]*)\|([^|\s]*)")
 _COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 def parse_settings(text: str) -> ClusterSettings:
     """The settings, from ``scontrol show config``."""
-    found = {name: value.strip() for name, value in _SETTING.findall(text)}
+    found = answers.settings(text)
     parameters = found.get("SelectTypeParameters")
     return ClusterSettings(
         name=value_of(found.get("ClusterName", "")) or "",
@@ -46,7 +48,7 @@ def parse_partitions(listing: str | None, nodes: str | None) -> dict[str, Partit
     if listing is None:
         return None
     kinds = parse_nodes(nodes or "")
-    found = (parse_partition(dict(_PAIR.findall(line)), kinds) for line in listing.splitlines() if "Partition" in line)
+    found = (parse_partition(fields, kinds) for fields in answers.partitions(listing))
     return {partition.name: partition for partition in found}
 
 
@@ -75,11 +77,11 @@ def parse_partition(fields: Mapping[str, str], kinds: Mapping[str, Sequence[Node
 def parse_nodes(text: str) -> dict[str, list[NodeKind]]:
     """The kinds of nodes by partition, from lines as ``gpu|gpu:a100:4(S:0-1)|8|64|512000``."""
     found: dict[str, list[NodeKind]] = {}
-    for line in filter(None, text.splitlines()):
-        partition, gres, count, cpus, memory = line.strip().rsplit("|", 4)
-        gpus, (cores, mib) = gpus_of_node(gres), (_whole(text.rstrip("+")) or 0 for text in (cpus, memory))
+    for line in answers.matching_lines(text, _NODES, "sinfo"):
+        partition, gres, count, cpus, memory = line.groups()
+        gpus = gpus_of_node(gres)
         whole = {name: number for name, number in gpus.items() if not is_slice(name)}
-        kind = NodeKind(int(count), whole, cores, mib, tuple(sorted(gpus.keys() - whole.keys())))
+        kind = NodeKind(int(count), whole, int(cpus), int(memory), tuple(sorted(gpus.keys() - whole.keys())))
         found.setdefault(partition.rstrip("*"), []).append(kind)
     return found
 
@@ -107,19 +109,25 @@ def count_of(text: str) -> int | None:
 
 def parse_associations(text: str) -> Iterator[Association]:
     """The associations, from the lines of :func:`associations_command`."""
-    for line in filter(None, text.splitlines()):
-        account, partition, qos, default, submit, wall = line.split("|")
+    for line in answers.matching_lines(text, _ASSOCIATION, "sacctmgr"):
+        account, partition, qos, default, submit, wall = line.groups()
         names = tuple(filter(None, qos.split(",")))
         yield Association(account, value_of(partition), names, value_of(default), _whole(submit), minutes_of(wall))
 
 
 def parse_qos(text: str) -> Iterator[Qos]:
     """Every QOS, from the lines of :data:`QOS`."""
-    for line in filter(None, text.splitlines()):
-        name, wall, submit, grace, mode, preempts = line.split("|")
+    for line in answers.matching_lines(text, _QOS, "sacctmgr"):
+        name, wall, submit, grace, mode, preempts = line.groups()
         own_mode = "" if mode.lower() in ("", "cluster") else mode.upper()
         names = tuple(filter(None, preempts.split(",")))
         yield Qos(name, minutes_of(wall), _whole(submit), seconds_of(grace), own_mode, names)
+
+
+def default_account(text: str, user: str) -> str | None:
+    """The default account of a user, from the line of :func:`default_account_command`."""
+    line = re.compile(rf"{re.escape(user)}\|([^|\s]*)")
+    return next((value_of(found[1]) for found in answers.matching_lines(text, line, "sacctmgr")), None)
 
 
 def seconds_of(text: str) -> int:

@@ -20,11 +20,14 @@ from mrt_hpc.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_HABITS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SBATCH_NO_REQUEUE")
-"""The prefixes of a user's own variables that change the output and behaviour of Slurm's commands."""
-_IN_A_JOB, _OF_A_JOB = "SLURM_JOB_ID", "SLURM_"
-_OF_THE_SITE = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"})
+_OPTIONS = ("SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_")
+"""The prefixes of the variables that are options of Slurm's commands, or that describe the job of a shell. They win
+over the lines of a job script, so that another job than the planned one would be queued.
+"""
+_OF_THE_SITE = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"}
 """The variables that select the cluster and authenticate the user; they are kept."""
+_OF_WRAPPERS = {"SLURM_ROOT", "SLURM_HOME", "SLURM_PREFIX", "SLURM_DIR", "SLURM_VERSION"}
+"""The variables that tell a site's own commands where Slurm is; they are kept, and Slurm reads none of them."""
 _TIMES = {"SLURM_TIME_FORMAT": "%s"}
 """Slurm prints times in seconds since the epoch, which do not depend on the time zone or on summer time."""
 TIMEOUT_S = 120.0
@@ -93,8 +96,8 @@ def run_slurm(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
 
 
 def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Answer:
-    """Run one of Slurm's commands, once. The user's own Slurm variables are removed: ``SQUEUE_STATES`` would hide jobs,
-    and ``SBATCH_NO_REQUEUE`` overrides an option. A command that takes long is reported on standard error.
+    """Run one of Slurm's commands, once, without the user's own Slurm variables: ``SQUEUE_STATES`` would hide jobs, and
+    ``SBATCH_TIMELIMIT`` overrides the plan. A command that takes long is reported on standard error.
 
     Args:
         command: its words.
@@ -133,8 +136,16 @@ def _input(script: str) -> Iterator[int]:
 
 def _started(command: Sequence[str], given: int) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    try:
-        return subprocess.Popen(list(command), stdin=given, stdout=pipe, stderr=pipe, text=True, env=_environment())
+    try:  # names and comments of other jobs may be text in any encoding
+        return subprocess.Popen(
+            list(command),
+            stdin=given,
+            stdout=pipe,
+            stderr=pipe,
+            encoding="utf-8",
+            errors="replace",
+            env=_environment(),
+        )
     except FileNotFoundError:
         raise UserError(
             f"{command[0]} was not found",
@@ -177,9 +188,11 @@ def _no_answer(command: Sequence[str], timeout_s: float, words: str) -> UserErro
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without the user's own Slurm variables and, inside a job, without the variables of that
-    job.
-    """
-    others = (*_HABITS, _OF_A_JOB) if _IN_A_JOB in os.environ else _HABITS
-    kept = {name: value for name, value in os.environ.items() if name in _OF_THE_SITE or not name.startswith(others)}
-    return kept | _TIMES
+    """Return the environment without the options that a shell, a module or the job of an interactive shell has set."""
+    kept = _OF_THE_SITE | _OF_WRAPPERS
+    return {k: v for k, v in os.environ.items() if k in kept or not k.startswith(_OPTIONS)} | _TIMES
+
+
+def ignored_options() -> list[str]:
+    """The options of sbatch that the user's environment sets and that no job gets, as ``NAME=value``."""
+    return sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("SBATCH_"))

@@ -1,12 +1,10 @@
-# The end of every job script. Given: code, srun's exit status; settle, which runs mrt_hpc.launch.slurm.after_srun for this;
-# AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is to come back; MOST_AWAITED, the tasks
-# that a dependency may name; WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below; JOB
-# and EVENTS, the job's name in the plan and the folder of the run's events.
+# The end of every job script. Given: id, the task as Slurm names it; code, srun's exit status; settle, which runs
+# mrt_hpc.launch.slurm.after_srun for this; AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is
+# to come back; MOST_AWAITED, the tasks that a dependency may name; WAITED_FOR, whether another job starts only if this
+# one ends well; LATE_S, see below; JOB and EVENTS, the job's name in the plan and the folder of the run's events.
 
 trap "" TERM  # a requeue ends what is left of this attempt, and there is more to do
 unset ${!SQUEUE_@} SLURM_TIME_FORMAT  # a user's own habits with squeue
-
-id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}
 
 # The time at which this attempt ends, for the reckoning of hours on clusters without accounting.
 tell_end() {
@@ -17,6 +15,8 @@ tell_end() {
 
 # A controller that does not answer is asked again.
 patiently() { for pause in 5 10 20 40 0; do "$@" && return; sleep $pause; done; return 1; }
+# A field of this task; lines that a wrapper of squeue adds are passed over.
+field() { patiently squeue --noheader --jobs="$id" --format="mrt-hpc=$1" | sed -n 's/.*mrt-hpc=//p' | tail -n 1; }
 # The lines of $1 that are whole lines of $2.
 among() { printf '%s\n' "$1" | grep --fixed-strings --line-regexp --regexp="$2"; }
 
@@ -29,12 +29,15 @@ look_for_awaited() {
   if [ -z "$left" ] && among "$queue" "$id" > /dev/null; then settle abandoned; verdict=$?; fi
 }
 
-# Only while Slurm calls it running: one that was cancelled, or that Slurm queues again by itself, is left alone.
+# Only while Slurm calls it running: one that was cancelled, or that Slurm queues again by itself, is left alone. Where
+# the cluster forbids it, asking again changes nothing.
 requeue() {
   for pause in 5 10 20 40 0; do
-    case $(patiently squeue --noheader --jobs="$id" --format=%T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
+    case $(field %T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
     tell_end
-    scontrol requeue "$id" && return
+    refusal=$(scontrol requeue "$id" 2>&1) && return
+    printf '%s\n' "$refusal" >&2
+    case $refusal in *"operation is presently disabled"*) settle forbidden; verdict=$?; return 1 ;; esac
     sleep $pause
   done
   return 1
@@ -61,7 +64,7 @@ judge() {
 # to end well. A preemption moves that time to the end of the grace, and may itself come seconds later. Queued again, the
 # task finds its work done.
 is_late() {
-  end=$(patiently squeue --noheader --jobs="$id" --format=%e) && [ "$end" ] || return
+  end=$(field %e) && [ "$end" ] || return
   end=$(date --date="$end" +%s 2> /dev/null) && [ $((end - LATE_S)) -le "$(date +%s)" ]
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.slurm.after_srun import AttemptOutcome
 from mrt_hpc.launch.slurm.environment import BEGAN_AT, ENDS_AT
-from mrt_hpc.launch.slurm.site import GpuRequest
+from mrt_hpc.launch.slurm.site import GpuRequest, Requeue
 from mrt_hpc.run.access import CACHES, CACHES_FOLDER
 
 if TYPE_CHECKING:
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 MIB_PER_GIB = 1024
 SIGNAL_BEFORE_LIMIT_S = 90
 """Seconds before the time limit at which a task is told to stop and be queued again."""
+SCRIPT = "submission.sh"
+"""Name of the file that sbatch is given."""
+NO_TOKEN = "{run}"
+"""Stands for the token of a run that is not made yet."""
 EPILOGUE = Path(__file__).with_name("job_epilogue.sh")
+BASH = "/bin/bash"
+"""The shell of the job script, which needs no PATH to be found."""
 UNPACKED = "@IMAGE@"
 """The word in the command of a task that the shell replaces by the folder into which it has unpacked the image."""
 NO_LOCKS = (
@@ -38,6 +45,15 @@ MOST_AWAITED = 100
 LATE_S = 5
 """Between a task's last look at its time and the moment in which Slurm takes note of its end, at most."""
 
+_END_BY_SQUEUE = (
+    "id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; id=${id:-$SLURM_JOB_ID}",
+    'asked() { (unset ${!SQUEUE_@}; SLURM_TIME_FORMAT=%s timeout 60 squeue --noheader --jobs="$id" --format=%e); }',
+    "end_by_squeue() { asked | grep --extended-regexp --line-regexp --max-count=1 '[0-9]+'; }",
+)
+"""Shell lines that name this task (the raw id of one task of each array is that of the whole array), and ask for its
+end in seconds since the epoch: a plugin or a partition may have given it another time limit than the plan's.
+"""
+
 # A name as it stands in submitit's text: characters that sbatch options need not quote, so that texts with placeholders
 # and texts with ids differ in nothing else.
 _TOKEN = re.compile(r"@([A-Za-z0-9._-]+)@")
@@ -47,25 +63,30 @@ def require_plain_path(layout: RunLayout) -> RunLayout:
     """The layout with an absolute root, as tasks start in another folder.
 
     Raises:
-        UserError: the path holds a ``%``, which Slurm replaces in the names of log files, or a line break, which would
-            make the rest of it a line of the job script.
+        UserError: the path holds a character that Slurm reads as something else.
     """
     root = layout.root.absolute()
-    if "%" in str(root):
-        raise UserError(
-            "the run directory's path holds a percent sign",
-            value=str(root),
-            expected="a path without %, which Slurm would replace in the names of log files",
-            advice="choose another run directory",
-        )
-    if not str(root).isprintable():
-        raise UserError(
-            "the run directory's path holds a line break or another control character",
-            value=str(root),
-            expected="a path that fits into a line of a job script",
-            advice="choose another run directory",
-        )
+    for holds, what, why in (
+        ("%" in str(root), "a percent sign", "which Slurm would replace in the names of log files"),
+        ("\\" in str(root), "a backslash", "which Slurm drops from the names of log files: they would be elsewhere"),
+        (not str(root).isprintable(), "a line break or a control character", "which would end the line of an option"),
+    ):
+        if holds:
+            raise UserError(
+                f"the run directory's path holds {what}",
+                value=str(root),
+                expected=f"a path without {what}, {why}",
+                advice="the same command with --run DIR, another run directory",
+            )
     return replace(layout, root=root)
+
+
+def as_sbatch_reads(script: str) -> str:
+    """A job script in whose lines of options each backslash stands for itself: sbatch takes one as an escape, also
+    within quotes.
+    """
+    lines = (line.replace("\\", "\\\\") if line.startswith("#SBATCH ") else line for line in script.split("\n"))
+    return "\n".join(lines)
 
 
 def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> dict[str, Any]:
@@ -79,8 +100,7 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_fo
     """
     resources = job.resources
     parameters: dict[str, Any] = {
-        "job_name": f"{layout.root.name}.{job.name}",
-        "comment": str(layout.root),
+        "job_name": queue_name(job.name, layout),
         "account": site.account,
         "qos": site.qos,
         "partition": site.partitions.gpu if resources.gpus else site.partitions.cpu,
@@ -88,19 +108,38 @@ def sbatch_parameters(job: Job, site: SlurmSite, layout: RunLayout, *, waited_fo
         "nodes": resources.nodes,
         "ntasks_per_node": resources.ranks_per_node,
         "cpus_per_task": resources.cpus_per_rank,
-        "mem": f"{_mebibytes(resources)}M" if site.memory_request else None,
+        "mem": f"{mebibytes(resources)}M" if site.memory_request else None,
         "signal_delay_s": SIGNAL_BEFORE_LIMIT_S,
         "wckey": None,
         "setup": _setup_lines(resources, site),
         "teardown": _teardown_lines(job, site, layout, waited_for=waited_for),
         "srun_args": _srun_arguments(resources),
         "array_parallelism": job.max_parallel or job.tasks,
-        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **site.sbatch},
+        "additional_parameters": {**_requeue(site), "kill-on-invalid-dep": "yes", **site.sbatch},
     }
     return parameters | _gpu_parameters(resources, site)
 
 
-def _mebibytes(resources: JobResources) -> int:
+def queue_name(job: str, layout: RunLayout) -> str:
+    """The name that a job has in the queue: those of the run directory and of the job, and a token of the run, by which
+    a job that the ledger lacks is found again.
+    """
+    try:
+        token = hashlib.sha256(layout.identity.read_bytes()).hexdigest()[:8]
+    except FileNotFoundError:
+        token = NO_TOKEN
+    return f"{layout.root.name}.{job}.{token}"
+
+
+def _requeue(site: SlurmSite) -> dict[str, Any]:
+    """The option that lets Slurm start a job again, or keeps it from that."""
+    if site.requeue is Requeue.FORBIDDEN:
+        return {"no-requeue": True}
+    return {"requeue": "expedite" if site.requeue is Requeue.EXPEDITE else True}
+
+
+def mebibytes(resources: JobResources) -> int:
+    """The memory that a job asks for on each node."""
     return max(1, round(resources.memory_gib_per_node * MIB_PER_GIB))
 
 
@@ -119,18 +158,17 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
     threads = f"export OMP_NUM_THREADS={resources.cpus_per_rank}"
     exports = [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
     scratch = [f"export TMPDIR={_in_double_quotes(site.scratch)}"] if site.scratch else []
-    limit_s = resources.time_limit_minutes * 60
-    ends_at = f"export {ENDS_AT}=${{SLURM_JOB_END_TIME:-$(($(date +%s) + {limit_s}))}}"
+    by_the_plan = f"echo $(($(date +%s) + {resources.time_limit_minutes * 60}))"
+    ends_at = f"export {ENDS_AT}=${{SLURM_JOB_END_TIME:-$(end_by_squeue || {by_the_plan})}}"
     goes_on = ["set +eu +o pipefail", "trap : TERM"]  # after srun, whatever it ends with: see the teardown
     safe_path = "export PYTHONSAFEPATH=1"  # the folder that it was submitted from holds no modules of ours
     began_at = f"export {BEGAN_AT}=${{SLURM_JOB_START_TIME:-$(date +%s)}}"
-    return [began_at, *site.setup, *goes_on, safe_path, threads, *scratch, *exports, ends_at]
+    return [began_at, *site.setup, *goes_on, safe_path, threads, *scratch, *exports, *_END_BY_SQUEUE, ends_at]
 
 
 def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> list[str]:
     """What the job script does after srun: an attempt that is to be run again is queued again, under the same id.
 
-    The task goes by the id that names it alone: the raw id of one task of each array is that of the whole array.
     Slurm's commands are run here, on the node itself, so a container needs none of them.
     """
     settle = [*_python(job, site, layout), "-m", "mrt_hpc.launch.slurm.after_srun", str(layout.root), job.name]
@@ -151,8 +189,10 @@ def _in_double_quotes(path: str) -> str:
 
 
 def _srun_arguments(resources: JobResources) -> list[str]:
-    """srun takes its processors from its own options (since Slurm 22.05); one lost rank ends them all."""
-    return [f"--cpus-per-task={resources.cpus_per_rank}", "--cpu-bind=none", "--kill-on-bad-exit=1"]
+    """srun takes its processors from its own options (since Slurm 22.05); one lost rank ends them all. The tasks get
+    the environment of the job script, whatever ``SLURM_EXPORT_ENV`` says.
+    """
+    return [f"--cpus-per-task={resources.cpus_per_rank}", "--cpu-bind=none", "--kill-on-bad-exit=1", "--export=ALL"]
 
 
 def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
@@ -164,11 +204,11 @@ def python_command(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     """
     lines = ['trap "" USR2', *_folder_lines(), *(_bind_lines() if site.container else ())]
     if site.container is None or not site.container.unpack:
-        return shlex.join(["bash", "-c", "; ".join([*lines, 'exec "$0" "$@"']), *_python(job, site, layout)])
+        return shlex.join([BASH, "-c", "; ".join([*lines, 'exec "$0" "$@"']), *_python(job, site, layout)])
     # In newer versions of bash an & in the folder's name would stand for the word that is replaced.
     start = f'shopt -u patsub_replacement 2> /dev/null; exec "$0" "${{@//{UNPACKED}/$image}}"'
     words = _in_container(site.container, job, layout, UNPACKED)
-    return shlex.join(["bash", "-c", "; ".join([*lines, *_unpack_lines(site.container), start]), *words])
+    return shlex.join([BASH, "-c", "; ".join([*lines, *_unpack_lines(site.container), start]), *words])
 
 
 def _folder_lines() -> list[str]:

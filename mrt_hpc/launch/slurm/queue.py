@@ -7,17 +7,22 @@ accounting: squeue then tells for some minutes how a job has ended.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.backend import QueuedTask, QueueState
-from mrt_hpc.launch.slurm.commands import SlurmRefusedError, ask_slurm, run_slurm
+from mrt_hpc.launch.slurm.answers import JOB_ID, TASK_ID, matching_lines, remark, squeue_format, squeue_records
+from mrt_hpc.launch.slurm.commands import SlurmRefusedError, ask_slurm, is_unreachable, run_slurm
+from mrt_hpc.launch.slurm.parameters import NO_TOKEN, SCRIPT, queue_name
+from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
 _ARRAY_RANGE = re.compile(r"(?P<job>\d+)_\[(?P<ranges>[\d,:-]+)(?:%\d+)?\]")
 _ENDING = "Ending"
@@ -26,8 +31,15 @@ CLOCKS_APART_S = 30.0
 """At most, between this machine's clock and the controller's; every time limit is longer."""
 NO_ACCOUNTING = "accounting storage is disabled"
 """What sacct says on a cluster without accounting."""
-_ALREADY_OVER = re.compile(r"invalid job id|already compl|job has finished|has already finished", re.IGNORECASE)
-
+ACCOUNTING_S = 20.0
+"""Seconds in which sacct has to answer: squeue has told already what is queued or running."""
+GONE_S = 15.0
+"""Seconds in which jobs have to leave the queue that were cancelled."""
+LOOK_EVERY_S = 1.0
+_UNKNOWN_ID = re.compile(r"invalid job id", re.IGNORECASE)
+_LIVE = ("%i", "%T", "%e", "%r", "%N")
+_OWN = ("%F", "%T", "%e", "%j", "%o")
+_ACCOUNTED = re.compile(rf"({TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*)\|(\d*)")
 
 _SLURM_STATES = {
     "COMPLETED": QueueState.COMPLETED,
@@ -72,53 +84,106 @@ def queue_states(job_ids: Iterable[str], within_s: float | None = None) -> dict[
         UserError: a command is missing, did not answer, or refused.
     """
     wanted = list(dict.fromkeys(job_ids))
-    if not wanted:
-        return {}
-    ask = ask_slurm if within_s is None else _hurried(within_s)
-    queued = _queued(wanted, ask)  # first: a task that ends between the two calls is then found in one of them
-    states = _merged(_accounted(wanted, ask), queued)
+    asked = [job for job in wanted if JOB_ID.fullmatch(job)]  # one word that is no id would have all the others refused
+    states: dict[str, QueuedTask] = {}
+    if asked:
+        ask = ask_slurm if within_s is None else _hurried(within_s)
+        queued = _queued(asked, ask)  # first: a task that ends between the two calls is then found in one of them
+        states = _merged(_accounted(asked, _hurried(ACCOUNTING_S) if within_s is None else ask), queued)
     found = {task_id.split("_")[0] for task_id in states}
     return states | {job: QueuedTask(job, QueueState.UNKNOWN) for job in wanted if job not in found}
 
 
-def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, str]:
-    """Ids of a run's jobs that are queued or running and were never recorded, by job name: the submitting
-    command ended between sbatch and the ledger. They are known by the run's directory, which is their comment.
+def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:
+    """Ids of a run's jobs that are queued or running and were never recorded, by job name, the oldest first: the
+    submitting command ended between sbatch and the ledger.
+
+    A job is known by the path of its script, and by its name, which holds a token of the run: sites rewrite some of
+    what a job is submitted with, comments most of all.
 
     Raises:
         UserError: squeue is missing, did not answer, or refused.
     """
-    known, found = set(recorded), {}
-    for line in ask_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F|%T|%e|%j|%k"]).splitlines():
-        job_id, word, end, name, comment = line.strip().split("|", 4)
-        if comment == str(root) and _queue_state(word, end) is not QueueState.ENDING and job_id not in known:
-            found[name.removeprefix(f"{root.name}.")] = job_id
+    layout, known = RunLayout(root), set(recorded)
+    found: dict[str, list[str]] = {}
+    printed = ask_slurm(["squeue", "--me", "--all", squeue_format(*_OWN)])
+    for job_id, word, end, name, script in squeue_records(printed, len(_OWN)):
+        if job_id in known or _queue_state(word, end) is QueueState.ENDING:
+            continue
+        if job := _job_of(layout, name, Path(script)):
+            found[job] = sorted({*found.get(job, ()), job_id}, key=int)
     return found
 
 
-def cancel(job_ids: Iterable[str]) -> None:
-    """Remove jobs from the queue so that they do not start again; jobs that have already ended are skipped.
+def _job_of(layout: RunLayout, name: str, script: Path) -> str | None:
+    """The job of a run that has this name in the queue and this script; None for a job of another run. Links in the
+    path make no difference. A copy of a run directory has the token of the first, and its jobs have scripts elsewhere.
+    """
+    root = script.parents[2] if script.name == SCRIPT and len(script.parents) > 2 else None
+    if root is not None and os.path.realpath(root) == os.path.realpath(layout.root):
+        return script.parent.name
+    before, _, after = queue_name("/", layout).partition("/")
+    is_named = name.startswith(before) and name.endswith(after) and NO_TOKEN not in after
+    if not is_named or (root is not None and RunLayout(root).identity.is_file()):
+        return None
+    return name.removeprefix(before).removesuffix(after)
+
+
+def cancel(job_ids: Iterable[str]) -> list[str]:
+    """Remove jobs from the queue so that they do not start again, and return those that were there. Afterwards the
+    queue is asked what it still holds: what the commands answer decides nothing.
 
     First the permission to start again is taken away: a task that answers the signal by asking to be run again, or
-    whose node fails in that moment, would come back otherwise.
+    whose node fails in that moment, would come back otherwise. Each job has commands of its own, because a list is
+    refused as a whole, or from the first job on that has ended.
 
     Raises:
-        UserError: a command is missing, did not answer, or refused.
+        UserError: a command is missing, or the controller does not answer; or jobs are still in the queue.
     """
     wanted = list(dict.fromkeys(job_ids))
-    if not wanted:
-        return
-    for job in wanted:  # one at a time: scontrol takes a list, but stops at the first job that has ended
-        _unless_over(["scontrol", "update", f"JobId={job}", "Requeue=0"])
-    _unless_over(["scancel", *wanted])
+    ids = [job for job in wanted if JOB_ID.fullmatch(job)]
+    if len(ids) < len(wanted):
+        remark(f"these are no ids of Slurm, and name no job: {', '.join(sorted({*wanted}.difference(ids)))}")
+    before = _live(ids)
+    words = [_refusal(command) for job in ids for command in _cancelling(job)]
+    end = time.monotonic() + GONE_S
+    while (left := _live(ids)) and time.monotonic() < end:
+        time.sleep(LOOK_EVERY_S)
+    if left:
+        raise _not_cancelled(left, before, filter(None, words))
+    return before
 
 
-def _unless_over(command: list[str]) -> None:
+def _live(job_ids: list[str]) -> list[str]:
+    """Those of these jobs that are queued or running."""
+    tasks = _queued(job_ids, ask_slurm).values() if job_ids else ()
+    return sorted({task.job_id for task in tasks if not task.ended}, key=int)
+
+
+def _cancelling(job: str) -> tuple[list[str], list[str]]:
+    return ["scontrol", "update", f"JobId={job}", "Requeue=0"], ["scancel", job]
+
+
+def _refusal(command: list[str]) -> str:
+    """Run a command, and return the words with which it was refused; empty text if it was not."""
     try:
         ask_slurm(command)
     except SlurmRefusedError as refusal:
-        if not all(_ALREADY_OVER.search(line) for line in refusal.reason.splitlines()):
+        if is_unreachable(refusal):
             raise
+        return refusal.reason
+    return ""
+
+
+def _not_cancelled(left: list[str], before: list[str], words: Iterable[str]) -> UserError:
+    said = "; ".join(dict.fromkeys(words))
+    return UserError(
+        f"{len(left)} of {len({*before, *left})} job(s) are still in the queue",
+        value=f"{', '.join(left)}" + (f" ({said})" if said else ""),
+        expected=f"that scancel has taken them out of the queue within {GONE_S:.0f} s",
+        advice=f"`scontrol show job {left[0]}` shows its state; then the same command, or scancel {' '.join(left)}",
+        exit_code=ExitCode.RETRYABLE,
+    )
 
 
 def _merged(accounted: dict[str, QueuedTask], queued: dict[str, QueuedTask]) -> dict[str, QueuedTask]:
@@ -151,18 +216,21 @@ def _hurried(within_s: float) -> Callable[[list[str]], str]:
 
 
 def _queued(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
-    listing = ["squeue", "--all", "--states=all", "--noheader", "--array", f"--jobs={','.join(job_ids)}"]
+    listing = ["squeue", "--all", "--states=all", "--array", f"--jobs={','.join(job_ids)}", squeue_format(*_LIVE)]
     try:
-        lines = ask([*listing, "--format=%i|%T|%e|%r|%N"]).splitlines()
+        printed = ask(listing)
     except SlurmRefusedError as refusal:
-        if _ALREADY_OVER.search(refusal.reason):
+        if not _UNKNOWN_ID.search(refusal.reason):
+            raise
+        if len(job_ids) == 1:
             return {}  # squeue forgets ended jobs after minutes, and then calls their ids invalid
-        raise
-    states = {}
-    for line in lines:
-        task_id, word, end, reason, nodes = line.strip().split("|", 4)
-        reason = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
-        states[task_id] = QueuedTask(task_id, _queue_state(word, end), reason, nodes, ends_at=_moment(end))
+        return {task_id: task for job in job_ids for task_id, task in _queued([job], ask).items()}
+    states, asked = {}, set(job_ids)
+    for task_id, word, end, reason, nodes in squeue_records(printed, len(_LIVE)):
+        if task_id.partition("_")[0] not in asked:
+            continue
+        why = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
+        states[task_id] = QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=_moment(end))
     return states
 
 
@@ -183,18 +251,19 @@ def _queue_state(word: str, end: str) -> QueueState:
 
 
 def _accounted(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
+    """What accounting knows; nothing where it does not answer, because squeue's answer is good without it."""
     fields = "JobID,State,ExitCode,NodeList,ElapsedRaw"
     command = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}", f"--format={fields}"]
     try:
-        lines = ask(command).splitlines()
-    except SlurmRefusedError as refusal:
-        if NO_ACCOUNTING in refusal.reason:
-            return {}  # such a cluster forgets what has ended
-        raise
+        printed = ask(command)
+    except UserError as error:
+        if not (isinstance(error, SlurmRefusedError) and NO_ACCOUNTING in error.reason):
+            said = " ".join(str(error.value or "").split())
+            remark(f"sacct gave no answer, so how jobs ended is known from the run only: {error.what}: {said}")
+        return {}  # such a cluster forgets what has ended
     states: dict[str, QueuedTask] = {}
-    for line in lines:
-        name, word, exit_code, nodes, elapsed = line.split("|")
-        task, _, step = name.partition(".")
+    for line in matching_lines(printed, _ACCOUNTED, "sacct"):
+        task, step, word, exit_code, nodes, elapsed = line.groups()
         if step:
             _learn_from_step(states, task, word)
             continue

@@ -67,6 +67,17 @@ class GpuRequest(StrEnum):
     """No request, for clusters that allocate whole nodes."""
 
 
+class Requeue(StrEnum):
+    """Whether Slurm starts a job of a run again under the same id."""
+
+    ALLOWED = "allowed"
+    """``--requeue``."""
+    EXPEDITE = "expedite"
+    """``--requeue=expedite`` (since Slurm 25.11): a job whose node fails starts again before others."""
+    FORBIDDEN = "forbidden"
+    """``--no-requeue``, for clusters that forbid it."""
+
+
 class Container(Section):
     """An Apptainer image in which every task runs."""
 
@@ -138,6 +149,10 @@ class SlurmSite(Site):
     """The seconds between the signal of a preemption and the end of the task: GraceTime of the partition (``scontrol
     show partition``) and KillWait (``scontrol show config``) together. `mrt-hpc plan` warns where a checkpoint is
     expected to take longer; null compares nothing.
+    """
+    requeue: Requeue = Requeue.ALLOWED
+    """Whether Slurm starts a job again after a preemption, a lost node or its time limit. Where the cluster forbids
+    it, a task that must run again ends, and the same submit command continues the run.
     """
     memory_request: bool = True
     """Whether jobs ask for memory; set false if the cluster allocates whole nodes."""

@@ -9,8 +9,15 @@ import textwrap
 from collections.abc import Callable
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm.answers import version as parse_version
 from mrt_hpc.launch.slurm.cluster_facts import Survey, User
-from mrt_hpc.launch.slurm.cluster_texts import parse_associations, parse_partitions, parse_qos, parse_settings, value_of
+from mrt_hpc.launch.slurm.cluster_texts import (
+    default_account,
+    parse_associations,
+    parse_partitions,
+    parse_qos,
+    parse_settings,
+)
 from mrt_hpc.launch.slurm.commands import run_slurm
 
 ANSWER_S = 20.0
@@ -34,8 +41,8 @@ def associations_command(user: str) -> tuple[str, ...]:
 
 
 def default_account_command(user: str) -> tuple[str, ...]:
-    """The command that prints the default account of a user."""
-    return ("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=DefaultAccount")
+    """The command that prints a user and the default account."""
+    return ("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=User,DefaultAccount")
 
 
 Ask = Callable[[tuple[str, ...]], str]
@@ -60,7 +67,7 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
     """
     user = user or User.current()
     answers = _Answers(ask)
-    version, config = answers.of(VERSION), answers.of(CONFIG)
+    version, config = parse_version(answers.of(VERSION) or ""), answers.of(CONFIG)
     listing, nodes = answers.of(PARTITIONS), answers.of(NODES)
     settings = None if config is None else parse_settings(config)
     if settings is not None and not settings.has_accounting:
@@ -78,7 +85,7 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
         settings,
         parse_partitions(listing, nodes),
         None if associations is None else tuple(parse_associations(associations)),
-        value_of((default or "").strip()),
+        default_account(default or "", user.name),
         None if qos is None else {one.name: one for one in parse_qos(qos)},
         answers.problems,
     )

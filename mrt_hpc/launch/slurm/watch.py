@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.ledger import submissions
+from mrt_hpc.launch.slurm.answers import squeue_format, squeue_records
 from mrt_hpc.launch.slurm.commands import run_slurm
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class QueueWatch:
         """Return whether one listing shows the calling task and none of the jobs; False where this is unknown."""
         try:
             sent = submissions(self.layout)
-            listing = run_slurm(["squeue", "--me", "--all", "--noheader", "--format=%F"], ANSWER_WITHIN_S)
+            listing = run_slurm(["squeue", "--me", "--all", squeue_format("%F")], ANSWER_WITHIN_S)
+            queue = {job_id for (job_id,) in squeue_records(listing, 1)}
         except (
             UserError,
             OSError,
@@ -64,7 +66,7 @@ class QueueWatch:
         ) as error:  # no squeue on this node, or a filesystem fails for a moment
             self._tell(error.what if isinstance(error, UserError) else str(error))
             return False
-        queue, ids = set(listing.split()), {job: {one.job_id for one in sent if one.job == job} for job in jobs}
+        ids = {job: {one.job_id for one in sent if one.job == job} for job in jobs}
         return self.own_id in queue and all(mine and mine.isdisjoint(queue) for mine in ids.values())
 
     def _tell(self, reason: str) -> None:

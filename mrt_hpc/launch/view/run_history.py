@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.launch.attempt_end import comes_after
 from mrt_hpc.roles.happenings import lost, told
 from mrt_hpc.run.event_stream import EventStream
 from mrt_hpc.run.events import EventKind
@@ -108,7 +109,7 @@ class RunHistory:
         """The news of a task, brought up to date with one of its events."""
         key, host = (process.job, process.index), str(found.event.get("host", ""))
         news = self.tasks.get(key)
-        if news is None or (news.attempt != process.attempt and found.time >= news.time):
+        if news is None or _is_later(process.attempt, found.time, news):
             news = self.tasks[key] = TaskNews(process.attempt, found.time, host, found.time)
         elif news.attempt != process.attempt:
             return TaskNews(process.attempt, found.time, host, found.time)  # of an earlier attempt, read late
@@ -132,6 +133,13 @@ class RunHistory:
         """The number of attempts at a task that have begun, by the names of its files."""
         names = self.stream.processes()
         return len({one.attempt for one in names if (one.job, one.index) == (job, index)})
+
+
+def _is_later(attempt: str, time: float, news: TaskNews) -> bool:
+    """Whether an attempt is a later one than that of the news, which may come from a node with another clock."""
+    if comes_after(attempt, news.attempt) or comes_after(news.attempt, attempt):
+        return comes_after(attempt, news.attempt)
+    return attempt != news.attempt and time >= news.time
 
 
 def _is_rare(line: bytes) -> bool:

@@ -103,7 +103,7 @@ def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanat
     else:
         cause, sentence = Cause.FAILED, f"has failed: {_first_line(record)}"
     advised = _advised(record) or f"mrt-hpc logs {look.layout.root} {job.role} -n 100"
-    command = f"{advised}; then {SUBMIT_AGAIN}"
+    command = advised if "submit" in advised else f"{advised}; then {SUBMIT_AGAIN}"
     return Explanation(job.name, index, cause, sentence, command, failed_at=record.time)
 
 

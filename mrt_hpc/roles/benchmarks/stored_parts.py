@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-"""The errors of a folder that this user may not write to."""
+NO_PLACE = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS})
+"""The errors of a folder that is gone, or that this user may not write to."""
 LONGEST_LOOK_S = 5.0
 """The longest pause between two looks at samples that another evaluation draws, seconds."""
 
@@ -50,18 +50,18 @@ def writing(task: Task, directory: Path, action: Callable[[], T]) -> T:
     """Write to a results folder; a full disk is waited for, as in the run directory.
 
     Raises:
-        UserError: this user may not write there, or the disk stayed full.
+        UserError: it is gone, this user may not write there, or the disk stayed full.
     """
     try:
         return task.retrying(action, f"samples of {directory}")
     except OSError as error:
-        if error.errno not in READ_ONLY:
+        if error.errno not in NO_PLACE:
             raise
         raise UserError(
             "the results folder cannot be written",
             where=directory,
             value=str(error),
-            expected="a folder that you may write to, as it lacks samples or verdicts of this evaluation",
+            expected="a folder that is there and takes your files, as it lacks samples or verdicts of this evaluation",
             advice="the same command with --set evaluation.results=DIR, a folder of your own",
         ) from error
 

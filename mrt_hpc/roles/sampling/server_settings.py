@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from mrt_hpc.inference.compiled_code import kept_by_all_runs
 from mrt_hpc.inference.server_settings import ServerSettings
 from mrt_hpc.recipe.server_layout import ServerLayout
 from mrt_hpc.roles.sampling.ray_cluster import seen_gpus, spans_nodes
@@ -59,6 +60,7 @@ def server_settings(
         pause_deadline_s=serving.stall_limit_s,
         sleeps=task.turn.is_shared,
         noise_by_request=common_seeds,
+        compiled_code=kept_by_all_runs() or task.layout.compiled_code,
         extra_args=("--enforce-eager",) if serving.enforce_eager else (),
     )
 

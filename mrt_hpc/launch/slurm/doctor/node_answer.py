@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mrt_hpc.launch.slurm.doctor.node_half import NodeFacts
+    from mrt_hpc.launch.slurm.queued_as import Difference
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class NodeAnswer:
     job_id: str = ""
     slurm_commands: tuple[str, ...] = ()
     """Those of scontrol and squeue that the node has."""
+    changed: tuple[Difference, ...] = ()
+    """What Slurm has made of the job that was asked for."""
     problem: str = ""
     """Why there is no answer."""
     waits: bool = False

@@ -50,6 +50,8 @@ def nodes(situation: Situation) -> Iterator[Result]:
 
 
 def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[Result]:
+    for one in answer.changed:
+        yield doubtful(f"scontrol show job {answer.job_id}: {one.sentence}", one.advice, about=one.field)
     if (facts := answer.facts) is None:
         if answer.waits:
             yield not_checked(answer.problem, "type the same command again later, or with a longer --wait")

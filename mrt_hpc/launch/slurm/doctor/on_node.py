@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.filesystems import existing_ancestor, trial_folder
+from mrt_hpc.launch.slurm.answers import submitted_id
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, run_slurm
 from mrt_hpc.launch.slurm.containers import folders_read, with_models_bound
 from mrt_hpc.launch.slurm.doctor.node_answer import NodeAnswer
 from mrt_hpc.launch.slurm.doctor.node_half import ANSWER, LISTENING, ORDER, PING, PONG, SIGNALS, NodeFacts, Order
-from mrt_hpc.launch.slurm.parameters import python_command, require_plain_path, sbatch_parameters
+from mrt_hpc.launch.slurm.parameters import as_sbatch_reads, python_command, require_plain_path, sbatch_parameters
 from mrt_hpc.launch.slurm.queue import cancel, queue_states
+from mrt_hpc.launch.slurm.queued_as import differences, queued_fields
 from mrt_hpc.launch.slurm.sbatch_options import as_word
 from mrt_hpc.plan.jobs import Job, JobResources, Role
 from mrt_hpc.recipe.user_code import origin
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mrt_hpc.launch.slurm.doctor.situation import Situation
+    from mrt_hpc.launch.slurm.queued_as import Difference
     from mrt_hpc.launch.slurm.site import SlurmSite
 
 JOB_MINUTES = 8
@@ -48,7 +51,7 @@ LOG_LINES = 6
 GRADING = (Role.INFERENCE, Role.EVALUATION)
 """The roles that judge answers."""
 OPTIONS = (
-    "job_name", "comment", "account", "qos", "partition", "time", "nodes", "ntasks_per_node", "cpus_per_task", "mem",
+    "account", "qos", "partition", "time", "nodes", "ntasks_per_node", "cpus_per_task", "mem",
     "gres", "gpus_per_node",
 )  # fmt: skip
 """The parameters of a run's jobs that this job has too."""
@@ -125,6 +128,7 @@ class NodeJob:
         folders = () if situation.recipe is None else tuple(folders_read(situation.recipe))
         self.order = Order(folders, bool(self.job.resources.gpus), verifiers_judging(situation, kind))
         self.id, self.problem = "", ""
+        self.changed: tuple[Difference, ...] = ()
         self.facts: NodeFacts | None = None
         self.waits = False
         self._answered, self._sent = set[str](), False
@@ -138,11 +142,14 @@ class NodeJob:
         path = self.folder / f"{self.name}.sh"
         write_text(path, self.script)
         try:
-            self.id = run_slurm(["sbatch", "--parsable", str(path)]).strip().split(";")[0]
+            command = ["sbatch", "--parsable", str(path)]
+            self.id, _ = submitted_id(run_slurm(command), command)
         except UserError as error:
             self.problem = f"{error.what}: {error.value}" if error.value else error.what
             return
         self._submitted = time.monotonic()
+        with suppress(UserError):  # then nothing is said on it
+            self.changed = tuple(differences(self.job, self.site, queued_fields(self.id)))
         tell(f"job {self.id} asks a node of partition {self.partition or '(the default)'}")
 
     @property
@@ -231,6 +238,7 @@ class NodeJob:
             facts=self.facts,
             job_id=self.id,
             slurm_commands=tuple(Path(path).name for path in found),
+            changed=self.changed,
             problem=self.problem,
             waits=self.waits,
             queued_s=(self._seen_at or time.monotonic()) - self._submitted,
@@ -263,16 +271,20 @@ def script(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     """The job script, with the options, setup lines and Python of a run's jobs."""
     parameters = sbatch_parameters(job, site, layout, waited_for=False)
     options = {name.replace("_", "-"): parameters[name] for name in OPTIONS if parameters.get(name) is not None}
-    options |= {"output": layout.root / f"{job.name}.log", "error": layout.root / f"{job.name}.log", **site.sbatch}
+    options |= {
+        "job-name": job.name,
+        "output": layout.root / f"{job.name}.log",
+        "error": layout.root / f"{job.name}.log",
+        **parameters["additional_parameters"],
+    }
     folder = shlex.quote(str(layout.root))
     srun = shlex.join(["srun", *parameters["srun_args"]])
     half = f"{python_command(job, site, layout)} -m mrt_hpc.launch.slurm.doctor.node_half {folder} {job.name}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {as_word(name, value is True or shlex.quote(str(value)))}" for name, value in options.items()),
-        "#SBATCH --no-requeue",
         *parameters["setup"],
         f"command -v scontrol squeue > {folder}/{job.name}.commands",
         f"{srun} {half}",
     ]
-    return "".join(f"{line}\n" for line in lines)
+    return as_sbatch_reads("".join(f"{line}\n" for line in lines))

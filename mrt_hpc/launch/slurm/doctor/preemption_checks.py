@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm.doctor.findings import Result, doubtful, not_checked, ok, or_null
+from mrt_hpc.launch.slurm.site import Requeue
 from mrt_hpc.launch.slurm.survey import CONFIG
 from mrt_hpc.plan.expected import late_checkpoint
 from mrt_hpc.plan.throughput import throughput
@@ -94,8 +95,11 @@ def requeue(situation: Situation) -> Iterator[Result]:
     ):
         return
     said = f"scontrol show config: JobRequeue = {int(settings.requeues)}"
-    if settings.requeues:
-        yield ok(said)
+    if found[0].requeue is Requeue.FORBIDDEN:
+        remedy = "type the same `mrt-hpc submit` after a preemption or a lost node: nothing that is finished is lost"
+        yield doubtful("site profile: requeue: forbidden: no task is queued again", remedy)
+    elif settings.requeues:
+        yield ok(f"{said}; whether a plugin of the site forbids it, a job tells: --on-node")
     else:
         yield ok(f"{said}: jobs are queued again only if they ask for it, and every job of a run asks (--requeue)")
 

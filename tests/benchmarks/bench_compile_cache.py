@@ -1,0 +1,135 @@
+"""The start of a vLLM server that compiles its model, with and without the code that an earlier server has compiled.
+
+Each start has a folder for temporary files of its own, as the jobs of most clusters have, and its weights have another
+path than those of the start before. The starts of each kind are measured in turn. Without a GPU vLLM compiles with
+Inductor for the CPU, where the product itself never compiles.
+
+    python tests/benchmarks/bench_compile_cache.py --repeats 3 --output tests/benchmarks/results/compile-cache
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_command import on_cpu
+from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.run.access import CACHES, cache_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KINDS = {
+    "eager": ("--enforce-eager", False),
+    "compiles": ("--no-enforce-eager", False),
+    "takes the kept code": ("--no-enforce-eager", True),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--output", type=Path, help="the folder for table.md")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        text = table(*measured(Path(folder), arguments.repeats, arguments.layers))
+    print(text)
+    if arguments.output is not None:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        (arguments.output / "table.md").write_text(text)
+
+
+def measured(folder: Path, repeats: int, layers: int) -> tuple[float, int, dict[str, list[float]]]:
+    """Seconds of the start that compiles and keeps its code, the bytes of the archive, and seconds of later starts."""
+    kept = folder / "compiled_code"
+    first = start(folder, model(folder / "v0", layers), "--no-enforce-eager", kept)
+    (archive,) = kept.iterdir()
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for repeat in range(repeats):
+        weights = model(folder / f"v{repeat + 1}", layers)
+        for kind, (flag, keeps) in KINDS.items():
+            found[kind].append(start(folder, weights, flag, kept if keeps else None))
+    return first, archive.stat().st_size, found
+
+
+def model(path: Path, layers: int) -> Path:
+    """A weights version of a random model."""
+    tokenizer = build_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=768, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=1024,
+        tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def start(folder: Path, weights: Path, flag: str, kept: Path | None) -> float:
+    """Seconds until a server answers, in a job of its own."""
+    settings = ServerSettings(
+        weights, max_model_len=512, kv_cache_gib=0.5, max_num_seqs=32, compiled_code=kept, extra_args=(flag,)
+    )
+    log = Path(tempfile.mkdtemp(dir=folder)) / "log"
+    with as_in_a_job(log.parent):
+        began = time.monotonic()
+        with VllmServer(settings, log):
+            took = time.monotonic() - began
+    print(f"{took:6.1f} s  {flag} {'kept' if kept else ''}", flush=True)
+    return took
+
+
+@contextmanager
+def as_in_a_job(folder: Path) -> Iterator[None]:
+    """Temporary files and caches below a folder that no other job has."""
+    before = dict(os.environ), tempfile.tempdir
+    for name in CACHES:
+        os.environ.pop(name, None)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    os.environ.update(cache_variables())
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before[0])
+        tempfile.tempdir = before[1]
+
+
+def table(first: float, size: int, found: dict[str, list[float]]) -> str:
+    """The seconds of each kind, and what the kept code saves."""
+    rows = [
+        f"| {kind} | {statistics.median(each):.1f} | {min(each):.1f} to {max(each):.1f} |"
+        for kind, each in found.items()
+    ]
+    pairs = zip(found["compiles"], found["takes the kept code"], strict=True)
+    saved = statistics.median(one - other for one, other in pairs)
+    device = "CPU" if on_cpu() else torch.cuda.get_device_name()
+    return "\n".join(
+        [
+            f"Seconds from a server's start to its answer on {device}, {len(found['eager'])} starts of each kind.",
+            "",
+            "| server | median | range |",
+            "|---|---:|---:|",
+            *rows,
+            "",
+            f"The first server compiled, and wrote an archive of {size / 2**20:.1f} MiB: {first:.1f} s. In the "
+            f"median pair the kept code saves {saved:.1f} s of each later start.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

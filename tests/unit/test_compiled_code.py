@@ -1,0 +1,353 @@
+"""What a server compiles is kept for later ones: whole or not at all, for the same kind of server, and privately."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from transformers import Qwen3Config
+
+from mrt_hpc.errors import UserError
+from mrt_hpc.inference import compiled_code
+from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
+from mrt_hpc.inference.server_command import ServerCommand
+from mrt_hpc.inference.server_settings import ServerSettings
+from mrt_hpc.run.access import CACHES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KERNEL = "triton/AB/__grp__kernel.json"
+ANOTHER = 65534
+"""The id of another user."""
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of the archives."""
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run" / "compiled_code"
+
+
+@pytest.fixture
+def on_node(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], CompiledCode]:
+    """The code of one kind of server, on a node of this name."""
+
+    def code(node: str) -> CompiledCode:
+        (tmp_path / node).mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / node))
+        made = CompiledCode.of(folder, {"model": "small"})
+        assert made is not None
+        return made
+
+    return code
+
+
+def started(code: CompiledCode, text: str = "compiled") -> bool:
+    """Whether a server that starts finds code that it does not compile."""
+    with code.in_use(lambda: False):
+        found = (code.place / KERNEL).exists()
+        if not found:
+            compile_there(code, text)
+    return found
+
+
+def compile_there(code: CompiledCode, text: str = "compiled") -> None:
+    for folder in code.environment().values():
+        Path(folder, "AB").mkdir(parents=True)
+        Path(folder, "AB", "code").write_text(text)
+    path = {"kernel.cubin": str(code.place / "triton/AB/kernel.cubin")}
+    (code.place / KERNEL).write_text(json.dumps({"child_paths": path}))
+
+
+def test_later_servers_on_other_nodes_begin_with_what_the_first_has_compiled(
+    on_node: Callable[[str], CompiledCode], folder: Path
+) -> None:
+    first = on_node("a")
+    assert not started(first)
+    assert [(path, path.stat().st_mode & 0o777) for path in folder.iterdir()] == [(first.archive, 0o600)]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    later = on_node("b")
+    assert started(later)
+    assert {
+        name: Path(place, "AB", "code").read_text() for name, place in later.environment().items()
+    } == dict.fromkeys(KEPT, "compiled")
+    paths = json.loads((later.place / KERNEL).read_text())["child_paths"]
+    assert paths == {"kernel.cubin": str(later.place / "triton/AB/kernel.cubin")}
+
+
+def test_the_second_of_two_that_compile_at_the_same_time_loses(on_node: Callable[[str], CompiledCode]) -> None:
+    one, other = on_node("a"), on_node("b")
+    with one.in_use(lambda: False):
+        compile_there(one, "one")
+        assert not started(other, "other")
+        written = other.archive.read_bytes()
+    assert one.archive.read_bytes() == written
+    assert started(on_node("c"))
+
+
+def test_on_a_node_that_takes_no_locks_a_server_compiles_and_keeps_nothing(
+    on_node: Callable[[str], CompiledCode], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not started(on_node("a"))
+    assert not folder.exists()
+
+
+def test_of_servers_that_start_on_one_node_the_last_one_keeps_the_code(on_node: Callable[[str], CompiledCode]) -> None:
+    code = on_node("a")
+    with ExitStack() as other:
+        other.enter_context(code.in_use(lambda: False))
+        assert not started(code)
+        assert not code.archive.exists(), "the other one may still write"
+    assert code.archive.exists()
+
+
+def cut_short(archive: Path) -> None:
+    archive.write_bytes(archive.read_bytes()[:-100])
+
+
+def one_bit_changed(archive: Path) -> None:
+    data = bytearray(archive.read_bytes())
+    data[data.index(b"compiled")] ^= 1
+    archive.write_bytes(data)
+
+
+def emptied(archive: Path) -> None:
+    archive.write_bytes(b"")
+
+
+def written_by_others(archive: Path) -> None:
+    archive.chmod(0o666)
+
+
+def given_away(archive: Path) -> None:
+    os.chown(archive, ANOTHER, ANOTHER)
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_short, one_bit_changed, emptied, written_by_others, pytest.param(given_away, marks=ROOT_ONLY)]
+)
+def test_an_archive_that_is_damaged_or_of_others_is_not_taken_and_written_again(
+    damage: Callable[[Path], None], on_node: Callable[[str], CompiledCode], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = on_node("a")
+    started(first)
+    damage(first.archive)
+    assert not started(on_node("b"))
+    assert str(first.archive) in caplog.text
+    assert started(on_node("c"))
+
+
+def open_to_others(folder: Path) -> None:
+    folder.chmod(0o755)
+
+
+def linked(folder: Path) -> None:
+    folder.symlink_to(folder.rename(folder.with_name("elsewhere")))
+
+
+@pytest.mark.parametrize("opened", [open_to_others, linked, pytest.param(given_away, marks=ROOT_ONLY)])
+def test_nothing_is_taken_from_or_put_into_a_folder_of_others(
+    opened: Callable[[Path], None], on_node: Callable[[str], CompiledCode], folder: Path
+) -> None:
+    first = on_node("a")
+    started(first)
+    opened(folder)
+    assert not started(on_node("b"))
+    first.archive.unlink()
+    assert not started(on_node("c"))
+    assert [*folder.iterdir()] == []
+
+
+def test_what_cannot_be_unpacked_whole_is_not_there(
+    on_node: Callable[[str], CompiledCode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object, place: Path) -> None:
+        (place / "vllm").mkdir(parents=True)
+        raise OSError("no space left on the node")
+
+    started(on_node("a"))
+    code = on_node("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_code.zipfile.ZipFile, "extractall", full)
+        assert not started(code)
+    assert code.archive.exists()
+    assert sorted(path.name for path in code.place.parent.iterdir()) == [code.place.name, f"{code.place.name}.lock"]
+
+
+@pytest.mark.parametrize(("ended", "stays"), [(True, False), (False, True)])
+def test_code_with_which_a_server_ends_at_its_start_is_not_used_again(
+    ended: bool, stays: bool, on_node: Callable[[str], CompiledCode]
+) -> None:
+    started(on_node("a"))
+    code = on_node("b")
+    with pytest.raises(UserError), code.in_use(lambda: ended):
+        raise UserError("the server ended, or the task was told to leave")
+    assert (code.archive.exists(), code.place.exists()) == (stays, stays)
+    assert started(code) == stays
+
+
+def test_too_much_is_not_kept(on_node: Callable[[str], CompiledCode], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_code, "MOST_BYTES", 50)
+    code = on_node("a")
+    started(code)
+    assert not code.archive.exists()
+
+
+def test_archives_of_other_versions_and_those_beyond_the_number_are_removed(
+    on_node: Callable[[str], CompiledCode], folder: Path
+) -> None:
+    code = on_node("a")
+    folder.mkdir(mode=0o700)
+    mine = code.archive.name.removesuffix(code.archive.name.rpartition("-")[2])
+    days = {"vllm-0.1-old.zip": 8, "vllm-0.1-used.zip": 6, ".x.tmp-0": 8}
+    days |= {f"{mine}{number}.zip": 10 + number for number in range(compiled_code.MOST_ARCHIVES)}
+    for name, age in days.items():
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age * 86400,) * 2)
+    started(code)
+    kept = {path.name for path in folder.iterdir()}
+    assert kept == {code.archive.name, "vllm-0.1-used.zip", *(f"{mine}{number}.zip" for number in range(6))}
+
+
+BASE = ServerSettings(Path("model"), max_model_len=512, extra_args=("--enable-chunked-prefill",))
+
+
+@pytest.fixture
+def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ServerCommand]:
+    """The command of a server on GPUs, with changes of its settings."""
+    monkeypatch.setattr("mrt_hpc.inference.server_command.on_cpu", lambda: False)
+    monkeypatch.setattr(compiled_code, "GPUS", tmp_path / "gpus")
+    has_gpu(tmp_path, "NVIDIA H100 80GB HBM3")
+
+    def made(where: str = "one", *, layers: int = 2, **changes: object) -> ServerCommand:
+        (private := tmp_path / f"server-{where}").mkdir(exist_ok=True)
+        weights = written_model(tmp_path / f"weights-{where}-{layers}", layers)
+        settings = replace(BASE, **{"model_dir": weights, "compiled_code": folder} | changes)  # type: ignore[arg-type]
+        return ServerCommand(settings, weights, 7, private, private / "vllm.sock", key=where)
+
+    return made
+
+
+def has_gpu(tmp_path: Path, model: str) -> None:
+    for number in range(2):
+        (tmp_path / "gpus" / f"0000:{number}").mkdir(parents=True, exist_ok=True)
+        text = f"Model: \t\t {model}\nGPU UUID: \t GPU-{number}\n"
+        (tmp_path / "gpus" / f"0000:{number}" / "information").write_text(text)
+
+
+def written_model(path: Path, layers: int) -> Path:
+    Qwen3Config(
+        hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        vocab_size=512, architectures=["Qwen3ForCausalLM"],
+    ).save_pretrained(path)  # fmt: skip
+    return path
+
+
+def archive_of(command: ServerCommand) -> str:
+    assert command.compiled_code is not None
+    return command.compiled_code.archive.name
+
+
+@pytest.mark.parametrize("same", [{}, {"seed": 5}, {"gpus": ("3",)}, {"start_deadline_s": 5.0}])
+def test_weights_versions_and_servers_of_one_kind_share_their_code(
+    same: dict[str, object], command: Callable[..., ServerCommand]
+) -> None:
+    assert archive_of(command("one")) == archive_of(command("other", **same))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": 3},
+        {"dtype": "float16"},
+        {"max_model_len": 1024},
+        {"max_num_seqs": 8},
+        {"tensor_parallel": 2},
+        {"sleeps": True},
+        {"noise_by_request": True},
+        {"extra_args": ()},
+    ],
+)
+def test_what_changes_the_code_has_an_archive_of_its_own(
+    change: dict[str, object], command: Callable[..., ServerCommand]
+) -> None:
+    assert archive_of(command()) != archive_of(command(**change))
+
+
+@pytest.mark.parametrize("changed", ["gpu", "vllm", "variable"])
+def test_so_has_another_node_or_software(
+    changed: str, command: Callable[..., ServerCommand], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = archive_of(command())
+    match changed:
+        case "gpu":
+            has_gpu(tmp_path, "NVIDIA A100-SXM4-40GB")
+        case "vllm":
+            monkeypatch.setattr(compiled_code, "_version", lambda package: "0.99" if package == "vllm" else None)
+        case "variable":
+            monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "0")
+    assert archive_of(command()) != before
+
+
+@pytest.mark.parametrize("last", ["--enforce-eager", "--no-enforce-eager"])
+def test_only_a_server_that_compiles_keeps_code(last: str, command: Callable[..., ServerCommand]) -> None:
+    of_both = command(extra_args=("--enforce-eager", last))
+    assert (of_both.compiled_code is None) == (last == "--enforce-eager")
+    assert ("VLLM_CACHE_ROOT" in of_both.environment()) == (last != "--enforce-eager")
+
+
+@pytest.mark.parametrize("change", [{"compiled_code": None}, {"over_ray": True}])
+def test_servers_that_keep_none(change: dict[str, object], command: Callable[..., ServerCommand]) -> None:
+    assert command(**change).compiled_code is None
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_cache_that_the_site_has_put_elsewhere_stays_there(
+    name: str, command: Callable[..., ServerCommand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "/scratch/of/the/site")
+    assert command().compiled_code is None
+    assert command().environment()[name] == "/scratch/of/the/site"
+
+
+def test_vllm_itself_has_one_key_for_two_weights_versions_on_two_nodes(
+    command: Callable[..., ServerCommand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.compilation.caching import aot_compile_hash_factors
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    def key(where: str) -> list[str]:
+        begun = command(where)
+        words, environment = begun.words(), begun.environment()
+        for name in environment:
+            if name.startswith("VLLM_"):
+                monkeypatch.setenv(name, environment[name])
+        for _ in range(2):  # it begins again, with other weights
+            (place := begun.begin_in()) is not None and monkeypatch.chdir(place)
+        model = words[words.index("--model") + 1]
+        assert Path(model).resolve() == begun.model_dir
+        arguments = AsyncEngineArgs(model=model, max_model_len=128, dtype="float32", skip_tokenizer_init=True)
+        return aot_compile_hash_factors(arguments.create_engine_config())
+
+    assert key("one") == key("other")
