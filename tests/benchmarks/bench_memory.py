@@ -19,6 +19,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parents[1])]
@@ -110,8 +111,8 @@ class Row:
         return f"{self.case.words} {predicted} | {peak} | {self.ratio:.2f} | {by_default} |"
 
 
-def found(case: Case, models: Path, environment: dict[str, str]) -> int:
-    """The peak of a case, in processes of its own, bytes."""
+def outcome(case: Case, models: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """What the first rank of a case finds, in processes of its own: the fields of ``memory_worker.Measured``."""
     told = {
         "models": str(models),
         "model": case.model,
@@ -124,7 +125,8 @@ def found(case: Case, models: Path, environment: dict[str, str]) -> int:
     try:
         with tempfile.TemporaryDirectory() as folder:
             run_ranks("memory_worker.py", [folder, json.dumps(told)], case.ranks, Path(folder))
-            return int(json.loads((Path(folder) / "memory-0.json").read_text())["peak"])
+            found: dict[str, Any] = json.loads((Path(folder) / "memory-0.json").read_text())
+            return found
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -133,7 +135,7 @@ def found(case: Case, models: Path, environment: dict[str, str]) -> int:
 def measured(case: Case, models: Path, kept: dict[str, list[int]]) -> Row:
     """A case, with freed blocks given back and by glibc's default; as it was measured before, where it was."""
     if case.words not in kept:
-        kept[case.words] = [found(case, models, GIVEN_BACK), found(case, models, {})]
+        kept[case.words] = [int(outcome(case, models, given)["peak"]) for given in (GIVEN_BACK, {})]
     row = Row(case, *kept[case.words])
     print(row.line, flush=True)
     return row

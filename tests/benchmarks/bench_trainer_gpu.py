@@ -3,12 +3,13 @@
 It needs torch, transformers, DeepSpeed, msgspec and the files of this package; no model, data, network or Slurm:
 
     PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py               # the shape of R1-Distill-Qwen-1.5B
-    PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py --shape 7b    # 8 of the 28 layers of a 7B
+    PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py --shape 7b --zero-stage 3    # 8 of the 28 layers of a 7B
     PYTHONPATH=. python tests/benchmarks/bench_trainer_gpu.py --shape tiny --device cpu --seconds 60
 
-An update is what the trainer does: it arranges the sequences, computes their gradient micro-batch by micro-batch, and
-takes DeepSpeed's step with torch's fused AdamW. Weights are random and in bfloat16, master weights, moments and
-gradients in 32 bits: 18 bytes a parameter. With 28 layers a 7B needs 137 GB for them, so ``7b`` has 8 layers unless
+An update is what the trainer does, at ZeRO stage 2 unless ``--zero-stage`` tells another: it arranges the sequences,
+computes their gradient micro-batch by micro-batch, and takes DeepSpeed's step with torch's fused AdamW, all with the
+trainer's configuration of DeepSpeed. Weights are random and in bfloat16, master weights, moments and gradients in 32
+bits: 18 bytes a parameter at stages 2 and 3. With 28 layers a 7B needs 137 GB for them, so ``7b`` has 8 layers unless
 ``--layers`` tells another number, and nothing is offloaded. The formula counts the layers that there are; the
 projection has a larger share in them than in the whole model.
 
@@ -49,11 +50,14 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from transformers.utils import is_flash_attn_2_available
 
-from mrt_hpc.recipe.batching import Batching
+from mrt_hpc.recipe.batching import Batching, Precision
+from mrt_hpc.recipe.sections.training import Training
 from mrt_hpc.training.accelerator import choose_kernels, deepspeed
 from mrt_hpc.training.attention import PACKED_ATTENTION
+from mrt_hpc.training.engine import deepspeed_config
 from mrt_hpc.training.policy import Kernels, Policy, logit_chunks
 from mrt_hpc.training.rendezvous import Ranks, join, leave
+from mrt_hpc.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,10 +134,16 @@ class Scored(nn.Module):
         self.deadline = float("inf")
         self._logprobs: Callable[[MicroBatch], torch.Tensor] = _plain(model)
 
-    def choose(self, variant: Variant) -> None:
-        """Compute as this variant does."""
+    def choose(self, variant: Variant, least_tokens: int = 0) -> None:
+        """Compute as this variant does.
+
+        Args:
+            variant: to compute as.
+            least_tokens: of a micro-batch, when the pieces for its projection are counted: at stage 3 the trainer has
+                as many for each as for the largest.
+        """
         vars(self.model.get_output_embeddings()).pop("forward", None)  # what an earlier variant fused
-        self._logprobs = _ours(self.model, variant.kernels) if variant.kernels else _plain(self.model)
+        self._logprobs = _ours(self.model, variant.kernels, least_tokens) if variant.kernels else _plain(self.model)
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the sum over trained tokens of the advantage times the negative log-probability.
@@ -147,11 +157,11 @@ class Scored(nn.Module):
         return -(self._logprobs(batch) * batch.advantages).sum()
 
 
-def _ours(model: PreTrainedModel, kernels: Kernels) -> Callable[[MicroBatch], torch.Tensor]:
+def _ours(model: PreTrainedModel, kernels: Kernels, least_tokens: int) -> Callable[[MicroBatch], torch.Tensor]:
     """The log-probabilities [S] as the trainer computes them."""
     model.set_attn_implementation(PACKED_ATTENTION if kernels.in_one_row else "sdpa")
     policy = Policy(model, 1.0, False, kernels)
-    return lambda batch: policy(batch, logit_chunks(batch.trained_tokens, policy.vocabulary))[0]
+    return lambda batch: policy(batch, logit_chunks(max(least_tokens, batch.trained_tokens), policy.vocabulary))[0]
 
 
 def _plain(model: PreTrainedModel) -> Callable[[MicroBatch], torch.Tensor]:
@@ -175,23 +185,30 @@ class Trainer:
     device: torch.device
     dtype: torch.dtype
     seed: int = 0
+    stage: int = 2
+    """Of ZeRO, in bfloat16."""
     _engine: Any = None
 
     @property
     def engine(self) -> Any:
         """The engine."""
         if self._engine is None:
-            self._engine = engine_of(scored(self.config, self.device, self.dtype, self.seed))
+            self._engine = engine_of(scored(self.config, self.device, self.dtype, self.seed), self.stage)
         return self._engine
 
     def drop(self) -> None:
         """Forget the engine: DeepSpeed cannot go on after an update that was broken off."""
         if self._engine is not None:
-            self._engine.destroy()
-            for parameter in self._engine.module.parameters():
-                vars(parameter).clear()  # DeepSpeed's methods, which hold the parameter and its gradient in a circle
+            destroy(self._engine)
         self._engine = None
         release(self.device)
+
+
+def destroy(engine: Any) -> None:
+    """End an engine, so that no circle holds its memory."""
+    engine.destroy()
+    for parameter in engine.module.parameters():
+        vars(parameter).clear()  # DeepSpeed's methods, which hold the parameter and its gradient in a circle
 
 
 def scored(config: Qwen2Config, device: torch.device, dtype: torch.dtype, seed: int) -> Scored:
@@ -203,26 +220,21 @@ def scored(config: Qwen2Config, device: torch.device, dtype: torch.dtype, seed: 
     return Scored(model.train())
 
 
-def engine_of(module: Scored) -> Any:
-    """DeepSpeed's engine, as the trainer has it on one rank: ZeRO stage 1 in bfloat16, none in 32 bits."""
+def engine_of(module: Scored, stage: int) -> Any:
+    """DeepSpeed's engine, as the trainer has it on one rank: of this ZeRO stage in bfloat16, of none in 32 bits."""
     narrow = module.model.dtype == torch.bfloat16
-    settings = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 1.0,
-        "bf16": {"enabled": narrow},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "communication_data_type": "fp32",
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": 1 if narrow else 0},
-        "steps_per_print": None,
-    }
+    training = Training(
+        learning_rate=LEARNING_RATE,
+        precision=Precision.BF16 if narrow else Precision.FP32,
+        zero_stage=stage if narrow else 0,
+    )
+    parameters = sum(p.numel() for p in module.parameters())
     with redirect_stdout(sys.stderr):  # DeepSpeed prints what memory it takes
         engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=lambda groups: torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True),
             model_parameters=list(module.parameters()),
-            config=settings,
+            config=deepspeed_config(TrainerSettings(training, 1, 1.0), parameters),
             dist_init_required=False,
         )
     return engine
@@ -275,7 +287,7 @@ class Series:
         """Measure one update; a lack of memory or time is a result."""
         try:
             trainer.engine.module.deadline = deadline
-            trainer.engine.module.choose(variant)
+            trainer.engine.module.choose(variant, self.max_tokens if trainer.stage == 3 else 0)
             release(trainer.device)
             started = time.perf_counter()
             result.step_seconds.append(update(trainer, variant, self.sequences, self.max_tokens))
@@ -365,6 +377,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="the default is the shape's own number")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--zero-stage", type=int, choices=[1, 2, 3], default=2, help="the recipes have 2 and 3")
     parser.add_argument("--sequences", type=int, default=12, help="traces of the first set")
     parser.add_argument("--sets", nargs="+", choices=["traces", "branches"], default=["traces", "branches"])
     parser.add_argument("--rounds", type=int, default=5)
@@ -394,13 +407,13 @@ def main() -> None:
     config, device = config_of(arguments.shape, arguments.layers), torch.device(arguments.device)
     choose_kernels(None)
     join(Ranks())
-    trainer = Trainer(config, device, getattr(torch, arguments.dtype), arguments.seed)
+    trainer = Trainer(config, device, getattr(torch, arguments.dtype), arguments.seed, arguments.zero_stage)
     peak, series = peak_of(device, arguments.peak_tflops), series_of(arguments, config.vocab_size)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     layers, of_peak = config.num_hidden_layers, f"{peak:g}" if peak else "an unknown number of"
-    print(
-        f"# Updates on {name}: {arguments.shape} with {layers} layers, {arguments.dtype}, torch {torch.__version__}\n"
-    )
+    stage = f"ZeRO {arguments.zero_stage}" if arguments.dtype == "bfloat16" else "no ZeRO"
+    about = f"{arguments.shape} with {layers} layers, {arguments.dtype}, {stage}, torch {torch.__version__}"
+    print(f"# Updates on {name}: {about}\n")
     print(f"MFU = FLOPs / (seconds * {of_peak} TFLOPs a second); FLOPs = 6 * (positions * parameters of the layers")
     print("+ trained tokens * vocabulary * hidden size + layers * heads * head size * sum of (end^2 - start^2))\n")
     measured = {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHAPES = {
     "1.5b": (1536, 28, 12, 2, 8960, 151_936),
     "7b": (3584, 8, 28, 4, 18_944, 152_064),
-    "tiny": (64, 2, 4, 2, 192, 2048),
+    "tiny": (64, 2, 2, 1, 192, 2048),
 }
 """Hidden size, layers, heads, key heads, intermediate size, vocabulary."""
 

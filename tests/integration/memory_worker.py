@@ -1,4 +1,5 @@
-"""One rank of the memory measurements: what a process takes at the peak of an update, beside what is predicted.
+"""One rank of the memory measurements: what a process takes at the peak of an update, beside what is predicted. With a
+GPU that is the memory of its tensors there.
 
 Arguments: rank, world size, address file, folder of results, and the case as JSON. A first engine of a tiny model
 loads all libraries, so that what the peak is compared with holds them. The peak is that of the second update, when the
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 PROMPT = 8
 TINY = ModelShape(32, 64, 2, 4, 2, 8, 64, tied=False)
+ON_GPU = torch.cuda.is_available()
 STATUS, PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -46,6 +49,10 @@ class Measured:
     peak: int
     predicted: float
     parameters: int
+    step_s: float
+    """The seconds of the optimiser's step."""
+    device: int
+    """Bytes of a GPU that are in use after the updates, by all processes; 0 without one."""
 
 
 class PeakClock(Stopwatch):
@@ -58,10 +65,13 @@ class PeakClock(Stopwatch):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Watch one phase."""
-        PEAK_RESET.write_text("5")
+        if ON_GPU:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            PEAK_RESET.write_text("5")
         with super().phase(name):
             yield
-        self.peak = max(self.peak, resident("VmHWM"))
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated() if ON_GPU else resident("VmHWM"))
 
 
 def resident(field: str) -> int:
@@ -70,8 +80,10 @@ def resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def write_model(directory: Path, shape: ModelShape) -> None:
-    """Write a Qwen2 model of a shape, unless it is there."""
+def write_model(directory: Path, shape: ModelShape, seed: int = 0) -> None:
+    """Write a Qwen2 model of a shape with random weights, unless it is there. They are so large that what is computed
+    with other weights has other log-probabilities.
+    """
     if (directory / "config.json").is_file():
         return
     config = Qwen2Config(
@@ -83,8 +95,9 @@ def write_model(directory: Path, shape: ModelShape) -> None:
         vocab_size=shape.vocabulary,
         tie_word_embeddings=shape.tied,
         max_position_embeddings=32768,
+        initializer_range=shape.hidden**-0.5,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
 
 
@@ -119,15 +132,15 @@ def warm_up(directory: Path, settings: TrainerSettings, ranks: Ranks) -> None:
     gc.collect()
 
 
-def peak_of_updates(engine: TrainerEngine, batch: list[TrainingSequence]) -> int:
-    """Bytes of the process at the peak of the second of two updates."""
+def second_update(engine: TrainerEngine, batch: list[TrainingSequence]) -> PeakClock:
+    """The peak and the seconds of the second of two updates."""
     clock = PeakClock()
     for _ in range(2):
         clock = PeakClock()
         engine.accumulate(engine.prepare(batch), clock=clock)
         with clock.phase("step"):
             engine.apply()
-    return clock.peak
+    return clock
 
 
 def measure(case: dict[str, Any], models: Path, ranks: Ranks) -> Measured:
@@ -135,19 +148,21 @@ def measure(case: dict[str, Any], models: Path, ranks: Ranks) -> Measured:
     training = training_of(case["training"], case["precision"])
     settings, directory = TrainerSettings(training, 100, 1.0), models / case["model"]
     warm_up(models / "tiny", settings, ranks)
-    before = resident("VmRSS")
+    before = torch.cuda.memory_allocated() if ON_GPU else resident("VmRSS")
     engine = build(settings, directory, ranks)
     shape = shape_in(directory)
-    peak = peak_of_updates(engine, sequences(case["lengths"], shape.vocabulary)) - before
-    setting = TrainerSetting(training, shape, ranks.world_size, max(case["lengths"]), on_gpu=False)
-    return Measured(peak, trainer_memory(setting).whole, shape.parameters)
+    clock = second_update(engine, sequences(case["lengths"], shape.vocabulary))
+    setting = TrainerSetting(training, shape, ranks.world_size, max(case["lengths"]), on_gpu=ON_GPU)
+    free, total = torch.cuda.mem_get_info() if ON_GPU else (0, 0)
+    peak, predicted = clock.peak - before, trainer_memory(setting).whole
+    return Measured(peak, predicted, shape.parameters, clock.seconds["step"], total - free)
 
 
 def main() -> None:
     """Measure, and write what was found."""
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     address, folder, case = Path(sys.argv[3]), Path(sys.argv[4]), json.loads(sys.argv[5])
-    torch.set_num_threads(1)
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if ON_GPU else 1)  # an offloaded optimiser has all cores
     choose_kernels(None)
     ranks = Ranks(rank, world_size, rank)
     join(ranks, address, timeout_s=240)

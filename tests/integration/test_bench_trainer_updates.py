@@ -15,6 +15,8 @@ import torch
 from conftest import ROOT
 from paper_sequences import SMALLER, batches_of, branched, config_of, sampled
 
+from mrt_hpc.training.accelerator import deepspeed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -29,19 +31,26 @@ SEQUENCES = branched(sampled(2, SMALLER, CONFIG.vocab_size, 0), SMALLER, CONFIG.
 MAX_TOKENS = 200
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_engine_has_the_same_gradient_for_all_variants_and_takes_its_step(dtype: torch.dtype) -> None:
-    trainer = bench.Trainer(CONFIG, CPU, dtype)
-    head = trainer.engine.module.model.lm_head.weight
-    before = head.detach().float().clone()
+@pytest.mark.parametrize(("dtype", "stage"), [(torch.float32, 0), *((torch.bfloat16, stage) for stage in (1, 2, 3))])
+def test_the_engine_has_the_same_gradient_for_all_variants_and_takes_its_step(dtype: torch.dtype, stage: int) -> None:
+    trainer = bench.Trainer(CONFIG, CPU, dtype, stage=stage)
+    assert trainer.engine.zero_optimization_stage() == stage
+    before = head_of(trainer.engine)
     norms = [step(trainer.engine, variant, 0.0) for variant in bench.VARIANTS]
     assert norms[0] > 0.1 and norms == pytest.approx(
         [norms[0]] * len(norms), rel=1e-5 if dtype == torch.float32 else 1e-2
     )
-    assert torch.equal(head.float(), before)  # the rate was 0
+    assert torch.equal(head_of(trainer.engine), before)  # the rate was 0
     step(trainer.engine, bench.VARIANTS[-1], 1e-2)
-    assert float((head.float() - before).abs().max()) > 5e-3
+    assert float((head_of(trainer.engine) - before).abs().max()) > 5e-3
     trainer.drop()
+
+
+def head_of(engine: Any) -> torch.Tensor:
+    """A copy of the whole projection, in 32 bits."""
+    head = engine.module.model.lm_head.weight
+    with deepspeed.zero.GatheredParameters([head], enabled=engine.zero_optimization_partition_weights()):
+        return head.detach().float().clone()
 
 
 def step(engine: Any, variant: bench.Variant, rate: float) -> float:

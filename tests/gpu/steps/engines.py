@@ -1,0 +1,98 @@
+"""Models and engines that several steps use, and the digests by which they compare bits."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from bench_trainer_gpu import destroy, release
+from memory_worker import sequences, training_of, write_model
+from paper_sequences import config_of
+
+from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
+from mrt_hpc.plan.model_shape import shape_of
+from mrt_hpc.run.atomic import temporary_sibling
+from mrt_hpc.training.accelerator import choose_kernels, device, synchronize
+from mrt_hpc.training.engine import build
+from mrt_hpc.training.rendezvous import Ranks, join
+from mrt_hpc.training.settings import TrainerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from mrt_hpc.training.engine import TrainerEngine
+    from mrt_hpc.training.sequence import TrainingSequence
+    from steps.record import Record
+
+RECIPE = {"batching": "packed", "projection": "fused", "entropy": False}
+"""What the recipes for GPUs choose."""
+AT_ONCE = 1 << 24
+"""The numbers of 64 bits that a digest reads at once."""
+
+
+def model(record: Record, seed: int = 0) -> Path:
+    """The directory of a model of random weights; one for all steps."""
+    directory = record.folder / f"{record.shape}-{seed}"
+    if not directory.is_dir():
+        half = temporary_sibling(directory)
+        half.mkdir()
+        with device():
+            write_model(half, shape_of(config_of(record.shape).to_dict()), seed)
+        build_tokenizer().save_pretrained(half)
+        half.rename(directory)
+        release(device())
+    return directory
+
+
+def batch(record: Record) -> list[TrainingSequence]:
+    """Sequences for an update."""
+    lengths = [40, 60] if record.tiny else [4096, 6144, 8192]
+    return sequences(lengths, config_of(record.shape).vocab_size)
+
+
+@cache
+def one_rank() -> Ranks:
+    """This process as a trainer of one rank."""
+    choose_kernels(None)
+    join(Ranks())
+    return Ranks()
+
+
+@contextmanager
+def engine(directory: Path, **training: object) -> Iterator[TrainerEngine]:
+    """The trainer's engine with the choices of the recipes, until the end of the block."""
+    release(device())
+    found = build(TrainerSettings(training_of({**RECIPE, **training}, "bf16"), 100, 1.0), directory, one_rank())
+    try:
+        yield found
+    finally:
+        destroy(found.engine)
+        del found
+        release(device())
+
+
+def timed(action: Callable[[], Any]) -> tuple[Any, float]:
+    """The result of an action, and its seconds with the device's work."""
+    synchronize()
+    started = time.perf_counter()
+    result = action()
+    synchronize()
+    return result, round(time.perf_counter() - started, 3)
+
+
+def digest(tensor: torch.Tensor | torch.UntypedStorage) -> int:
+    """A number of 64 bits that changes with any one bit."""
+    storage = tensor if isinstance(tensor, torch.UntypedStorage) else tensor.contiguous().untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    even = len(whole) // 8 * 8
+    total = 0
+    for part in (*whole[:even].view(torch.int64).split(AT_ONCE), whole[even:].long()):
+        odd = 2 * torch.arange(len(part), device=part.device) + 1
+        mixed = part * odd
+        mixed ^= (mixed >> 32) & 0xFFFFFFFF  # so that two changes do not cancel
+        total = (total * 1_000_003 + int((mixed * odd).sum())) % 2**64
+    return total

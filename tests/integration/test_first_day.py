@@ -1,0 +1,92 @@
+"""`tests/gpu/first_day.py` with tiny shapes on a CPU: the steps that do not need a GPU find what they should."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+from steps.engines import digest
+
+STEPS = ("facts", "attention", "parking", "benchmark", "spinning", "saving")
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is kept of each step."""
+    output = tmp_path_factory.mktemp("first_day") / "day.json"
+    command = [sys.executable, str(ROOT / "tests/gpu/first_day.py"), "--tiny", "--output", str(output)]
+    ended = subprocess.run(
+        [*command, "--steps", *STEPS],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    found: dict[str, Any] = json.loads(output.read_text())["steps"]
+    assert ended.returncode == 0, json.dumps(found, indent=1)
+    return found
+
+
+def parts(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the parts of a step have found."""
+    return list(step["parts"].values())
+
+
+def test_each_step_ends_or_says_why_not(steps: dict[str, Any]) -> None:
+    ended = {name: step["status"] for name, step in steps.items()}
+    assert ended == dict.fromkeys(STEPS, "done") | {"spinning": "skipped"}
+    assert steps["spinning"]["why"] and steps["facts"]["parts"]["driver check"]["refused"]
+
+
+def test_every_way_of_attention_is_as_near_to_32_bits_as_rounding(steps: dict[str, Any]) -> None:
+    compared = [part for part in parts(steps["attention"]) if "nats_max" in part]
+    assert len(compared) == 2 * 3 * 6  # kernels, kinds of models, ways
+    assert max(part["gradient_error"] for part in compared) < 0.03
+    assert max(part["nats_max"] for part in compared) < 0.1
+    assert all(part.get("same_bits_again", True) for part in compared)
+    lone = [part for part in parts(steps["attention"]) if "output_error" in part]
+    assert max(max(part["output_error"], *part["gradient_error"]) for part in lone) < 0.02
+
+
+def test_parked_engines_come_back_to_the_bit(steps: dict[str, Any]) -> None:
+    turns = [turn for part in parts(steps["parking"]) for turn in part["turns"]]
+    assert len(turns) == 9 and all(turn["same_bits"] and turn["parked_gib"] > 0 for turn in turns)
+
+
+def test_the_benchmark_has_the_stages_of_the_recipes(steps: dict[str, Any]) -> None:
+    measured = steps["benchmark"]["parts"]
+    assert {stage: list(part["updates"]) for stage, part in measured.items()} == {
+        "stage 2": ["traces", "branches"],
+        "stage 3": ["traces"],
+    }
+    assert all(
+        variant["seconds"] and not variant["problem"]
+        for part in measured.values()
+        for variants in part["updates"].values()
+        for variant in variants
+    )
+
+
+def test_a_resumed_trainer_has_the_bits_that_were_saved(steps: dict[str, Any]) -> None:
+    saved = steps["saving"]["parts"]
+    assert saved["publish"]["same_bits"] and saved["update that goes on"]["changed"]
+    assert saved["resume"]["same_bits"] and saved["resume"]["same_bits_after_update"]
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 40])
+def test_a_digest_changes_with_any_bit(count: int) -> None:
+    values = torch.arange(count, dtype=torch.uint8)
+    before = digest(values)
+    assert digest(values.clone()) == before
+    for place in range(count):
+        for bit in range(8):
+            changed = values.clone()
+            changed[place] ^= 1 << bit
+            assert digest(changed) != before
