@@ -17,7 +17,6 @@ from mrt_hpc.recipe.find import SITES, folders, names_in
 from mrt_hpc.recipe.ownership import refuse_changeable
 
 if TYPE_CHECKING:
-    from mrt_hpc.launch.settings import DefaultSite
     from mrt_hpc.run.layout import RunLayout
 
 IN_A_JOB = "SLURM_JOB_ID"
@@ -30,9 +29,11 @@ class ChosenSite:
 
     site: Site
     why: str = ""
-    """The end of a sentence; empty where the user has named the site, or where nothing names one."""
+    """The end of a sentence; empty where that needs no word."""
     asked_for: bool = True
-    """Whether the user has named it: for this command, or for all."""
+    """Whether the user has named it; False for this machine where it is taken because nothing names another, or because
+    the run was here before.
+    """
 
     @property
     def text(self) -> str:
@@ -82,16 +83,22 @@ def chosen_site(name: str | None, *runs: RunLayout, trust: bool = False) -> Chos
         return ChosenSite(find_site(name))
     for layout in runs:
         if (site := site_of_run(layout, trust=trust)) is not None:
-            told = not isinstance(site, LocalSite) or _elsewhere(default_site())
-            return ChosenSite(site, f"as the last ones of {layout.root} did" if told else "", asked_for=False)
+            return _as_before(layout, site)
     default = default_site()
-    why = f"as {default.source} says" if default is not None and _elsewhere(default) else ""
-    return ChosenSite(find_site(None), why, asked_for=default is not None)
+    if default is None or default.name == LOCAL:
+        return ChosenSite(LocalSite(), asked_for=default is not None)
+    return ChosenSite(find_site(None), f"as {default.source} says")
 
 
-def _elsewhere(default: DefaultSite | None) -> bool:
-    """Whether the user's default is another place than this machine."""
-    return default is not None and default.name != LOCAL
+def _as_before(layout: RunLayout, site: Site) -> ChosenSite:
+    """The site of a run that was submitted before. This machine needs no word where it is the user's default, too."""
+    why = f"as the last ones of {layout.root} did"
+    if not isinstance(site, LocalSite):
+        return ChosenSite(site, why)
+    default = default_site()
+    if default is None or default.name == LOCAL:
+        return ChosenSite(site, asked_for=default is not None)
+    return ChosenSite(site, why, asked_for=False)
 
 
 def site_of_run(layout: RunLayout, *, trust: bool = False) -> Site | None:

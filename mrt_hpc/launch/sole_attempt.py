@@ -39,8 +39,9 @@ def sole_attempt(task: Task) -> Iterator[None]:
     """
     heart, limit_s = task.layout.heart(task.job.name, task.index), task.experiment.resilience.heartbeat_limit_s
     observer = Observer(limit_s)
-    if another_works(heart, task.attempt, observer):
-        raise _refused(task)
+    with task.shutdown.while_waiting():
+        if another_works(heart, task.attempt, observer):
+            raise _refused(task)
     claim = task.retrying(lambda: _claim(heart, task.attempt), "the claim on the task")
     if _other(heart, task.attempt, observer):
         raise _refused(task)

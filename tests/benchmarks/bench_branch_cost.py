@@ -211,6 +211,7 @@ def main() -> None:
     table = "\n".join([HEAD, *lines]) + "\n"
     if arguments.run is not None:
         table += f"\n{of_an_iteration(RunLayout(arguments.run))}\n"
+    arguments.into.mkdir(parents=True, exist_ok=True)
     write_text(arguments.into / "table.md", table)
     print(table)
 

@@ -98,6 +98,7 @@ def main() -> None:
         print(lines[-1], flush=True)
         rows += [as_row(experiment, problems, one) for problems, one in zip(PROBLEMS, found, strict=True)]
     others = list(other_rows(options.trials, options.seed))
+    options.into.mkdir(parents=True, exist_ok=True)
     write_text(options.into / "table.md", document(options.trials, lines, others))
     write_text(options.into / "table.csv", as_csv(rows))
 

@@ -139,6 +139,7 @@ def main() -> None:
         write_problems(folder / "problems.jsonl", problems(load.problems))
         measured = list(pairs(folder, load, arguments.pairs))
     table = as_table(measured, load, parameters)
+    arguments.into.mkdir(parents=True, exist_ok=True)
     write_text(arguments.into / "table.csv", as_csv(measured))
     write_text(arguments.into / "table.md", table)
     print(table)

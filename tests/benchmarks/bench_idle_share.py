@@ -314,6 +314,7 @@ def main() -> None:
     text = simulated(options) if options.run is None else of_run(RunLayout(options.run), options.seeds)
     print(text)
     if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
         write_text(options.output / "table.md", text)
 
 

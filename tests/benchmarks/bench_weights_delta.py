@@ -138,6 +138,7 @@ class Versions:
         """With version 1, which is a whole model."""
         versions = Versions(learner, scratch, learner.weights())
         for layout in (versions.full, versions.deltas):
+            layout.weights.mkdir(parents=True)
             versions.publish_full(layout, 1, versions.old)
         return versions
 

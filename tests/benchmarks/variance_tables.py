@@ -250,6 +250,7 @@ def short(number: float, digits: int) -> str:
 
 def write(rows: Sequence[Row], heading: str, into: Path) -> None:
     """The table as Markdown and CSV, and the figure."""
+    into.mkdir(parents=True, exist_ok=True)
     write_text(into / "table.md", f"{heading}\n\n{table(rows)}\n")
     write_rows(rows, into / "table.csv")
     draw(rows, into / "error.png")
@@ -301,6 +302,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def write_truth(truth: Measured, path: Path) -> None:
     """The true values, for readers who have an idea of how to estimate them."""
     rows = [{"problem": t.problem, "reward": t.reward, "values": t.values.round(5).tolist()} for t in truth.traces]
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 

@@ -17,6 +17,7 @@ from slurm_plans import job, plan
 
 from mrt_hpc.launch.ledger import record_submission
 from mrt_hpc.launch.slurm.queue import QueueState
+from mrt_hpc.launch.slurm.queued_as import differences, queued_fields
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.waiting import wait_until
 
@@ -94,6 +95,28 @@ def test_every_task_of_an_array_comes_back(cluster: Cluster) -> None:
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}
     assert starts(layout) == {"gives-back": 6, "after-gives-back": 1}
     assert {read_task(layout, "gives-back", index).state for index in range(3)} == {TaskState.DONE}
+
+
+def test_where_slurm_may_not_start_a_task_again_it_ends_and_says_so(cluster: Cluster) -> None:
+    one, site = job("gives-back"), cluster.site(requeue="forbidden")
+    layout = run_directory(cluster, "forbidden", plan(one))
+    ids = cluster.submitted(plan(one), layout.root, "lives", site=site)
+    assert [d.field for d in differences(one, cluster.site(), queued_fields(ids["gives-back"]))] == ["requeue"]
+    assert wait_for_end(ids, seconds=60)[ids["gives-back"]].state is QueueState.FAILED
+    record = read_task(layout, "gives-back", 0)
+    assert (record.state, "scontrol requeue" in record.message) == (TaskState.FAILED, True)
+
+
+def test_variables_of_a_shell_do_not_decide_against_the_plan(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"SBATCH_TIMELIMIT": "1", "SBATCH_PARTITION": "preempt", "SBATCH_EXPORT": "NONE", "SBATCH_NO_REQUEUE": "1"}
+    given |= {"SBATCH_MEM_PER_NODE": "100M", "SLURM_MEM_PER_CPU": "5", "SLURM_EXPORT_ENV": "NONE", "SBATCH_WAIT": "1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    one = job("gives-back")
+    layout = run_directory(cluster, "shell", plan(one))
+    ids = cluster.submitted(plan(one), layout.root, "lives")
+    assert list(differences(one, cluster.site(), queued_fields(ids["gives-back"]))) == []
+    assert wait_for_end(ids)[ids["gives-back"]].state is QueueState.COMPLETED
 
 
 def submitted(cluster: Cluster, the_plan: Plan, layout: RunLayout) -> dict[str, str]:

@@ -120,15 +120,21 @@ def test_cancelled_jobs_stay_cancelled(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("moment", "recorded"), [("die_after", {"first"}), ("die_once_recorded", {"first", "second"})])
 def test_an_interrupted_submission_goes_on_without_doubles(cluster: Cluster, moment: str, recorded: set[str]) -> None:
-    """The first job waits for the second submission, so that all that was sent is still in the queue then."""
-    run_dir = cluster.run_dir(f"interrupted-{moment}")
+    """The first job waits for the second submission, so that all that was sent is still in the queue then. Comments
+    belong to the site, the second submission goes through a link, and another job has a name that looks like records.
+    """
+    run_dir, site = cluster.run_dir(f"interrupted-{moment}"), cluster.site(sbatch={"comment": "project=lab"})
     the_plan = plan(job("first"), job("second", tasks=2, ok=("first",)), job("third", ok=("second",)))
-    cut = cluster.submit(the_plan, run_dir, "brief_once_told", **{moment: "second"})
+    odd = ("--hold", "--job-name=a\n7|PENDING|N/A|b\n", "--comment=run: a\ntask:\n b", "--wrap=true")
+    other = cluster.as_user("sbatch", "--parsable", *odd).stdout.strip()
+    cut = cluster.submit(the_plan, run_dir, "brief_once_told", site=site, **{moment: "second"})
     assert cut.returncode == 9
     known = recorded_ids(cut.stdout)
     assert set(known) == recorded
 
-    ids = known | cluster.submitted(the_plan, run_dir, "brief_once_told", known_ids=known)
+    (link := run_dir.with_name(f"{run_dir.name}-link")).symlink_to(run_dir)
+    ids = known | cluster.submitted(the_plan, link, "brief_once_told", known_ids=known, site=site)
+    assert cluster.as_user("scancel", other).returncode == 0
     (run_dir / TOLD).touch()
     assert set(ids) == {"first", "second", "third"}
     assert len(set(ids.values())) == 3

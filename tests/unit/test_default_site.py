@@ -235,15 +235,16 @@ def test_a_controller_is_one_that_answers_soon(tmp_path: Path, script: str, answ
     assert (chosen_site(None).refusal() is None) == (answer is None)
 
 
+@pytest.mark.parametrize("before", [None, "local"])
 @pytest.mark.parametrize("by", ["typed", "variable", "settings", "job"])
-def test_whoever_asks_for_this_machine_has_it(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, by: str
+def test_this_machine_works_where_it_is_asked_for(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, by: str, before: str | None
 ) -> None:
     slurm(tmp_path, UP)
     if by == "settings":
         (home / "settings.yaml").write_text("site: local\n")
     elif by != "typed":
         monkeypatch.setenv({"variable": VARIABLE, "job": "SLURM_JOB_ID"}[by], "local")
-    chosen = chosen_site("local" if by == "typed" else None)
+    chosen = chosen_site("local" if by == "typed" else None, a_run(tmp_path, before))
     assert chosen.refusal() is None
     assert chosen.site == LocalSite()

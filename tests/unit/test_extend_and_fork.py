@@ -97,7 +97,7 @@ def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_pat
     (layout.told / "failed.segment-000.trainer").touch()
     result = CliRunner().invoke(main, ["extend", str(layout.root), "--iterations", "30"])
     assert result.exit_code == 0, result.output
-    assert list(layout.told.iterdir()) == [], "who submits has looked, and wants to be told of the next cause"
+    assert not list(layout.told.glob("failed.*")), "who submits has looked, and wants to be told of the next cause"
     assert f"{before.schedule.iterations} iterations become 30; the learning rate stays at" in result.output
     assert "site mycluster" in result.output
     assert read_recipe_lock(layout.recipe_lock).schedule.iterations == 30

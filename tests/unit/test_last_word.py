@@ -30,7 +30,12 @@ export SLURM_TIME_FORMAT=%s SQUEUE_FORMAT=%j
 end() {{ case ${{SLURM_TIME_FORMAT-}}$1 in %s????-*) date --date="$1" +%s;; *) echo "$1";; esac; }}
 settle() {{ echo "settle $*" >&2; if [ "$*" ]; then return 4; fi; printf '%s' '{said}'; return {verdict}; }}
 sleep() {{ :; }}
-squeue() {{ case "$*" in *%T*) echo {state};; *%e*) end {end};; *) printf '%s' '{queue}'; return {listed};; esac; }}
+answers() {{ echo Welcome; echo; echo "mrt-hpc=$1"; }}
+squeue() {{
+  case "$*" in
+    *%T*) answers {state};; *%e*) answers "$(end {end})";; *) echo Welcome; printf '%s' '{queue}'; return {listed};;
+  esac
+}}
 exec 3>&2
 scontrol() {{ echo "scontrol $*" >&3; {refusal}; }}
 """

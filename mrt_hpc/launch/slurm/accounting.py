@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import QueuedAttempt
-from mrt_hpc.launch.slurm.answers import TASK_ID, matching_lines
+from mrt_hpc.launch.slurm.answers import JOB_ID, TASK_ID, matching_lines
 from mrt_hpc.launch.slurm.cluster_texts import count_of
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, ask_slurm
 from mrt_hpc.launch.slurm.queue import NO_ACCOUNTING, queue_state
@@ -31,7 +31,7 @@ def accounted_attempts(job_ids: Iterable[str]) -> list[QueuedAttempt] | None:
     Raises:
         UserError: sacct is missing, did not answer, or refused.
     """
-    wanted = list(dict.fromkeys(job_ids))
+    wanted = [job for job in dict.fromkeys(job_ids) if JOB_ID.fullmatch(job)]
     if not wanted:
         return []
     command = ["sacct", "--duplicates", "--allocations", "--noheader", "--parsable2"]

@@ -18,7 +18,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.slurm.answers import submitted_id
+from mrt_hpc.launch.slurm.answers import remark, submitted_id
 from mrt_hpc.launch.slurm.call import RUN_TASK, TaskCall
 from mrt_hpc.launch.slurm.commands import Answer, SlurmRefusedError, answer_of
 from mrt_hpc.launch.slurm.parameters import (
@@ -181,7 +181,7 @@ def submit(
     *,
     known_ids: Mapping[str, str],
     record: Record,
-    tell: Tell = print,
+    tell: Tell = remark,
     satisfied: Collection[str] = (),
     lost_tasks: Mapping[str, Sequence[int]] | None = None,
     function: str = RUN_TASK,

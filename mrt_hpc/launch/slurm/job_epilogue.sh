@@ -15,6 +15,8 @@ tell_end() {
 
 # A controller that does not answer is asked again.
 patiently() { for pause in 5 10 20 40 0; do "$@" && return; sleep $pause; done; return 1; }
+# A field of this task; lines that a wrapper of squeue adds are passed over.
+field() { patiently squeue --noheader --jobs="$id" --format="mrt-hpc=$1" | sed -n 's/.*mrt-hpc=//p' | tail -n 1; }
 # The lines of $1 that are whole lines of $2.
 among() { printf '%s\n' "$1" | grep --fixed-strings --line-regexp --regexp="$2"; }
 
@@ -31,7 +33,7 @@ look_for_awaited() {
 # the cluster forbids it, asking again changes nothing.
 requeue() {
   for pause in 5 10 20 40 0; do
-    case $(patiently squeue --noheader --jobs="$id" --format=%T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
+    case $(field %T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
     tell_end
     refusal=$(scontrol requeue "$id" 2>&1) && return
     printf '%s\n' "$refusal" >&2
@@ -62,7 +64,7 @@ judge() {
 # to end well. A preemption moves that time to the end of the grace, and may itself come seconds later. Queued again, the
 # task finds its work done.
 is_late() {
-  end=$(patiently squeue --noheader --jobs="$id" --format=%e) && [ "$end" ] || return
+  end=$(field %e) && [ "$end" ] || return
   end=$(date --date="$end" +%s 2> /dev/null) && [ $((end - LATE_S)) -le "$(date +%s)" ]
 }
 

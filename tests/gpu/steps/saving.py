@@ -32,6 +32,8 @@ def run(record: Record) -> None:
     record.needs_gpu_unless_tiny()
     directory = model(record)
     saved = Saved(directory, RunLayout(record.folder / "saving"), batch(record))
+    saved.layout.root.mkdir()
+    saved.layout.identity.write_text("first-day\n")  # nothing is written below a folder that is no run
     with engine(directory, zero_stage=STAGE) as trainer:
         trainer.update(saved.learnt)
         saved.digests = digests(trainer)

@@ -106,11 +106,11 @@ def _asked(situation: Situation, name: str, words: list[str], remedy: str) -> It
         yield fails(f"{said}; this command has mrt-hpc {mrt_hpc.__version__}", remedy)
     elif has.errors:
         yield fails(f"{said}, without {', '.join(has.errors)}, which tasks need", remedy)
+    elif has.needs_gpus and (recipe := situation.recipe) and (refusal := no_sampling(recipe, lambda: name)) is not None:
+        yield fails(evidence_of(refusal), refusal.advice or remedy)
     elif situation.uses_gpus and has.cuda is None:
         result = fails if situation.recipe is not None else doubtful
         yield result(f"{said}; its torch is a build without CUDA, and jobs ask for GPUs", remedy)
-    elif has.needs_gpus and (recipe := situation.recipe) and (refusal := no_sampling(recipe, lambda: name)) is not None:
-        yield fails(evidence_of(refusal), refusal.advice or remedy)
     else:
         yield ok(f"{said}{_cuda(has.cuda)}")
 
