@@ -153,7 +153,7 @@ def test_texts_need_no_slurm(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
     environment = {"PATH": str(tmp_path), "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "#SBATCH --job-name='run.a." in done.stdout
+    assert "#SBATCH --job-name=run.a.NEW\n" in done.stdout
     assert not (tmp_path / "run").exists()
 
 

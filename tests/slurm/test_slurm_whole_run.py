@@ -12,6 +12,7 @@ from slurm_recipes import SHRUNK, accounting, options, site_file
 from submitted import latest_ids
 
 from mrt_hpc.launch.ledger import submissions
+from mrt_hpc.launch.slurm.parameters import queue_name
 from mrt_hpc.launch.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind, read_events
 from mrt_hpc.run.layout import RunLayout
@@ -69,10 +70,12 @@ def threads(cluster: Cluster) -> dict[str, str]:
 def check_planned_texts(planned: str, layout: RunLayout, ids: dict[str, str]) -> None:
     """What `plan --sbatch` printed is what was submitted, placeholders apart."""
     texts = dict(part.split("\n", 1) for part in planned.split("# ---- ")[1:])
+    unmade = RunLayout(layout.root / "unmade" / layout.root.name)
     assert set(texts) == set(ids)
     for name, text in texts.items():
         for other, job_id in ids.items():
             text = text.replace(f"{{{other}}}", job_id)
+        text = text.replace(f"{queue_name(name, unmade)}\n", f"{queue_name(name, layout)}\n", 1)
         submitted = layout.logs / name / f"{ids[name]}_submission.sh"
         assert text.rstrip("\n") == submitted.read_text().rstrip("\n")
 

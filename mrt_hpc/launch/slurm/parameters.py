@@ -28,8 +28,8 @@ SIGNAL_BEFORE_LIMIT_S = 90
 """Seconds before the time limit at which a task is told to stop and be queued again."""
 SCRIPT = "submission.sh"
 """Name of the file that sbatch is given."""
-NO_TOKEN = "{run}"
-"""Stands for the token of a run that is not made yet."""
+NO_TOKEN = "NEW"
+"""Stands for the token of a run that is not made yet; it needs no quotes in a job script, as the token."""
 EPILOGUE = Path(__file__).with_name("job_epilogue.sh")
 BASH = "/bin/bash"
 """The shell of the job script, which needs no PATH to be found."""
