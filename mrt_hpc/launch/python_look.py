@@ -112,7 +112,7 @@ def look_at_python(
         PythonLookError: it cannot be started, or does not answer in time.
     """
     script = "\n".join([*setup, 'exec "$0" "$@"'])
-    command = ["bash", "-c", script, *words, "-c", PROGRAM, "import" if importing else "find", *STACK]
+    command = ["/bin/bash", "-c", script, *words, "-c", PROGRAM, "import" if importing else "find", *STACK]
     try:
         done = subprocess.run(
             command,
@@ -125,6 +125,8 @@ def look_at_python(
         )
     except subprocess.TimeoutExpired:
         raise PythonLookError(f"no answer within {deadline_s:.0f} s", timed_out=True) from None
+    except OSError as error:
+        raise PythonLookError(f"{error.strerror} ({error.filename})") from None
     if done.returncode or not done.stdout.strip():
         raise PythonLookError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
     return PythonLook(**json.loads(done.stdout.splitlines()[-1]))

@@ -105,11 +105,15 @@ class ScriptBackend(Backend):
                 found[name] = QueuedTask(name, self._state(name))
         return found
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel(self, job_ids: Iterable[str]) -> list[str]:
         """A script that has not been started is taken away; one that runs is the host's."""
-        for name in (name for job_id in job_ids for name in self._tasks(job_id)):
-            if self._state(name) is QueueState.PENDING:
+        cancelled = []
+        for job_id in job_ids:
+            waiting = [name for name in self._tasks(job_id) if self._state(name) is QueueState.PENDING]
+            for name in waiting:
                 (self.folder / f"{name}.sh").rename(self.folder / f"{name}.cancelled")
+            cancelled += [job_id] if waiting else []
+        return cancelled
 
     def _tasks(self, job_or_task: str = "*") -> list[str]:
         pattern = f"{job_or_task}.*" if "_" in job_or_task else f"{job_or_task}_*.*"

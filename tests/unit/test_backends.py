@@ -94,7 +94,7 @@ def test_a_script_runs_its_task_and_the_next_submission_sends_the_rest(site: Pat
     assert run.weights_version(0).is_dir()
     assert "1 completed" in command("status", str(run.root)).stdout
     cancelled = command("cancel", str(run.root))
-    assert f"cancelled 5 job(s) in the queue (scripts in {site.parent / 'scripts'})" in cancelled.stdout
+    assert f"cancelled 4 job(s) in the queue (scripts in {site.parent / 'scripts'})" in cancelled.stdout
     assert live_jobs(run) == {}
     again = submit(run.root, site)
     assert "4 job(s) submitted, 0 queued before, 1 done" in again.stdout
