@@ -21,6 +21,7 @@ from mrt_hpc.domains.sandbox import bwrap
 from mrt_hpc.domains.worker import judge_timed
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.local.site import LocalSite
+from mrt_hpc.launch.run_site import ChosenSite
 from mrt_hpc.launch.slurm.doctor import machine_checks, node_half, on_node
 from mrt_hpc.launch.slurm.doctor.findings import Verdict
 from mrt_hpc.launch.slurm.doctor.node_half import Order
@@ -399,7 +400,9 @@ def test_a_submission_is_refused_where_its_tasks_would_run_without_a_sandbox(rec
 
 @pytest.mark.usefixtures("no_sandbox")
 def test_plan_shows_the_refusal(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    print_objections(console_of(sys.stdout), compile_plan(recipe, LocalSite()), recipe, LocalSite().backend(), "submit")
+    print_objections(
+        console_of(sys.stdout), compile_plan(recipe, LocalSite()), recipe, ChosenSite(LocalSite()), "submit"
+    )
     told = " ".join(capsys.readouterr().out.split())
     assert "submit will refuse" in told
     assert "programs of answers run in a sandbox only" in told
