@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.attempt_end import job_of
-from mrt_hpc.run.atomic import creating
+from mrt_hpc.run.atomic import create_next
 from mrt_hpc.run.heartbeats import Heart, Observer
 from mrt_hpc.run.retries import list_directory
 
@@ -74,12 +74,8 @@ def _other(heart: Path, attempt: str, observer: Observer) -> bool:
 
 def _claim(heart: Path, attempt: str) -> Path:
     """Create the next claim on a task."""
-    while True:
-        number = max(map(_number, _claims(heart)), default=0) + 1
-        with creating(heart.with_name(f"{heart.stem}.claim-{number:05d}")) as claim:
-            claim.temporary.write_text(attempt)
-        if claim.won:
-            return heart.with_name(f"{heart.stem}.claim-{number:05d}")
+    newest = max(map(_number, _claims(heart)), default=0)
+    return create_next(lambda number: heart.with_name(f"{heart.stem}.claim-{number:05d}"), newest + 1, attempt)
 
 
 def _claims(heart: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.launch.slurm.cluster_limits import minutes_of
 from mrt_hpc.launch.slurm.commands import run_slurm
 from mrt_hpc.launch.slurm.parameters import mebibytes
 from mrt_hpc.launch.slurm.site import Requeue
@@ -32,7 +33,6 @@ _FIELDS = {
     "memory of a CPU": re.compile(r"^\s+MinCPUsNode=\S+ MinMemoryCPU=(\S+)", re.MULTILINE),
 }
 """The fields of ``scontrol show job``, by the fields beside them: a job's name and comment stand on other lines."""
-_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[KMGTP]?)")
 _UNITS = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _ROUNDED = 0.01
@@ -70,8 +70,8 @@ def differences(job: Job, site: SlurmSite, queued: Mapping[str, str]) -> Iterato
     """The fields in which a job differs from what its job script asks for."""
     resources = job.resources
     minutes, got = resources.time_limit_minutes, queued.get("time limit", "")
-    if (limit := _minutes(got)) is not None and limit != minutes:
-        fits = f"set max_time_minutes: {max(1, int(limit))} in the site profile, which fits the plan to it"
+    if (limit := minutes_of(got)) is not None and limit != minutes:
+        fits = f"set max_time_minutes: {max(1, limit)} in the site profile, which fits the plan to it"
         advice = fits if limit < minutes else "nothing: tasks take the limit that Slurm gives them"
         yield Difference("time limit", f"{minutes} minutes", got, advice)
     asked = site.sbatch.get("partition") or (site.partitions.gpu if resources.gpus else site.partitions.cpu)
@@ -90,21 +90,14 @@ def _memory(job: Job, queued: Mapping[str, str]) -> Iterator[Difference]:
     asked, per_node = mebibytes(job.resources), job.resources.cpus_per_rank * job.resources.ranks_per_node
     for field, factor in (("memory", 1), ("memory of a CPU", per_node)):
         got = queued.get(field, "")
-        size = _mebibytes(got)
+        size = _amount(got)
         if size and size * factor < asked * (1 - _ROUNDED):
             advice = "ask for memory in the way of this cluster, as in sbatch: {mem-per-cpu: 4G} of the site profile"
             yield Difference(field, f"{asked} M a node", got, advice)
 
 
-def _minutes(words: str) -> float | None:
-    """A time limit; None where it is none, as UNLIMITED."""
-    if (found := _TIME.fullmatch(words)) is None:
-        return None
-    return int(found["days"] or 0) * 1440 + int(found["h"]) * 60 + int(found["m"]) + int(found["s"]) / 60
-
-
-def _mebibytes(words: str) -> float | None:
-    """An amount of memory; 0 stands for all of a node, and None for what is no amount."""
+def _amount(words: str) -> float | None:
+    """An amount of memory in MiB; 0 stands for all of a node, and None for what is no amount."""
     found = _SIZE.fullmatch(words)
     return None if found is None else float(found["number"]) * _UNITS[found["unit"]]
 

@@ -250,8 +250,12 @@ def _advised(record: TaskRecord) -> str | None:
 
 def paused(look: RunLook) -> list[Explanation]:
     """The tasks that run and wait for room on the disk."""
-    found = [explained(look, job, index) for job, index, _ in look.tasks() if (job.name, index) in look.running]
-    return [one for one in found if one.cause is Cause.FULL_DISK]
+    waiting = [
+        (job, index)
+        for job, index, _ in look.tasks()
+        if (job.name, index) in look.running and _lacking(look, job.name, index) is not None
+    ]
+    return [one for one in (explained(look, *task) for task in waiting) if one.cause is Cause.FULL_DISK]
 
 
 def _lacking(look: RunLook, job: str, index: int) -> Shortage | None:
