@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,7 @@ from mrt_hpc.launch.slurm.after_srun import AttemptOutcome, main
 from mrt_hpc.launch.sole_attempt import sole_attempt
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.heartbeats import Heart
+from mrt_hpc.run.heartbeats import Beat, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 if TYPE_CHECKING:
@@ -37,6 +38,19 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     monkeypatch.setattr(holding, "LOOK_EVERY_S", 0.05)
     recipe = load_recipe(QUICKSTART, (f"resilience.heartbeat_limit_s={LIMIT_S}",))
     return create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The hearts that were read to learn whether another attempt works."""
+    read: list[Path] = []
+
+    def looked(path: Path) -> Beat:
+        read.append(path)
+        return read_beat(path)
+
+    monkeypatch.setattr(holding, "read_beat", looked)
+    return read
 
 
 def task(layout: RunLayout, attempt: str) -> Task:
@@ -75,25 +89,55 @@ def test_a_second_job_does_nothing_while_the_first_works(
     ("left", "taker", "at_once"),
     [("45.0", "45.1", True), ("45_3.0", "45_3.1", True), ("45.0", "47.0", False), ("1234abcd", "5678abcd", True)],
 )
-def test_what_a_killed_attempt_held_is_taken_over(layout: RunLayout, left: str, taker: str, at_once: bool) -> None:
+def test_what_a_killed_attempt_held_is_taken_over(
+    layout: RunLayout, looks: list[Path], left: str, taker: str, at_once: bool
+) -> None:
     """At once by the next attempt of the same job; by another job when the heart has stood still for long enough."""
     abandon(layout, left)
     began = time.monotonic()
     with sole_attempt(task(layout, taker)):
-        assert (time.monotonic() - began < LIMIT_S) == at_once
+        assert (not looks) == at_once
+        assert at_once or time.monotonic() - began >= LIMIT_S
 
 
 def test_one_that_is_just_ending_is_waited_for(layout: RunLayout) -> None:
-    abandon(layout, "45.0")
-    with ThreadPoolExecutor(1) as other:
-        ending = other.submit(_beat_for_a_moment, layout)
+    begun, other = Event(), task(layout, "45.0")
+
+    def work() -> None:
+        with sole_attempt(other):
+            begun.set()
+            time.sleep(LIMIT_S / 2)
+
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(work)
+        assert begun.wait(60)
         with sole_attempt(task(layout, "47.0")):
-            assert ending.done()
+            assert "45.0" not in {path.read_text() for path in layout.heart(TRAINER, 0).parent.iterdir()}
+    ending.result()
 
 
-def _beat_for_a_moment(layout: RunLayout) -> None:
-    with Heart(layout.heart(TRAINER, 0), "45.0", LIMIT_S):
-        time.sleep(LIMIT_S)
+def test_one_that_stood_still_before_its_first_beat_is_refused(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as other:
+
+        class Slow(Heart):
+            def __enter__(self) -> Heart:
+                if self.attempt == "45.0":
+                    other.enter_context(sole_attempt(task(layout, "47.0")))
+                return super().__enter__()
+
+        monkeypatch.setattr(holding, "Heart", Slow)
+        with pytest.raises(UserError) as refused, sole_attempt(task(layout, "45.0")):
+            pytest.fail("two work at once")
+        assert refused.value.exit_code is ExitCode.GIVE_BACK
+
+
+def test_the_end_is_written_whatever_ends_the_attempt(layout: RunLayout, looks: list[Path]) -> None:
+    with pytest.raises(ValueError, match="ends"), sole_attempt(task(layout, "45.0")):
+        raise ValueError("ends")
+    with sole_attempt(task(layout, "47.0")):
+        assert not looks
 
 
 @dataclass
@@ -120,10 +164,10 @@ class Work:
 def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -> None:
     work, jobs = Work(), 8
     with ThreadPoolExecutor(jobs) as pool:
-        for turn in range(3):
+        for turn in range(5):
             start = Barrier(jobs)
             names = [f"{100 * turn + number + 1}.0" for number in range(jobs)]
             for one in [pool.submit(work.do, task(layout, name), start) for name in names]:
                 one.result()
     assert work.most == 1
-    assert work.done >= 1
+    assert work.done >= 5, "one of each turn works"

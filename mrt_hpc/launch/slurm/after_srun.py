@@ -20,12 +20,11 @@ from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.ledger import current_submissions, task_ids
 from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.launch.slurm.environment import slurm_task
-from mrt_hpc.launch.sole_attempt import another_works
+from mrt_hpc.launch.sole_attempt import finished_claim
 from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.events import has_progressed
-from mrt_hpc.run.heartbeats import Observer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retrying
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -105,7 +104,7 @@ def main(arguments: list[str]) -> int:
     layout, index, attempt = RunLayout(Path(run_dir)), int(number), slurm_task().attempt
     try:
         resilience = look_at_lock(layout.recipe_lock).resilience
-        if another_works(layout.heart(name, index), attempt, Observer(resilience.heartbeat_limit_s)):
+        if finished_claim(layout.heart(name, index), attempt, resilience.heartbeat_limit_s) is None:
             print(f"another job works on task {index} of {name}: this one is queued again", file=sys.stderr)
             return AttemptOutcome.AGAIN
         record = settled(layout, name, index, attempt, int(exit_code), resilience.retries)
