@@ -48,6 +48,8 @@ SHRUNK = {
 }
 MOST_AGAIN = 1
 """How often the same command is typed again on a cluster that cancels what it preempts."""
+MOST_AGAIN_BY_RULES = 40
+"""The same on a cluster on which no job starts again, whatever has ended it."""
 PLAIN_ARRAY_SIZE = 10
 """MaxArraySize of a plain cluster."""
 QUEUE_LOOK_S = 3.0
@@ -161,9 +163,14 @@ class SlurmRun:
     @property
     def where(self) -> str:
         """For the table."""
-        if self.cluster.is_plain:
-            return f"Slurm, plain +{self._typed_again}"
+        if self._types_again:
+            return f"Slurm, {'rules' if self.cluster.has_rules else 'plain'} +{self._typed_again}"
         return f"Slurm, {'QOS' if self.cluster.preempts_by_qos else 'partition'}"
+
+    @property
+    def _types_again(self) -> bool:
+        """Whether the run may need the same command again."""
+        return self.cluster.is_plain or self.cluster.has_rules
 
     def submit(self) -> None:
         """Type the command, and keep it for the fault that types it again."""
@@ -193,7 +200,7 @@ class SlurmRun:
         """0 when all jobs have ended and all tasks are done, 1 when they ended otherwise, None while any is running."""
         if self._code is None and time.monotonic() - self._looked > QUEUE_LOOK_S:
             self._looked = time.monotonic()
-            self._code = self._found_in_files() if self.cluster.is_plain else self._found_in_queue()
+            self._code = self._found_in_files() if self._types_again else self._found_in_queue()
         return self._code
 
     def _found_in_queue(self) -> int | None:
@@ -205,14 +212,14 @@ class SlurmRun:
         return int(not ended or not self._is_done())
 
     def _found_in_files(self) -> int | None:
-        """Without accounting: a queue that holds nothing of the run any more, and a run that is done or is not."""
+        """Where jobs end early: a queue that holds nothing of the run any more, and a run that is done or is not."""
         layout = RunLayout(self._root)
         states = queue_states(current_ids(layout)).values()
         if not all(state.ended and state.state is not QueueState.ENDING for state in states):
             return None
         if self._is_done():
             return 0
-        if self._typed_again == MOST_AGAIN:
+        if self._typed_again == (MOST_AGAIN_BY_RULES if self.cluster.has_rules else MOST_AGAIN):
             return 1
         self._typed_again += 1
         self._type()

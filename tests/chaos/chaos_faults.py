@@ -79,12 +79,13 @@ SLURM_ONLY = frozenset(
 )  # fmt: skip
 
 
-def possible(*, slurm: bool, disk: bool, ray: bool = False) -> list[FaultKind]:
+def possible(*, slurm: bool, disk: bool, ray: bool = False, requeue: bool = True) -> list[FaultKind]:
     """The kinds that can strike a run, on Slurm or on this machine alone, on a small disk of its own or not, with tasks
-    of several nodes or not.
+    of several nodes or not, on a cluster that starts jobs again or not.
     """
     impossible = {*(LOCAL_ONLY if slurm else SLURM_ONLY), *(() if disk else (FaultKind.FULL_DISK,))}
     impossible |= set() if ray else {FaultKind.KILL_RAY}
+    impossible |= set() if requeue else {FaultKind.REQUEUE}
     impossible.add(FaultKind.KILL_TASK)  # the same as some others, for those who choose the role
     return [kind for kind in FaultKind if kind not in impossible]
 

@@ -3,13 +3,15 @@
     python tests/chaos/chaos_run.py --seed 3 --faults 10
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm partition
     python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm plain
+    python tests/chaos/chaos_run.py --seed 4 --faults 10 --slurm rules
     python tests/chaos/chaos_run.py --seed 5 6 7 8 --scenes --slurm partition
     python tests/chaos/chaos_run.py --seed 9 --faults 5 --slurm partition --set resources.inference.nodes=2
 
 Faults strike at random moments between two events that stay (a group, a checkpoint), so that they hit every phase. As
 root the run lies on a small filesystem of its own, which can be filled; with ``--slurm`` it runs on a one-host cluster
-of its own, which preempts by partition or by QOS. A plain cluster has no accounting and cancels what it preempts: there
-the same command is typed once more where jobs have left the queue before the run is done.
+of its own, which preempts by partition or by QOS. A plain cluster has no accounting and cancels what it preempts; one
+with rules is plain besides, and its plugin writes comments, lets no job start again and shortens limits. On both the
+same command is typed once more where jobs have left the queue before the run is done.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ CLUSTERS = {
     "partition": {"ONEHOST_PREEMPT": "partition", "ONEHOST_PREEMPT_SIGNAL": "1"},
     "qos": {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0"},
     "plain": {"ONEHOST_SHAPE": "plain"},
+    "rules": {"ONEHOST_SHAPE": "plain", "ONEHOST_RULES": "1"},
 }
 
 
@@ -248,7 +251,10 @@ def main() -> int:
     for seed in arguments.seed:
         with small_disk(DISK_MIB) as disk, prepared(arguments, disk) as run, kept(arguments.keep, seed, run, outcomes):
             possible_ones = kinds or possible(
-                slurm=arguments.slurm is not None, disk=disk is not None, ray=spans_nodes(arguments.set)
+                slurm=arguments.slurm is not None,
+                disk=disk is not None,
+                ray=spans_nodes(arguments.set),
+                requeue=arguments.slurm != "rules",
             )
             outcomes.append(
                 run_through_scenes(seed, pending, run)

@@ -61,6 +61,8 @@ class Settings:
     accounting: int = 1
     requeue: int = 1
     kill_wait: int = 10
+    rules: int = 0
+    longest_minutes: int = 25
 
     @classmethod
     def load(cls) -> Settings:
@@ -131,7 +133,8 @@ def write_files(settings: Settings) -> None:
     (root / "settings.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
     _make_devices(settings)
     values = _template_values(settings)
-    for name in ("slurm.conf", "slurmdbd.conf", "cgroup.conf"):
+    rules = ("job_submit.lua",) if settings.rules else ()
+    for name in ("slurm.conf", "slurmdbd.conf", "cgroup.conf", *rules):
         (root / "etc" / name).write_text(Template((TEMPLATES / name).read_text()).substitute(values))
     (root / "etc/gres.conf").write_text("".join(f"{line}\n" for line in _gres_lines(settings)))
     database_conf = root / "etc/slurmdbd.conf"  # slurmdbd insists on this owner and mode
@@ -155,6 +158,7 @@ def _template_values(settings: Settings) -> dict[str, object]:
         "preempt_type": PREEMPT_TYPES[settings.preempt],
         "cluster_preempt_mode": "CANCEL" if settings.preempt_mode == "CANCEL" else "REQUEUE",
         "preempt_signal": "SlurmctldParameters=preempt_send_user_signal" if settings.preempt_signal else "",
+        "rules": "JobSubmitPlugins=lua" if settings.rules else "",
         "accounting_lines": _accounting_lines(settings),
         "priority_lines": _priority_lines(settings),
         "node_lines": "\n".join(_node_lines(settings)),

@@ -50,6 +50,11 @@ class Cluster:
         return {**os.environ, **self.settings}.get("ONEHOST_SHAPE") == "plain"
 
     @property
+    def has_rules(self) -> bool:
+        """Whether a plugin of its own changes what is submitted, and no job starts again."""
+        return {**os.environ, **self.settings}.get("ONEHOST_RULES") == "1"
+
+    @property
     def tests(self) -> Path:
         """The folder of these tests, for the modules that tasks import."""
         return self.checkout / "tests" / "slurm"

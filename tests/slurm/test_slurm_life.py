@@ -97,6 +97,27 @@ def test_every_task_of_an_array_comes_back(cluster: Cluster) -> None:
     assert {read_task(layout, "gives-back", index).state for index in range(3)} == {TaskState.DONE}
 
 
+def test_the_next_attempt_leaves_out_a_node_that_is_at_fault(cluster: Cluster) -> None:
+    """The first node on which the task comes has a folder for temporary files that takes none."""
+    layout = run_directory(cluster, "node-fault", plan(job("done")))
+    first = layout.root / "first-node"
+    setup = [
+        f"[ -e {first} ] || echo $SLURMD_NODENAME > {first}",
+        f'case $SLURMD_NODENAME in "$(cat {first})") NODE_SCRATCH=/dev/full/none ;; *) NODE_SCRATCH=/tmp ;; esac',
+    ]
+    ids = cluster.submitted(
+        plan(job("done")), layout.root, "lives", site=cluster.site(setup=setup, scratch="$NODE_SCRATCH")
+    )
+    assert wait_for_end(ids)[ids["done"]].state is QueueState.COMPLETED
+    faulty = first.read_text().strip()
+    (note,) = [note for note in notes(layout.root) if note["what"] == "start"]
+    assert note["node"] != faulty
+    asked = cluster.as_user("scontrol", "show", "job", ids["done"]).stdout
+    assert f"ExcNodeList={faulty}" in asked
+    log = "".join(path.read_text() for path in (layout.logs / "done").glob("*.err"))
+    assert f"{faulty}: /dev/full/none takes no file there" in log
+
+
 def test_where_slurm_may_not_start_a_task_again_it_ends_and_says_so(cluster: Cluster) -> None:
     one, site = job("gives-back"), cluster.site(requeue="forbidden")
     layout = run_directory(cluster, "forbidden", plan(one))
