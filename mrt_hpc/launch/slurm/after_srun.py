@@ -4,8 +4,9 @@ tasks it waits.
     python -m mrt_hpc.launch.slurm.after_srun RUN_DIR JOB INDEX EXIT_CODE [WORD]    ends with an AttemptOutcome
 
 It prints Slurm tasks, one a line: one of them has to run before this task can continue. It prints nothing if this task
-can continue alone. The job script calls it again with the word ``abandoned`` if none of those tasks is in the queue any
-more, and with ``forbidden`` if Slurm does not start the task again.
+can continue alone, and ``node-fault`` where the next attempts have to leave out this node. The job script calls it
+again with the word ``abandoned`` if none of those tasks is in the queue any more, and with ``forbidden`` if Slurm does
+not start the task again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mrt_hpc.launch.attempt_end import RUNS_AGAIN, settled
 from mrt_hpc.launch.ledger import current_submissions, task_ids
 from mrt_hpc.launch.run_progress import reason
 from mrt_hpc.launch.slurm.environment import slurm_task
+from mrt_hpc.launch.slurm.node_fault import node_fault
 from mrt_hpc.launch.sole_attempt import finished_claim
 from mrt_hpc.launch.stuck import tell_failure
 from mrt_hpc.plan.jobs import read_plan
@@ -45,6 +47,8 @@ ABANDONED = "abandoned"
 """The argument that means: no task that this one waits for is in the queue."""
 FORBIDDEN = "forbidden"
 """The argument that means: the cluster does not let Slurm start a job again."""
+NODE_FAULT = "node-fault"
+"""The line that means: this node is at fault."""
 
 
 def awaited_tasks(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> list[str]:
@@ -113,12 +117,26 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(error.message(), file=sys.stderr)
         return AttemptOutcome.OVER
+    if record.state is TaskState.RETRYING and record.attempt == attempt:
+        record = _tried_node(layout, name, index, record)
     print(f"task {index} of {name}: {record.state}, {record.failures} failure(s)", file=sys.stderr)
     _tell_awaited(layout, name, index, attempt, record)
     tell_failure(layout, name, index, record)
     if record.state is TaskState.DONE:
         return AttemptOutcome.DONE
     return AttemptOutcome.AGAIN if record.state in RUNS_AGAIN else AttemptOutcome.OVER
+
+
+def _tried_node(layout: RunLayout, job: str, index: int, record: TaskRecord) -> TaskRecord:
+    """The record of an attempt that has failed, with the fault of its node, which is printed for the job script."""
+    resources = next(other.resources for other in read_plan(layout.plan).jobs if other.name == job)
+    if fault := node_fault(resources):
+        print(NODE_FAULT)
+        node, then = slurm_task().node, "the next attempts leave it out, where another can run the task"
+        said = f"  node:     {node}: {fault}; {then}"
+        record = replace(record, message=f"{record.message}\n{said}")
+        retrying(lambda: write_task(layout, job, index, record), "the state of the task")
+    return record
 
 
 def _tell_awaited(layout: RunLayout, job: str, index: int, attempt: str, record: TaskRecord) -> None:

@@ -1,7 +1,8 @@
 # The end of every job script. Given: id, the task as Slurm names it; code, srun's exit status; settle, which runs
 # mrt_hpc.launch.slurm.after_srun for this; AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is
-# to come back; MOST_AWAITED, the tasks that a dependency may name; WAITED_FOR, whether another job starts only if this
-# one ends well; LATE_S, see below; JOB and EVENTS, the job's name in the plan and the folder of the run's events.
+# to come back; MOST_AWAITED, the tasks that a dependency may name; MOST_LEFT_OUT, the nodes that a task may leave out;
+# WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below; JOB and EVENTS, the job's name in
+# the plan and the folder of the run's events.
 
 trap "" TERM  # a requeue ends what is left of this attempt, and there is more to do
 unset ${!SQUEUE_@} SLURM_TIME_FORMAT  # a user's own habits with squeue
@@ -43,8 +44,20 @@ requeue() {
   return 1
 }
 
+# This node, where it is at fault, and those that this task leaves out already; nothing where they would be too many, or
+# where sbatch says that no other node could run the task.
+to_leave_out() {
+  among "$1" node-fault > /dev/null || return
+  out=$(field %x); out=${out#(null)}; out=${out:+$out,}$SLURMD_NODENAME
+  [ "$(scontrol show hostnames "$out" | wc -l)" -le $MOST_LEFT_OUT ] || return
+  if could=$(unset ${!SBATCH_@}; sbatch --test-only --dependency= --exclude="$out" "$0" 2>&1); then echo "$out"; return; fi
+  printf 'the node is not left out: %s\n' "$could" >&2
+}
+
 queue_again() {
+  out=$(to_leave_out "$said")
   requeue || return
+  if [ -n "$out" ]; then scontrol update JobId="$id" ExcNodeList="$out"; fi
   if [ -n "$left" ]; then scontrol update JobId="$id" Dependency="after:${left//$'\n'/?after:}"; fi
 }
 

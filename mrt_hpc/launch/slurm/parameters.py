@@ -42,6 +42,8 @@ NO_LOCKS = (
 """What a task says where it cannot unpack its image because of that."""
 MOST_AWAITED = 100
 """Tasks named in a dependency: Slurm looks at each of them whenever it schedules."""
+MOST_LEFT_OUT = 4
+"""Nodes that a task leaves out because they were at fault: where more are, something else is."""
 LATE_S = 5
 """Between a task's last look at its time and the moment in which Slurm takes note of its end, at most."""
 
@@ -176,7 +178,7 @@ def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for:
         "code=$?",
         f'settle() {{ {shlex.join(settle)} ${{SLURM_ARRAY_TASK_ID:-0}} $code "$@"; }}',
         f"AGAIN={int(AttemptOutcome.AGAIN)}; OVER={int(AttemptOutcome.OVER)}; DONE={int(AttemptOutcome.DONE)}",
-        f"GAVE_BACK={int(ExitCode.GIVE_BACK)}; MOST_AWAITED={MOST_AWAITED}",
+        f"GAVE_BACK={int(ExitCode.GIVE_BACK)}; MOST_AWAITED={MOST_AWAITED}; MOST_LEFT_OUT={MOST_LEFT_OUT}",
         f"WAITED_FOR={'yes' if waited_for else ''}; LATE_S={LATE_S}",
         f"JOB={job.name}; EVENTS={shlex.quote(str(layout.events))}",
         *EPILOGUE.read_text().splitlines(),
