@@ -25,7 +25,7 @@ from mrt_hpc.run.weights_delta import StoredDelta
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from slurm_cluster import Cluster
@@ -67,6 +67,7 @@ class FaultKind(StrEnum):
     PREEMPT = "preemption"
     TIME_LIMIT = "the time limit"
     KILL_CONTROLLER = "kill -9 of slurmctld, for some seconds"
+    KILL_ACCOUNTING = "kill -9 of slurmdbd, for some seconds"
     RESUBMIT = "mrt-hpc cancel, and the same command again"
 
 
@@ -74,18 +75,18 @@ LOCAL_ONLY = frozenset({FaultKind.KILL_ALL})
 SLURM_ONLY = frozenset(
     {
         FaultKind.CUT_NODE, FaultKind.REQUEUE, FaultKind.PREEMPT, FaultKind.TIME_LIMIT, FaultKind.KILL_CONTROLLER,
-        FaultKind.RESUBMIT,
+        FaultKind.KILL_ACCOUNTING, FaultKind.RESUBMIT,
     }
 )  # fmt: skip
 
 
-def possible(*, slurm: bool, disk: bool, ray: bool = False, requeue: bool = True) -> list[FaultKind]:
+def possible(*, slurm: bool, disk: bool, ray: bool = False, never: Collection[FaultKind] = ()) -> list[FaultKind]:
     """The kinds that can strike a run, on Slurm or on this machine alone, on a small disk of its own or not, with tasks
-    of several nodes or not, on a cluster that starts jobs again or not.
+    of several nodes or not; and ``never`` those.
     """
     impossible = {*(LOCAL_ONLY if slurm else SLURM_ONLY), *(() if disk else (FaultKind.FULL_DISK,))}
     impossible |= set() if ray else {FaultKind.KILL_RAY}
-    impossible |= set() if requeue else {FaultKind.REQUEUE}
+    impossible |= set(never)
     impossible.add(FaultKind.KILL_TASK)  # the same as some others, for those who choose the role
     return [kind for kind in FaultKind if kind not in impossible]
 
@@ -324,18 +325,29 @@ def _limit_time(cluster: Cluster, task: SlurmTask) -> None:
         subprocess.run(["scontrol", "update", f"JobId={task.name}", "TimeLimit=30"], check=False)
 
 
-def _kill_controller(target: Target, rng: random.Random) -> str | None:
-    if target.cluster is None:
-        return None
-    assert target.cluster.onehost("kill-controller").returncode == 0
-    end = time.monotonic() + rng.uniform(2.0, 15.0)
-    wait_until(lambda: time.monotonic() > end, reason="the controller's restart", deadline_s=60)
-    assert target.cluster.onehost("start-controller").returncode == 0
-    return "slurmctld"
+def _kill_daemon(name: str) -> Blow:
+    def hit(target: Target, rng: random.Random) -> str | None:
+        if target.cluster is None:
+            return None
+        assert target.cluster.onehost(f"kill-{name}").returncode == 0
+        end = time.monotonic() + rng.uniform(2.0, 15.0)
+        wait_until(lambda: time.monotonic() > end, reason=f"the restart of the {name}", deadline_s=60)
+        assert target.cluster.onehost(f"start-{name}").returncode == 0
+        return name
+
+    return hit
+
+
+def _in_queue(target: Target) -> list[str]:
+    """The names of the run's jobs in the queue, those of earlier submissions included."""
+    assert target.cluster is not None
+    asked = target.cluster.as_user("squeue", "--noheader", "--format=%j")
+    assert asked.returncode == 0, asked.stderr
+    return [name for name in asked.stdout.splitlines() if name.startswith(f"{target.layout.root.name}.")]
 
 
 def _resubmit(target: Target, _: random.Random) -> str | None:
-    """The user changes their mind twice."""
+    """The user changes their mind twice; after the first time the queue holds nothing of the run."""
     if target.cluster is None:
         return None
     ids = current_ids(target.layout)
@@ -343,6 +355,7 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
     assert cancelled.returncode == 0, cancelled.stderr
     wait_until(lambda: not target.tasks(*target.focus), reason="the cancelled tasks to leave", deadline_s=60)
     wait_until(lambda: all(s.ended for s in queue_states(ids).values()), reason="the end of the jobs", deadline_s=60)
+    wait_until(lambda: not _in_queue(target), reason="a queue without jobs of the run", deadline_s=60)
     again = json.loads((target.layout.root.parent / "submission.json").read_text())
     sent = target.cluster.mrt_hpc(*again)
     assert sent.returncode == 0, sent.stderr
@@ -370,6 +383,7 @@ _STRIKES = {
     FaultKind.REQUEUE: _on_slurm(_requeue),
     FaultKind.PREEMPT: _on_slurm(_preempt),
     FaultKind.TIME_LIMIT: _on_slurm(_limit_time),
-    FaultKind.KILL_CONTROLLER: _kill_controller,
+    FaultKind.KILL_CONTROLLER: _kill_daemon("controller"),
+    FaultKind.KILL_ACCOUNTING: _kill_daemon("accounting"),
     FaultKind.RESUBMIT: _resubmit,
 }

@@ -54,6 +54,9 @@ CLUSTERS = {
     "rules": {"ONEHOST_SHAPE": "plain", "ONEHOST_RULES": "1"},
 }
 
+NEVER = {"plain": {FaultKind.KILL_ACCOUNTING}, "rules": {FaultKind.KILL_ACCOUNTING, FaultKind.REQUEUE}}
+"""What cannot be done to them: there is no accounting, and nothing starts again."""
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -254,7 +257,7 @@ def main() -> int:
                 slurm=arguments.slurm is not None,
                 disk=disk is not None,
                 ray=spans_nodes(arguments.set),
-                requeue=arguments.slurm != "rules",
+                never=NEVER.get(arguments.slurm, ()),
             )
             outcomes.append(
                 run_through_scenes(seed, pending, run)

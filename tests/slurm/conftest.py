@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 QOS_SETTINGS = {"ONEHOST_PREEMPT": "qos", "ONEHOST_PREEMPT_SIGNAL": "0", "ONEHOST_NODES": "2"}
 CANCELLING_SETTINGS = {"ONEHOST_PREEMPT_MODE": "CANCEL", "ONEHOST_GRACE": "0", "ONEHOST_NODES": "1"}
+RULES_SETTINGS = {"ONEHOST_RULES": "1", "ONEHOST_NODES": "2"}
 PLAIN_SETTINGS = {"ONEHOST_SHAPE": "plain", "ONEHOST_NODES": "2"}
 WELL_KNOWN = Path("/opt/apptainer/usr/bin/apptainer")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {"cluster", "qos_cluster", "cancelling_cluster", "plain_cluster"} & set(getattr(item, "fixturenames", ())):
+        if any(name == "cluster" or name.endswith("_cluster") for name in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slurm)
 
 
@@ -51,6 +52,12 @@ def cancelling_cluster() -> Iterator[Cluster]:
 def plain_cluster() -> Iterator[Cluster]:
     """One without accounting, with small limits, on which nothing is queued again by itself and preemption cancels."""
     yield from _cluster(PLAIN_SETTINGS, own=True)
+
+
+@pytest.fixture(scope="module")
+def rules_cluster() -> Iterator[Cluster]:
+    """One whose plugin writes comments of its own, lets no job start again and shortens limits."""
+    yield from _cluster(RULES_SETTINGS, own=True)
 
 
 @pytest.fixture(scope="module")
