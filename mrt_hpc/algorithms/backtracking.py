@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -43,7 +42,6 @@ class Backtracking(SupervisedAlgorithm):
     collects: ClassVar[bool] = True
     needs_prover: ClassVar[bool] = True
     usual_prover: ClassVar[str] = "continuation"
-    before_fields: ClassVar[Mapping[str, Any]] = {"min_loss_sigmas": 0.0}
     turns: ClassVar[int] = 2
     type: Literal["backtracking"] = "backtracking"
     variant: Literal["resample", "shared_prefix", "no_shared_prefix", "no_full_rollout"] = "shared_prefix"

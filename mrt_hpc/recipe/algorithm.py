@@ -4,8 +4,7 @@ costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mrt_hpc.recipe.base import Count, Section, misfit
 
@@ -26,10 +25,6 @@ class AlgorithmSettings(Section):
     """Whether the algorithm asks for values of prefixes."""
     usual_prover: ClassVar[str] = "forced_answer"
     """The type of prover that the error for a recipe without one proposes."""
-    before_fields: ClassVar[Mapping[str, Any]] = {}
-    """The behaviour of earlier versions, by the name of a field that they did not have; run directories of those
-    versions keep it.
-    """
 
     if TYPE_CHECKING:
         type: str

@@ -6,7 +6,7 @@ import platform
 from dataclasses import replace
 from importlib import metadata
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ruamel.yaml import YAML
 
@@ -15,7 +15,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.ownership import refuse_changeable
-from mrt_hpc.recipe.registry import ALGORITHMS, LOOKING
+from mrt_hpc.recipe.registry import LOOKING
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.recipe.source import read_source
@@ -103,25 +103,10 @@ def _checked(source: Source, context: str | None = None) -> Experiment:
         f"restore {path} from a backup if it was changed, or continue with the version of mrt-hpc that wrote it "
         f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
     )
-    given = source.data["recipe"]
-    alone = "models" in given
-    found = replace(
-        source, data=given if alone else as_earlier_versions_did(given), below=("recipe",), correction=correction
-    )
-    if alone:
+    found = replace(source, data=source.data["recipe"], below=("recipe",), correction=correction)
+    if "models" in found.data:
         return validate(found, EvaluationRecipe, found.data, context=context)
     return validate(found, Recipe, found.data, context=context)
-
-
-def as_earlier_versions_did(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A lock's recipe, with the behaviour of the version that wrote it for fields that this version did not have."""
-    algorithm, grading = recipe.get("algorithm"), recipe.get("grading", {})
-    found = dict(recipe)
-    if isinstance(grading, dict):
-        found["grading"] = {"strict": False, **grading}
-    if isinstance(algorithm, dict) and (known := ALGORITHMS.find(algorithm.get("type"))) is not None:
-        found["algorithm"] = {**known.before_fields, **algorithm}
-    return found
 
 
 def lock_text(recipe: Experiment) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 import mrt_hpc
-from mrt_hpc.algorithms.backtracking import Backtracking
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.slurm.site import SlurmSite, unknown_options
 from mrt_hpc.recipe.begun import as_begun, differences
@@ -112,15 +110,6 @@ def test_relative_paths_start_at_the_recipe() -> None:
     assert str(RECIPES) in recipe.data.path  # type: ignore[union-attr]
 
 
-def test_a_run_from_before_grading_could_be_strict_keeps_its_verdicts(tmp_path: Path) -> None:
-    recipe = load_recipe(QUICKSTART)
-    path = tmp_path / "recipe.lock.yaml"
-    lines = lock_text(recipe).splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if "strict" not in line))
-    assert len(path.read_text()) < len(lock_text(recipe))
-    assert not read_recipe_lock(path).grading.strict
-
-
 def test_the_lock_gives_back_the_recipe(tmp_path: Path) -> None:
     recipe = load_recipe(QUICKSTART, ("training.learning_rate=3e-7",))
     path = tmp_path / "recipe.lock.yaml"
@@ -204,17 +193,6 @@ def test_a_fault_in_a_lock_names_its_line_and_the_version_that_wrote_it(tmp_path
     assert refused.value.where == f"{path}, line {line}"
     assert "edit" not in advice(refused)
     assert f"this is {mrt_hpc.__version__}" in advice(refused)
-
-
-def test_a_run_from_before_a_loss_had_to_exceed_its_noise_keeps_its_rule(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.lock.yaml"
-    text = lock_text(load_recipe(RECIPES / "backtracking.yaml"))
-    path.write_text(re.sub(r"min_loss_sigmas: [0-9.]+(, |\n)", "", text))
-    assert "min_loss_sigmas" in text
-    assert "min_loss_sigmas" not in path.read_text()
-    algorithm = read_recipe_lock(path).algorithm
-    assert isinstance(algorithm, Backtracking)
-    assert algorithm.min_loss_sigmas == 0
 
 
 def test_an_unchanged_recipe_goes_on_with_a_run_of_other_defaults() -> None:
