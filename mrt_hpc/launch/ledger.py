@@ -240,6 +240,8 @@ def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
 def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     """Hold the run for this process during the block; its heartbeat shows other hosts that it runs. A claim is a file
     that is created exclusively, one for each generation: of two processes that claim at the same time, one is refused.
+    A process that has claimed and does not beat yet seems dead: it looks for a later claim once it beats, and one that
+    claims later looks for the beat once it has claimed.
 
     Raises:
         UserError: another live process holds the run.
@@ -247,12 +249,14 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     generation, other = _newest_claim(layout)
     if other is not None and _lives(layout, other, heartbeat_limit_s):
         raise _in_use(layout, other)
-    mine = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname())
+    mine, still = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname()), read_beat(_heart(layout))
     with creating(layout.jobs / f"local-{generation + 1:05d}.json") as claim:
         claim.temporary.write_text(json.dumps(asdict(mine)))
-    if not claim.won:
+    if not claim.won or read_beat(_heart(layout)) not in (still, NO_BEAT):
         raise _in_use(layout, _newest_claim(layout)[1] or mine)
     with Heart(_heart(layout), mine.name, heartbeat_limit_s):
+        if (newest := _newest_claim(layout))[0] != generation + 1:
+            raise _in_use(layout, newest[1] or mine)
         yield
 
 
@@ -291,12 +295,14 @@ def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
 
 
 def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:
-    """Whether a process still runs: on this machine the kernel knows it, on another one its heartbeat is read."""
-    if process.host == socket.gethostname():
-        return process.is_here
+    """Whether a process runs the plan: of the one that claimed last the kernel knows it on this machine; every other
+    one is known by the heartbeat.
+    """
     first = read_beat(_heart(layout))
+    if process.host == socket.gethostname() and first.attempt in ("", process.name):
+        return process.is_here
     end = time.monotonic() + heartbeat_limit_s
-    while first.attempt == process.name and time.monotonic() < end:
+    while first != NO_BEAT and time.monotonic() < end:
         if read_beat(_heart(layout)) not in (first, NO_BEAT):
             return True
         time.sleep(min(1.0, heartbeat_limit_s / 10))

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,6 +112,36 @@ def test_a_process_that_does_not_end_is_named(layout: RunLayout, monkeypatch: py
             list(queued_jobs.cancel_run(layout))
         assert str(process.pid) in left.value.what
         assert str(process.pid) in str(left.value.advice)
+
+
+def test_of_two_hosts_that_begin_at_once_the_one_that_beats_first_goes_on(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has claimed and does not beat yet, so that it seems dead to the second."""
+    with ExitStack() as second:
+
+        class Slow(Heart):
+            def __enter__(self) -> Heart:
+                if self.attempt.startswith("first:"):
+                    monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
+                    second.enter_context(claimed(layout, 10.0))
+                return super().__enter__()
+
+        monkeypatch.setattr(ledger, "Heart", Slow)
+        monkeypatch.setattr(ledger.socket, "gethostname", lambda: "first")
+        with pytest.raises(UserError, match="on second"), claimed(layout, 10.0):
+            pytest.fail("two run the plan")
+
+
+def test_one_that_looked_before_the_other_beat_sees_the_beat_when_it_has_claimed(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with claimed(layout, 10.0):
+        monkeypatch.setattr(ledger, "_lives", lambda *_: False)
+        looks = iter([NO_BEAT])
+        monkeypatch.setattr(ledger, "read_beat", lambda path: next(looks, None) or read_beat(path))
+        with pytest.raises(UserError, match="already running"), claimed(layout, 10.0):
+            pytest.fail("two run the plan")
 
 
 def test_of_two_who_claim_at_the_same_moment_one_is_refused(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
