@@ -11,7 +11,6 @@ of a job at a time, so a later attempt of the same job does not wait.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from contextlib import contextmanager
@@ -119,7 +118,7 @@ def _create(path: Path, attempt: str) -> bool:
 def _end(claim: Path, limit_s: float) -> None:
     """Say in a claim that its attempt is over. Emptying a file needs no room on the disk."""
     try:
-        os.truncate(claim, 0)
+        claim.write_text(_OVER)
     except OSError as error:
         log.warning("another job for this task waits %g s, because %s keeps its attempt: %s", limit_s, claim, error)
 

@@ -85,6 +85,11 @@ class Settings:
         return [f"{self.node_prefix}{k}" for k in range(1, self.nodes + 1)]
 
     @property
+    def scratch(self) -> Path:
+        """Where each node sees a disk of its own. Ray's sockets need a short path."""
+        return Path(f"/tmp/oh{self.port}")
+
+    @property
     def controller_port(self) -> int:
         return self.port
 

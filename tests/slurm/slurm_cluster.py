@@ -55,6 +55,12 @@ class Cluster:
         return {**os.environ, **self.settings}.get("ONEHOST_RULES") == "1"
 
     @property
+    def scratch(self) -> str:
+        """Where each node has a disk of its own (see ``onehost``)."""
+        port = {**os.environ, **self.settings}.get("ONEHOST_PORT", "17800")
+        return f"/tmp/oh{port}"
+
+    @property
     def tests(self) -> Path:
         """The folder of these tests, for the modules that tasks import."""
         return self.checkout / "tests" / "slurm"
@@ -108,6 +114,7 @@ class Cluster:
             "account": "lab",
             "partitions": {"cpu": "cpu", "gpu": "gpu"},
             "python": self.python,
+            "scratch": self.scratch,
             "environment": {
                 "PYTHONPATH": self.python_path,
                 "PYTHONDONTWRITEBYTECODE": "1",

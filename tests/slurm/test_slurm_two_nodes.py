@@ -1,5 +1,6 @@
 """Inference and a trainer of two nodes each on a real cluster: Ray and graders on both; another user of the machine
-connects to the trainer, which goes on; a grader is killed, then a rank.
+connects to the trainer, which goes on; a grader is killed, then a rank. Each node has a disk of its own for temporary
+files, at the same path; the versions in between are deltas, which the task puts together there.
 
 The answers of the last iteration are judged only after that, so that the run cannot end before it.
 """
@@ -38,6 +39,7 @@ CHANGES = {
     "sampling.problems_per_iteration": 6,
     "serving.kv_cache_gib": 0.25,
     "schedule.iterations": ITERATIONS,
+    "training.full_weights_every": ITERATIONS,
     "schedule.iterations_per_job": ITERATIONS,
     "resources.inference.tasks": 1,
     "resources.inference.nodes": 2,

@@ -35,7 +35,7 @@ FILES = {
     PARTITIONS: "partitions",
     NODES: "nodes",
     QOS: "qos",
-    associations_command(USER.name): "associations",
+    associations_command(USER.name, ""): "associations",
     default_account_command(USER.name): "default_account",
 }
 
@@ -69,7 +69,7 @@ class RecordedSlurm:
             raise UserError(f"{command[0]} was not found", where=shlex.join(command))
         if command[0] in self.refusing:
             raise SlurmRefusedError(command, self.refusing[command[0]])
-        name = FILES[tuple(command)]
+        name = FILES[tuple(word for word in command if not word.startswith("cluster="))]
         text = (TEXTS / self.kind / f"{name}.txt").read_text()
         for old, new in self.changes.get(name, ()):
             assert old in text, f"{old!r} is not in {name}"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
+from slurm_texts import squeue_prints
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
@@ -77,7 +78,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     sbatch = f"for script; do :; done; cat \"$script\" >> {sent}; n=$(grep -c '^#!' {sent}); echo $((100 + n))"
     unknown = "echo 'Invalid job id specified' >&2; exit 1"
-    empty = "case \"$*\" in *--jobs*) echo 'Invalid job id specified' >&2; exit 1 ;; esac"
+    empty = f"case \"$*\" in *--jobs*) echo 'Invalid job id specified' >&2; exit 1 ;; esac; echo '{squeue_prints()}'"
     none = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
     for name, script in {"sbatch": sbatch, "squeue": empty, "sacct": none, "scontrol": unknown}.items():
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")

@@ -136,8 +136,8 @@ ANYWHERE = {".rename": "rename of folders", ".replace": "rename", ".chmod": "own
 NEEDS_NOTHING = {
     "os": "DirEntry PathLike P_PID WEXITED WNOHANG WNOWAIT _exit access chdir close cpu_count devnull dup dup2 environ "
     "fdopen fsdecode fsencode fstat getegid geteuid getgroups getpgid getpid getppid getuid getxattr kill killpg lstat "
-    "nice open path pathsep pipe read register_at_fork scandir sched_getaffinity stat statvfs strerror sysconf "
-    "terminal_size umask uname utime waitid walk write "
+    "memfd_create nice open path pathsep pipe pread read register_at_fork scandir sched_getaffinity stat statvfs "
+    "strerror sysconf terminal_size umask uname utime waitid walk write "
     "O_APPEND O_ASYNC O_CREAT O_NOFOLLOW O_NONBLOCK O_RDONLY O_RDWR O_WRONLY W_OK",
     "fcntl": "LOCK_EX LOCK_NB LOCK_SH LOCK_UN F_GETFL F_SETFL F_SETOWN fcntl",
     "socket": "SOCK_DGRAM SOCK_STREAM SOL_SOCKET SO_PEERCRED gethostname socket socketpair",

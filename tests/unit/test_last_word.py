@@ -102,12 +102,15 @@ def test_one_that_is_over_is_not_queued_again(verdict: int, code: int) -> None:
     assert calls("12_0\n", verdict=verdict, queue="7\n12_0\n") == ([], code)
 
 
+NOT_AGAIN = "this task is not queued again; the same submit command continues the run"
+
+
 def test_a_cluster_that_forbids_it_is_asked_once_and_one_that_is_busy_again() -> None:
     disabled = "echo Requested operation is presently disabled for job 7 >&2; false"
     called, code = calls(refusal=disabled)
     assert (called[0], called[2:], code) == (REQUEUED, ["settle forbidden"], 75)
     called, _ = calls(refusal="echo slurm_update error: Unable to contact slurm controller >&2; false")
-    assert [line for line in called if not line.startswith("slurm_update")] == [REQUEUED] * 5
+    assert [line for line in called if not line.startswith("slurm_update")] == [REQUEUED] * 5 + [NOT_AGAIN]
 
 
 def test_one_that_was_cancelled_is_not_queued_again() -> None:

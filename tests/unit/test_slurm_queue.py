@@ -8,7 +8,6 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from slurm_texts import squeue_prints
@@ -17,14 +16,15 @@ from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import record_submission
 from mrt_hpc.launch.slurm import arrays, queue
-from mrt_hpc.launch.slurm.parameters import queue_name
+from mrt_hpc.launch.slurm.answers import MARKS
+from mrt_hpc.launch.slurm.commands import run_slurm
+from mrt_hpc.launch.slurm.parameters import queue_name, require_plain_path
+from mrt_hpc.launch.slurm.queue import QueueState
 from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.launch.submission import Listener, start
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-
-if TYPE_CHECKING:
-    from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 AWAY = "echo 'sacct: error: Connection refused' >&2; exit 1"
@@ -69,6 +69,65 @@ def layout(tmp_path: Path) -> RunLayout:
 def submit(layout: RunLayout, told: list[str]) -> None:
     recipe, site = load_recipe(QUICKSTART), SlurmSite(name="x")
     start(recipe, compile_plan(recipe, site), layout, site, Listener(told.append, told.append, nullcontext))
+
+
+@pytest.mark.parametrize(
+    ("records", "state"),
+    [
+        (["12|REVOKED|N/A|None|"], QueueState.RUNNING),
+        (["12|RUNNING|1795669200|None|n1", "12|COMPLETED|1|None|"], QueueState.RUNNING),
+        (["12|COMPLETED|1|None|", "12|RUNNING|1795669200|None|n1"], QueueState.RUNNING),
+        (["12|EXPEDITING|N/A|None|"], QueueState.PENDING),
+        (["12|?|N/A|None|"], QueueState.PENDING),
+    ],
+)
+def test_what_the_queue_lists_is_not_over_because_its_word_is_not_known(
+    commands: Commands, records: list[str], state: QueueState
+) -> None:
+    commands.queue(*records)
+    assert queue.queue_states(["12"])["12"].state is state
+
+
+def test_accounting_that_a_user_may_not_ask_leaves_the_answer_of_the_queue(commands: Commands) -> None:
+    commands.queue("12|RUNNING|1795669200|None|n1")
+    (commands.folder / "sacct").chmod(0o644)
+    assert queue.queue_states(["12"])["12"].state is QueueState.RUNNING
+
+
+def test_a_list_of_tasks_that_accounting_cuts_is_passed_over(commands: Commands) -> None:
+    commands.put("sacct", "echo '12_[0,2-3,5-6...%2]|CANCELLED by 5|0:0|None assigned|0'")
+    assert {task.state for task in queue.queue_states(["12"]).values()} == {QueueState.UNKNOWN}
+
+
+def test_a_child_that_a_wrapper_leaves_running_does_not_hold_the_answer(commands: Commands) -> None:
+    commands.put("sbatch", "sleep 60 & echo 71")
+    assert run_slurm(["sbatch"], timeout_s=30.0).strip() == "71"
+
+
+def test_a_submission_without_an_answer_may_have_been_queued(commands: Commands, layout: RunLayout) -> None:
+    commands.put("sbatch", "echo 'Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1")
+    with pytest.raises(UserError, match="may be queued all the same") as refused:
+        submit(layout, [])
+    assert refused.value.exit_code is ExitCode.RETRYABLE
+
+
+def test_a_job_finds_its_call_also_where_nothing_can_be_told(commands: Commands, layout: RunLayout) -> None:
+    commands.put("sbatch", "echo Projekt; echo x >> calls; echo $((70 + $(wc -l < calls)))")
+
+    def closed(line: str) -> None:
+        raise BrokenPipeError(line)
+
+    recipe, site = load_recipe(QUICKSTART), SlurmSite(name="x")
+    jobs = compile_plan(recipe, site).jobs
+    with pytest.raises(BrokenPipeError, match="Projekt"):
+        arrays.submit(jobs, site, layout, known_ids={}, record=lambda *_: None, tell=closed)
+    assert (layout.logs / jobs[0].name / "71_submitted.pkl").exists()
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_path_that_the_marks_of_a_listing_would_cut_is_refused(tmp_path: Path, mark: str) -> None:
+    with pytest.raises(UserError, match="the run directory's path holds"):
+        require_plain_path(RunLayout(tmp_path / f"a{mark}b"))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ echo scancel "$@" >> {asked}
 sed -i "/(|$1|/d" "$(dirname "$0")/queue"
 """
 QUEUE = """#!/bin/sh
-case "$*" in *--me*) ;; *) cat "$(dirname "$0")/queue" ;; esac
+case "$*" in *--me*) head -n 1 "$(dirname "$0")/queue" ;; *) cat "$(dirname "$0")/queue" ;; esac
 """
 SUBMIT = """
 from contextlib import nullcontext
@@ -100,7 +100,7 @@ def test_a_command_that_does_not_answer_is_ended_with_its_last_words(
 def test_a_submission_that_stops_half_way_names_what_it_submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command(tmp_path, "squeue", "#!/bin/sh\n", monkeypatch)
+    command(tmp_path, "squeue", f"#!/bin/sh\necho '{squeue_prints()}'\n", monkeypatch)
     command(tmp_path, "sbatch", ROOM_FOR_TWO.format(words=WORDS), monkeypatch)
     recipe, site = load_recipe(QUICKSTART), SlurmSite(name="x")
     plan = compile_plan(recipe, site)
@@ -127,7 +127,7 @@ def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(
     recipe, site = load_recipe(QUICKSTART, ("resources.inference.tasks=2",)), SlurmSite(name="x")
     plan = compile_plan(recipe, site)
     layout = create_or_open(tmp_path / "run", recipe, plan)
-    (tmp_path / "queue").write_text("")
+    (tmp_path / "queue").write_text(squeue_prints())
     assert "5 job(s) submitted" in submitted(layout.root)
     write_task(layout, "prepare", 0, TaskRecord(TaskState.DONE))
     alive = ["2_0|RUNNING", "2_1|RUNNING", "3|RUNNING", "4_0|RUNNING", "5|PENDING"]

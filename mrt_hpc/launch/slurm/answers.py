@@ -22,12 +22,13 @@ TASK_ID = re.compile(r"[1-9]\d*(?:_(?:\d+|\[[^\]]*\]?))?(?:\+\d+)?")
 """
 _PARSABLE_ID = re.compile(rf"({JOB_ID.pattern})(?:;\S+)?")
 _SPOKEN_ID = re.compile(rf"Submitted batch job ({JOB_ID.pattern})(?: on cluster \S+)?\.?")
-_BEGIN, _BETWEEN, _END = "mrt-hpc(|", "|:|", "|)mrt-hpc"
+MARKS = _BEGIN, _BETWEEN, _END = "mrt-hpc(|", "|:|", "|)mrt-hpc"
+"""They stand before, in and after the records that squeue is asked for."""
 _RECORD = re.compile(rf"{re.escape(_BEGIN)}((?:(?!{re.escape(_BEGIN)}).)*?){re.escape(_END)}", re.DOTALL)
 _CLUSTER = re.compile(r"CLUSTER: \S+")
 """The line with which squeue and sinfo begin the answer of each of several clusters."""
 _SETTING = re.compile(r"(\w+)\s*= (.*)")
-_PAIR = re.compile(r"([\w/]+)=(\S*)")
+_PAIR = re.compile(r"([\w/]+)=(.*?)(?= [\w/]+=|$)")
 _VERSION = re.compile(r"slurm\S* (\d+)\.(\d+)\S*")
 LONGEST_SHOWN = 300
 """The characters of a passed over text that are shown."""
@@ -43,17 +44,21 @@ def remark(text: str) -> None:
 
 def submitted_id(printed: str, command: Sequence[str]) -> tuple[str, list[str]]:
     """The id of the job that sbatch has queued, and the other lines that it printed. Some wrappers of sbatch leave out
-    ``--parsable``, so that the id is in the sentence that sbatch prints without it.
+    ``--parsable``, so that the id is in the sentence that sbatch prints without it; that sentence says more than a line
+    which is only a number.
 
     Raises:
-        UserError: no line is an id.
+        UserError: no line is an id, or several are.
     """
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    for number, line in reversed(list(enumerate(lines))):
-        if found := _PARSABLE_ID.fullmatch(line) or _SPOKEN_ID.fullmatch(line):
-            return found[1], lines[:number] + lines[number + 1 :]
+    for form in (_SPOKEN_ID, _PARSABLE_ID):
+        found = {line: match[1] for line in lines if (match := form.fullmatch(line))}
+        if len({*found.values()}) == 1:
+            return next(iter(found.values())), [line for line in lines if line not in found]
+        if found:
+            break
     raise UserError(
-        "sbatch ended well and printed no id of a job; a job may be queued all the same",
+        f"sbatch ended well and printed {'several ids' if found else 'no id'} of a job; it may be queued all the same",
         value=printed.strip() or "(nothing)",
         where=shlex.join(command),
         expected="a line with the id, as `sbatch --parsable` prints it",
@@ -74,19 +79,20 @@ def squeue_records(printed: str, fields: int) -> list[list[str]]:
     """The records of squeue, asked with :func:`squeue_format`. Their fields may hold any text, line breaks too.
 
     Raises:
-        UserError: squeue has printed something, and not even its header is marked; or a record has no end.
+        UserError: not even its header is marked, so this is no answer; or a record has no end.
     """
     marked = [one.split(_BETWEEN) for one in _RECORD.findall(printed)]
     others = _lines(_RECORD.sub("\n", printed))
-    if others and (not marked or any(_BEGIN in line for line in others)):
+    if not marked or any(_BEGIN in line for line in others):
         raise UserError(
             "what squeue printed is not what it was asked for",
-            value=" / ".join(others),
+            value=" / ".join(filter(None, map(str.strip, printed.splitlines()))) or "(nothing)",
             expected=f"records between {_BEGIN} and {_END}, as its option --format asks",
             advice="type `squeue --me --format='a %i b'`: a wrapper around squeue has to pass on its options",
             exit_code=ExitCode.RETRYABLE,
         )
-    _passed_over("squeue", others)
+    torn = [" ".join(one) for one in marked[1:] if len(one) != fields]  # a name holds what stands between fields
+    _passed_over("squeue", others + torn)
     return [one for one in marked if len(one) == fields and TASK_ID.fullmatch(one[0])]
 
 

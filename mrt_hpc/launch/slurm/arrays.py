@@ -20,7 +20,7 @@ from submitit.slurm.slurm import SlurmExecutor
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.slurm.answers import remark, submitted_id
 from mrt_hpc.launch.slurm.call import RUN_TASK, TaskCall
-from mrt_hpc.launch.slurm.commands import Answer, SlurmRefusedError, answer_of
+from mrt_hpc.launch.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable
 from mrt_hpc.launch.slurm.parameters import (
     SCRIPT,
     as_sbatch_reads,
@@ -231,11 +231,11 @@ def submit(
         else:
             job_id, words = executor.submit_call(call, ids, tell)
         record(job.name, job_id)
+        executor.give_pickle(call, job_id)  # a job may start at once, and waits for it; what is told may fail or block
         for line in words:
             if line not in said:
                 tell(f"sbatch says: {line}")
         said.update(words)
-        executor.give_pickle(call, job_id)
         ids[job.name] = f"{ids[job.name]}:{job_id}" if job.name in known_ids else job_id
         submitted.append((job.name, job_id))
     return submitted
@@ -275,6 +275,15 @@ def _require_known(job: Job, ids: Mapping[str, str]) -> None:
 
 
 def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
+    if is_unreachable(refusal):
+        return UserError(
+            f"sbatch had no answer from the controller; job {job.name} may be queued all the same",
+            value=refusal.reason,
+            where=str(script),
+            advice="scontrol ping shows whether the controller is up; then the same submit command, which takes over "
+            "the jobs of this run that it finds in the queue",
+            exit_code=ExitCode.RETRYABLE,
+        )
     if _TOO_MANY.search(refusal.reason):
         return UserError(
             f"job {job.name} would be one too many: a limit allows no more of your jobs in the queue",

@@ -182,6 +182,11 @@ class Survey:
     """By the command as it is typed: why it gave no answer."""
 
     @property
+    def cluster_name(self) -> str:
+        """The name that the cluster has in its database; empty text where it is not known."""
+        return "" if self.settings is None else self.settings.name
+
+    @property
     def version_numbers(self) -> tuple[int, ...] | None:
         """The numbers of the version; None where it is not known."""
         found = re.search(r"(\d+)\.(\d+)", self.version or "")

@@ -28,8 +28,10 @@ _OF_THE_SITE = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"
 """The variables that select the cluster and authenticate the user; they are kept."""
 _OF_WRAPPERS = {"SLURM_ROOT", "SLURM_HOME", "SLURM_PREFIX", "SLURM_DIR", "SLURM_VERSION"}
 """The variables that tell a site's own commands where Slurm is; they are kept, and Slurm reads none of them."""
-_TIMES = {"SLURM_TIME_FORMAT": "%s"}
-"""Slurm prints times in seconds since the epoch, which do not depend on the time zone or on summer time."""
+_FORMS = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+"""Slurm prints times in seconds since the epoch, which do not depend on the time zone or on summer time, and lists of
+the tasks of an array as long as they are.
+"""
 TIMEOUT_S = 120.0
 """The time-out of one command: a controller under load answers in tens of seconds; a longer wait means that it is
 down."""
@@ -108,14 +110,14 @@ def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Ans
         SlurmRefusedError: it ended with an error.
         UserError: it is not installed here, or did not answer in time; with the words that it has printed so far.
     """
-    with _input(script) as given:
-        process = _started(command, given)
-    with process:
-        try:
-            printed, complaint = _answer(process, command, timeout_s)
-        except BaseException:
-            process.kill()
-            raise
+    with _input(script) as given, _in_memory() as output, _in_memory() as errors:
+        with _started(command, given, output, errors) as process:
+            try:
+                _wait(process, command, timeout_s, errors)
+            except BaseException:
+                process.kill()
+                raise
+        printed, complaint = _text(output), _text(errors)
     if process.returncode:
         reason = complaint.strip() or printed.strip() or f"exit code {process.returncode}"
         raise SlurmRefusedError(command, reason)
@@ -134,18 +136,26 @@ def _input(script: str) -> Iterator[int]:
         yield file.fileno()
 
 
-def _started(command: Sequence[str], given: int) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    try:  # names and comments of other jobs may be text in any encoding
-        return subprocess.Popen(
-            list(command),
-            stdin=given,
-            stdout=pipe,
-            stderr=pipe,
-            encoding="utf-8",
-            errors="replace",
-            env=_environment(),
-        )
+@contextmanager
+def _in_memory() -> Iterator[int]:
+    """The descriptor of a file in memory. It takes what a command prints: the end of a pipe would be that of the last
+    process which a wrapper has left running, and the disk may be full.
+    """
+    descriptor = os.memfd_create("answer")
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _text(descriptor: int) -> str:
+    """The content of a file. Names and comments of other jobs may be text in any encoding."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+
+def _started(command: Sequence[str], given: int, output: int, errors: int) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(list(command), stdin=given, stdout=output, stderr=errors, env=_environment())
     except FileNotFoundError:
         raise UserError(
             f"{command[0]} was not found",
@@ -153,28 +163,30 @@ def _started(command: Sequence[str], given: int) -> subprocess.Popen[str]:
             expected="a machine with Slurm's commands",
             advice="log in to the cluster and try again; `mrt-hpc plan` works anywhere",
         ) from None
+    except OSError as error:
+        raise UserError(
+            f"{command[0]} cannot be run here: {error.strerror or error}",
+            where=shlex.join(command),
+            expected="a command that this user may run",
+            advice=f"`ls -l $(command -v {command[0]})` shows who may; ask the administrators",
+        ) from error
 
 
-def _answer(process: subprocess.Popen[str], command: Sequence[str], timeout_s: float) -> tuple[str, str]:
-    """Wait for a command to end and return what it printed on both streams. While it runs, its error output is passed
-    on.
-    """
+def _wait(process: subprocess.Popen[bytes], command: Sequence[str], timeout_s: float, errors: int) -> None:
+    """Wait for a command to end. While it runs, its error output is passed on."""
     end, said = time.monotonic() + timeout_s, None
     while True:
         try:
-            return process.communicate(timeout=max(0.0, min(QUIET_S, end - time.monotonic())))
-        except subprocess.TimeoutExpired as late:
-            words = _words(late.stderr)
+            process.wait(timeout=max(0.0, min(QUIET_S, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            words = _text(errors).strip()
+        else:
+            return
         if time.monotonic() >= end:
             raise _no_answer(command, timeout_s, words)
         if words != said:
             print(f"waiting for {command[0]}: {words or 'no answer yet'}", file=sys.stderr, flush=True)
             said = words
-
-
-def _words(printed: bytes | str | None) -> str:
-    """Return what a command has printed so far as text; subprocess gives it as bytes."""
-    return (printed.decode(errors="replace") if isinstance(printed, bytes) else printed or "").strip()
 
 
 def _no_answer(command: Sequence[str], timeout_s: float, words: str) -> UserError:
@@ -190,7 +202,7 @@ def _no_answer(command: Sequence[str], timeout_s: float, words: str) -> UserErro
 def _environment() -> dict[str, str]:
     """Return the environment without the options that a shell, a module or the job of an interactive shell has set."""
     kept = _OF_THE_SITE | _OF_WRAPPERS
-    return {k: v for k, v in os.environ.items() if k in kept or not k.startswith(_OPTIONS)} | _TIMES
+    return {k: v for k, v in os.environ.items() if k in kept or not k.startswith(_OPTIONS)} | _FORMS
 
 
 def ignored_options() -> list[str]:

@@ -41,6 +41,7 @@ requeue() {
     case $refusal in *"operation is presently disabled"*) settle forbidden; verdict=$?; return 1 ;; esac
     sleep $pause
   done
+  echo "this task is not queued again; the same submit command continues the run" >&2
   return 1
 }
 
@@ -49,7 +50,7 @@ requeue() {
 to_leave_out() {
   among "$1" node-fault > /dev/null || return
   out=$(field %x); out=${out#(null)}; out=${out:+$out,}$SLURMD_NODENAME
-  [ "$(scontrol show hostnames "$out" | wc -l)" -le $MOST_LEFT_OUT ] || return
+  names=$(scontrol show hostnames "$out") && [ "$(wc -l <<< "$names")" -le $MOST_LEFT_OUT ] || return
   if could=$(unset ${!SBATCH_@}; sbatch --test-only --dependency= --exclude="$out" "$0" 2>&1); then echo "$out"; return; fi
   printf 'the node is not left out: %s\n' "$could" >&2
 }

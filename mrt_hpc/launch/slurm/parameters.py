@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.slurm.after_srun import AttemptOutcome
+from mrt_hpc.launch.slurm.answers import MARKS
 from mrt_hpc.launch.slurm.environment import BEGAN_AT, ENDS_AT
 from mrt_hpc.launch.slurm.site import GpuRequest, Requeue
 from mrt_hpc.run.access import CACHES, CACHES_FOLDER
@@ -70,6 +71,7 @@ def require_plain_path(layout: RunLayout) -> RunLayout:
     root = layout.root.absolute()
     for holds, what, why in (
         ("%" in str(root), "a percent sign", "which Slurm would replace in the names of log files"),
+        (any(mark in str(root) for mark in MARKS), f"one of {'  '.join(MARKS)}", "between which squeue lists the jobs"),
         ("\\" in str(root), "a backslash", "which Slurm drops from the names of log files: they would be elsewhere"),
         (not str(root).isprintable(), "a line break or a control character", "which would end the line of an option"),
     ):
@@ -162,7 +164,7 @@ def _setup_lines(resources: JobResources, site: SlurmSite) -> list[str]:
     scratch = [f"export TMPDIR={_in_double_quotes(site.scratch)}"] if site.scratch else []
     by_the_plan = f"echo $(($(date +%s) + {resources.time_limit_minutes * 60}))"
     ends_at = f"export {ENDS_AT}=${{SLURM_JOB_END_TIME:-$(end_by_squeue || {by_the_plan})}}"
-    goes_on = ["set +eu +o pipefail", "trap : TERM"]  # after srun, whatever it ends with: see the teardown
+    goes_on = ["set +eu +o pipefail", "trap - ERR", "trap : TERM"]  # after srun, whatever it ends with: the teardown
     safe_path = "export PYTHONSAFEPATH=1"  # the folder that it was submitted from holds no modules of ours
     began_at = f"export {BEGAN_AT}=${{SLURM_JOB_START_TIME:-$(date +%s)}}"
     return [began_at, *site.setup, *goes_on, safe_path, threads, *scratch, *exports, *_END_BY_SQUEUE, ends_at]

@@ -57,7 +57,8 @@ def _account(survey: Survey, wishes: Wishes) -> Entry:
         return Entry("account", wishes.account, f"chosen{others}")
     if names:
         return Entry("account", names[0], "sacctmgr show associations: your only account")
-    return Entry("account", None, _unknown(survey, associations_command(survey.user.name), "you have no association"))
+    asked = associations_command(survey.user.name, survey.cluster_name)
+    return Entry("account", None, _unknown(survey, asked, "you have no association"))
 
 
 def _qos(survey: Survey, wishes: Wishes) -> Entry:

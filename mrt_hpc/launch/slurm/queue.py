@@ -44,7 +44,6 @@ _ACCOUNTED = re.compile(rf"({TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)
 _SLURM_STATES = {
     "COMPLETED": QueueState.COMPLETED,
     "CANCELLED": QueueState.CANCELLED,
-    "REVOKED": QueueState.CANCELLED,
     "TIMEOUT": QueueState.TIMEOUT,
     "OUT_OF_MEMORY": QueueState.OUT_OF_MEMORY,
     "NODE_FAIL": QueueState.NODE_FAIL,
@@ -225,12 +224,14 @@ def _queued(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, Qu
         if len(job_ids) == 1:
             return {}  # squeue forgets ended jobs after minutes, and then calls their ids invalid
         return {task_id: task for job in job_ids for task_id, task in _queued([job], ask).items()}
-    states, asked = {}, set(job_ids)
+    states, asked = dict[str, QueuedTask](), set(job_ids)
     for task_id, word, end, reason, nodes in squeue_records(printed, len(_LIVE)):
         if task_id.partition("_")[0] not in asked:
             continue
         why = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
-        states[task_id] = QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=_moment(end))
+        task = QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=_moment(end))
+        if task_id not in states or states[task_id].ended:  # of several clusters one may hold what another has given up
+            states[task_id] = task
     return states
 
 
@@ -244,10 +245,17 @@ def _queue_state(word: str, end: str) -> QueueState:
 
     Slurm says COMPLETING as long as processes are left, and hides behind it whether the task is queued again. The end
     tells: that of a task which is over lies in the past, and that of a queued one at least its time limit from now.
+    What squeue lists with a word that is not known here is not over; a revoked task runs on another cluster.
     """
     if word == "COMPLETING" and end.isdecimal() and int(end) < time.time() + CLOCKS_APART_S:
         return QueueState.ENDING
-    return queue_state(word)
+    if word == "REVOKED":
+        return QueueState.RUNNING
+    known = queue_state(word)
+    if known is QueueState.UNKNOWN:
+        remark(f"squeue calls a job {word}, which is not known here: it counts as queued")
+        return QueueState.PENDING
+    return known
 
 
 def _accounted(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
@@ -289,7 +297,10 @@ def _expand(task: str) -> Iterator[str]:
     """Task ids of one accounting line: tasks that never started share one, as in ``12_[0-3,7%2]``."""
     match = _ARRAY_RANGE.fullmatch(task)
     if match is None:
-        yield task
+        if "[" in task:
+            remark(f"sacct names tasks of an array in a way that is not known here, and they are passed over: {task}")
+        else:
+            yield task
         return
     for part in match["ranges"].split(","):
         bounds, _, step = part.partition(":")

@@ -139,7 +139,7 @@ def meaning(reason: str) -> WaitReason | None:
     """The meaning of a reason as squeue prints it; None where it is not known. What follows a comma names nodes, as in
     ``ReqNodeNotAvail, UnavailableNodes:node1``, and is no part of the reason.
     """
-    name = reason.strip().strip("()").split(",")[0].strip()
+    name = re.split(r"[,(]", reason.strip().strip("()"))[0].strip().replace("_", " ")
     return _REASONS.get(name) or _limit(name)
 
 

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 
 def _not_of_the_plan(option: str) -> str:
+    if option == "clusters":
+        raise PydanticCustomError(
+            "another_cluster",
+            "no --clusters: squeue and scancel would ask this cluster for the jobs of another; `export "
+            "SLURM_CLUSTERS=NAME` in the shell of all commands chooses the cluster",
+        )
     if option in OF_THE_PLAN:
         raise PydanticCustomError(
             "owned",

@@ -34,10 +34,13 @@ QOS = (
 )  # fmt: skip
 
 
-def associations_command(user: str) -> tuple[str, ...]:
-    """The command that lists the accounts of a user, with their limits."""
+def associations_command(user: str, cluster: str) -> tuple[str, ...]:
+    """The command that lists the accounts of a user on a cluster, with their limits: a database may be that of several
+    clusters. Where the name of the cluster is not known, it is the empty text.
+    """
     fields = "format=Account,Partition,QOS,DefaultQOS,MaxSubmitJobs,MaxWall"
-    return ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", fields)
+    here = (f"cluster={cluster}",) if cluster else ()
+    return ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", *here, fields)
 
 
 def default_account_command(user: str) -> tuple[str, ...]:
@@ -70,14 +73,17 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
     version, config = parse_version(answers.of(VERSION) or ""), answers.of(CONFIG)
     listing, nodes = answers.of(PARTITIONS), answers.of(NODES)
     settings = None if config is None else parse_settings(config)
+    if settings is not None and not settings.accounting:
+        answers.problems[shlex.join(CONFIG)], settings = "it printed no AccountingStorageType", None
+    accounts = associations_command(user.name, settings.name if settings else "")
     if settings is not None and not settings.has_accounting:
         reason = f"this cluster has no accounting (AccountingStorageType={settings.accounting})"
-        commands = (associations_command(user.name), default_account_command(user.name), QOS)
+        commands = (accounts, default_account_command(user.name), QOS)
         missing = {shlex.join(command): reason for command in commands}
         return Survey(
             user, version, settings, parse_partitions(listing, nodes), problems={**answers.problems, **missing}
         )
-    associations = answers.of(associations_command(user.name))
+    associations = answers.of(accounts)
     default, qos = answers.of(default_account_command(user.name)), answers.of(QOS)
     return Survey(
         user,

@@ -100,7 +100,7 @@ def account(situation: Situation) -> Iterator[Result]:
     if (found := situation.known_cluster) is None:
         return
     site, cluster = found
-    command = associations_command(cluster.user.name)
+    command = associations_command(cluster.user.name, cluster.cluster_name)
     said = shlex.join(command[:1] + command[3:6])
     if cluster.associations is None:
         reason = cluster.why_not(command) or f"{said} gave no answer"
