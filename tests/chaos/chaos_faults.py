@@ -120,7 +120,7 @@ def _kill_all(target: Target, _: random.Random) -> str | None:
 
 
 def _freeze(target: Target, rng: random.Random) -> str | None:
-    found = [process for process in target.tasks("inference") if _rank(process) == "0"]
+    found = _first_ranks(target)
     if len(found) < 2:
         return None  # no other task could replace it
     victim = rng.choice(found)
@@ -132,6 +132,7 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
                 _passed_leases(target) - passed
                 or _groups(target) > done + ENOUGH_GROUPS  # the victim may have held none
                 or not target.tasks("trainer")
+                or len(_first_ranks(target)) < 2  # the other one has ended, and this cluster may not start it again
             ),
             reason="a lease to pass on",
             deadline_s=240,
@@ -139,6 +140,11 @@ def _freeze(target: Target, rng: random.Random) -> str | None:
     finally:
         victim.resume()
     return f"process {victim.pid}"
+
+
+def _first_ranks(target: Target) -> list[psutil.Process]:
+    """Of each inference task that is at work."""
+    return [process for process in target.tasks("inference") if _rank(process) == "0"]
 
 
 def _rank(process: psutil.Process) -> str:
