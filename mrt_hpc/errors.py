@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from difflib import get_close_matches
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
+
+
+def word(path: Path) -> str:
+    """A path as one word of a command that a user is told to type, whatever characters it holds."""
+    return shlex.quote(str(path))
 
 
 class ExitCode(IntEnum):

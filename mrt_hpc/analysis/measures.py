@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from mrt_hpc.errors import word
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import read_typed
 
@@ -48,7 +49,7 @@ class Record(BaseModel):
             FileNotFoundError: there is none.
             UnreadableError: it is no file, or holds something else.
         """
-        advice = f"rm -r {path}, and run the task that writes it again"
+        advice = f"rm -r {word(path)}, and run the task that writes it again"
         return read_typed(path, cls, f"the record of {cls.__name__}", advice=advice)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,13 +53,13 @@ def clean(run: Path, what: tuple[str, ...], yes: bool) -> None:
     recipe, asked = read_lock(layout.recipe_lock), tuple(map(Kind, what))
     found = removals(layout, plan, recipe, asked)
     if not found:
-        click.echo(f"there is nothing to remove: mrt-hpc status {run}")
+        click.echo(f"there is nothing to remove: mrt-hpc status {word(run)}")
         return
     _print(found)
     if not yes and not _agreed(run, what):
         click.echo("nothing was removed")
         return
-    click.echo(f"freed {size(remove(layout, plan, recipe, found, asked))}; mrt-hpc status {run} shows the run")
+    click.echo(f"freed {size(remove(layout, plan, recipe, found, asked))}; mrt-hpc status {word(run)} shows the run")
 
 
 def _agreed(run: Path, what: Sequence[str]) -> bool:
@@ -73,7 +73,7 @@ def _agreed(run: Path, what: Sequence[str]) -> bool:
         raise UserError(
             "nothing was removed: there is no terminal to ask at",
             expected="--yes",
-            advice=f"mrt-hpc clean {run}{options} --yes",
+            advice=f"mrt-hpc clean {word(run)}{options} --yes",
         )
     return click.confirm("remove this?")
 

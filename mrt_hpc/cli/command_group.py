@@ -11,8 +11,13 @@ import click
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.retries import FULL, error_number, shortage
 
-NO_PLACE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG})
-"""The errors of the system that mean a wrong path, not a defect of the program."""
+NO_PLACE = frozenset(
+    {
+        errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
+        errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ESTALE, errno.EIO, errno.ETIMEDOUT,
+    }
+)  # fmt: skip
+"""The errors of the system that mean a wrong path or a filesystem that fails, not a defect of the program."""
 
 
 class CommandGroup(click.Group):
@@ -79,5 +84,6 @@ def no_place(error: OSError) -> UserError:
     return UserError(
         f"the file or folder cannot be used: {error.strerror or error}",
         where=where,
-        advice="change to a directory that exists and that you own, or name another with --run DIRECTORY",
+        advice="change to a directory that exists and that you own, or name another place where the command has an "
+        "option for it (--run DIRECTORY, --output FILE)",
     )

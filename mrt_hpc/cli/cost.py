@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mrt_hpc.errors import word
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -133,7 +135,7 @@ def _print(found: Found, run: Path) -> None:
 
     spent = found.spent
     if not spent.attempts:
-        click.echo(f"no task of this run has started, so it has cost nothing yet: mrt-hpc status {run}")
+        click.echo(f"no task of this run has started, so it has cost nothing yet: mrt-hpc status {word(run)}")
         return
     digits = 2 if (spent.gpu_hours if found.of_gpus else spent.core_hours) >= FEW_HOURS else 4
     console_of(sys.stdout).print(hours_table(spent.rows, of_gpus=found.of_gpus, digits=digits))
@@ -148,7 +150,7 @@ def _print(found: Found, run: Path) -> None:
     for price in found.prices:
         click.echo(price_text(price, of_gpus=found.of_gpus))
     print_notes(found.notes)
-    click.echo(f"mrt-hpc report {run} writes the report, which has these hours by its events")
+    click.echo(f"mrt-hpc report {word(run)} writes the report, which has these hours by its events")
 
 
 def price_text(price: PointPrice, *, of_gpus: bool) -> str:

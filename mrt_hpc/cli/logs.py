@@ -10,6 +10,7 @@ import click
 
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import RUN
+from mrt_hpc.errors import word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +70,7 @@ def _follow(run: Path, role: str | None, lines: int) -> None:
         try:
             wait_until(reading.is_over, reason="the end of the run", deadline_s=inf, longest_pause_s=READ_EVERY_S)
         except KeyboardInterrupt:
-            click.echo(f"the run was not touched; to read on: mrt-hpc logs {run} --follow", err=True)
+            click.echo(f"the run was not touched; to read on: mrt-hpc logs {word(run)} --follow", err=True)
             return
     click.echo(end_in_words(layout, reading.look.state), err=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -25,8 +26,9 @@ def checked_run_directory(_: click.Context, __: click.Parameter, text: str | Non
         raise UserError("the run directory is empty text", value=text, where="--run", advice="--run runs/NAME")
     path = expanded(text)
     for place in (path, *path.parents):
-        if place.is_file():
-            raise UserError("the run directory would be a file, or below one", where=place, advice="--run runs/NAME")
+        if os.path.lexists(place) and not place.is_dir():
+            what = "the run directory would be what is no directory, or below it"
+            raise UserError(what, where=place, expected="a directory, or nothing yet", advice="--run runs/NAME")
     return path
 
 

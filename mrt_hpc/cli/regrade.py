@@ -11,6 +11,7 @@ from rich.table import Table
 from mrt_hpc.analysis.number_formats import percent
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.status import open_run
+from mrt_hpc.errors import word
 from mrt_hpc.launch.regrade import regrade_run
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def regrade(runs: Sequence[Path]) -> None:
             )
             if one.changed:
                 console.print(_table(one))
-        click.echo(f"mrt-hpc report {run} writes the report with these verdicts")
+        click.echo(f"mrt-hpc report {word(run)} writes the report with these verdicts")
 
 
 def _table(regraded: Regraded) -> Table:

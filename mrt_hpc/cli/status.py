@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mrt_hpc.cli.console import console_of
 from mrt_hpc.cli.display import collection_text, evaluations_text, iterations_text
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch import queued_jobs
 from mrt_hpc.launch.backend import QueueState
 from mrt_hpc.launch.ledger import shown_process
@@ -124,7 +124,9 @@ def print_logs(run: Path, role: str | None, lines: int, everything: bool) -> Non
         wanted = _of_role(paths, layout.logs, Role.COLOCATED)
     wanted = sorted((p for p in wanted if p.stat().st_size), key=lambda p: p.stat().st_mtime)
     if not wanted:
-        raise UserError("the run has no such log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {run}")
+        raise UserError(
+            "the run has no such log yet", where=layout.logs, value=role, advice=f"mrt-hpc status {word(run)}"
+        )
     for path in wanted if everything else wanted[-1:]:
         click.secho(f"==> {path}", bold=True)
         with path.open(errors="replace") as stream:
@@ -160,7 +162,7 @@ def print_report(run: Path, page: Path | None, *, trust: bool) -> None:
         raise UserError(
             "the report is written into the run, and you may not write there",
             where=layout.root,
-            advice=f"mrt-hpc report {run} --page FILE.html, which writes only that file",
+            advice=f"mrt-hpc report {word(run)} --page FILE.html, which writes only that file",
         )
     for part in write_report(layout, where, trust=trust):
         click.echo(f"missing: {part}")

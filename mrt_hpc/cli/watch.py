@@ -14,7 +14,7 @@ from rich.live import Live
 
 from mrt_hpc.cli.run_view import view
 from mrt_hpc.cli.status import QUEUE_WITHIN_S, open_run
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch.queued_jobs import look_at_queues
 from mrt_hpc.launch.view.queue_looks import QueueLooks
 from mrt_hpc.launch.view.run_look import ENDED, RunState, end_in_words
@@ -48,7 +48,7 @@ def watch(run: Path) -> None:
     if not sys.stdout.isatty():
         raise UserError(
             "--watch needs a terminal, and the output goes to a file or a pipe",
-            advice=f"mrt-hpc status {run} --json prints the same as data",
+            advice=f"mrt-hpc status {word(run)} --json prints the same as data",
         )
     layout, plan = open_run(run)
     console = Console()
@@ -58,7 +58,7 @@ def watch(run: Path) -> None:
             wait_until(watcher.has_ended, reason="the end of the run", deadline_s=inf, longest_pause_s=LOOK_EVERY_S)
         except KeyboardInterrupt:
             live.stop()
-            click.echo(f"the run was not touched; to look again: mrt-hpc status {run} --watch")
+            click.echo(f"the run was not touched; to look again: mrt-hpc status {word(run)} --watch")
             return
     click.echo(end_in_words(layout, watcher.state))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.datasets.findings import CheckedFile, Finding, FindingKind, Place
 from mrt_hpc.datasets.source_record import SourceRecord, record_file
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.data import problem_of_line
 
@@ -52,7 +52,7 @@ def load(path: Path) -> LoadedSet:
             "no such data file",
             value=str(path),
             expected="a file of JSON lines",
-            advice=f"ls {path.parent}, or mrt-hpc data prepare SOURCE {path}",
+            advice=f"ls {word(path.parent)}, or mrt-hpc data prepare SOURCE {word(path)}",
         )
     read = list(_lines(path))
     entries = tuple(item for item in read if isinstance(item, Entry))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from mrt_hpc.errors import word
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import read_typed
 
@@ -72,7 +73,7 @@ class SourceRecord(_Model):
             FileNotFoundError: there is none.
             UnreadableError: it is no file, or holds something else.
         """
-        advice = f"rm -r {path}, or prepare the data file again: mrt-hpc data prepare SOURCE OUT --force"
+        advice = f"rm -r {word(path)}, or prepare the data file again: mrt-hpc data prepare SOURCE OUT --force"
         return read_typed(path, cls, "the record of a data file", advice=advice)
 
 

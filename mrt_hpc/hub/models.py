@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.hub.client import hub_errors
 from mrt_hpc.recipe.hub_models import CachedModel, FetchRecord, FileRecord, HubModel, cache_directory
 from mrt_hpc.run.atomic import checksums, write_json, write_text
@@ -179,6 +179,6 @@ def _damaged(path: Path, expected: str) -> UserError:
         "a file in the hub's cache differs from its checksum: it was damaged on the way or on the disk",
         where=path,
         expected=expected,
-        advice=f"rm {path.resolve()} {path}, then the same command again",
+        advice=f"rm {word(path.resolve())} {word(path)}, then the same command again",
         exit_code=ExitCode.RETRYABLE,
     )

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import stat
 import time
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 log = logging.getLogger(__name__)
+
+_ARCHIVE = re.compile(r"^\.?vllm-.+-[0-9a-f]{16}\.zip")
+"""How the name of an archive begins, also while it is written."""
 
 VARIABLE = "MRT_HPC_COMPILED_CODE"
 """The variable with a folder on the shared filesystem whose archives all runs of a user share; unset, each run has a
@@ -161,8 +165,11 @@ class CompiledCode:
             shutil.rmtree(self.place.rename(temporary_sibling(self.place)))
 
     def _prune(self) -> None:
-        """Remove what no server has taken for long, of other versions of vLLM, and what is beyond the number."""
-        found = sorted(((path.stat().st_mtime, path) for path in list_directory(self.archive.parent)), reverse=True)
+        """Remove the archives of other versions of vLLM that no server has taken for long, and those beyond the number.
+        Nothing else in the folder is touched.
+        """
+        archives = (path for path in list_directory(self.archive.parent) if _ARCHIVE.search(path.name))
+        found = sorted(((path.lstat().st_mtime, path) for path in archives if path.is_file()), reverse=True)
         stay = 0
         for taken, path in found:
             is_other = is_temporary(path) or not path.name.startswith(_prefix())
@@ -201,8 +208,22 @@ class CompiledCode:
 
 
 def kept_by_all_runs() -> Path | None:
-    """The folder that the environment names."""
-    return Path(named) if (named := os.environ.get(VARIABLE)) else None
+    """The folder that the environment names.
+
+    Raises:
+        UserError: what it names is no absolute path.
+    """
+    if not (named := os.environ.get(VARIABLE)):
+        return None
+    if not Path(named).is_absolute():
+        raise UserError(
+            "the folder for compiled code is no absolute path",
+            value=named,
+            where=VARIABLE,
+            expected="a path that begins with /: tasks start in other folders",
+            advice=f"export {VARIABLE}=/the/folder, or unset {VARIABLE}; then the same command again",
+        )
+    return Path(named)
 
 
 def _relocate(folder: Path, old: bytes, new: bytes) -> None:

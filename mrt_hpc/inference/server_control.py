@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httpx
 import msgspec
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.inference.protocol import PAUSE_PATH, SERVED_PATH, ServedSettings
 from mrt_hpc.recipe.sections.schedule import WeightSwap
 from mrt_hpc.run.retries import list_directory
@@ -278,7 +278,7 @@ def refuse_no_weights(directory: Path) -> None:
             "the directory holds no weights to load",
             where=directory,
             expected=expected,
-            advice=f"ls {directory} shows what is there; the same submit command runs the task again",
+            advice=f"ls {word(directory)} shows what is there; the same submit command runs the task again",
             exit_code=ExitCode.RETRYABLE,
         )
 

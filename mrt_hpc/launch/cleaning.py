@@ -179,12 +179,12 @@ def refuse_live(layout: RunLayout) -> None:
             "the run is running on this machine, so nothing is removed",
             value=f"process {process.pid}",
             where=layout.root,
-            advice=f"wait for its end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
+            advice=f"wait for its end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
         )
     refuse_live_jobs(
         layout,
         "tasks of the run are queued or running, so nothing is removed",
-        f"wait for their end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
+        f"wait for their end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
     )
 
 

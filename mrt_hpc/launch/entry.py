@@ -209,7 +209,7 @@ def _unexpected(task: Task, error: BaseException) -> UserError:
     what = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None
-    advice = f"mrt-hpc logs {task.layout.root} {task.job.role} shows the log with the whole traceback"
+    advice = f"mrt-hpc logs {task.layout.word} {task.job.role} shows the log with the whole traceback"
     return UserError(what, where=where, advice=advice)
 
 

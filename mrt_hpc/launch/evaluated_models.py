@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch.ledger import local_process
 from mrt_hpc.launch.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.plan.jobs import Role, read_plan
@@ -123,7 +123,7 @@ def _model(asked: Asked) -> EvaluatedModel:
             "this is neither a model directory nor a run directory",
             value=AT.join((str(asked.path), ",".join(asked.versions))) if asked.versions else str(asked.path),
             expected="a folder with config.json, or a run directory, alone or with versions as in runs/grpo@0,last",
-            advice=f"ls {asked.path.parent}",
+            advice=f"ls {word(asked.path.parent)}",
         )
     return EvaluatedModel(name=asked.path.name, path=str(asked.path))
 
@@ -179,22 +179,22 @@ def versions_of_run(asked: Asked) -> list[int]:
     return sorted({_version(asked, word) for word in asked.versions or (LAST,)})
 
 
-def _version(asked: Asked, word: str) -> int:
+def _version(asked: Asked, text: str) -> int:
     """The number of a weights version. The first is 0, unless that has been pruned."""
     last = read_plan(asked.layout.plan).iterations
-    if word == LAST:
+    if text == LAST:
         return last
-    if word == FIRST:
+    if text == FIRST:
         return min(published_versions(asked.layout), default=0)
-    if not word.isdecimal() or int(word) > last:
+    if not text.isdecimal() or int(text) > last:
         raise UserError(
             "the run has no such weights version",
-            value=word,
+            value=text,
             where=asked.path,
             expected=f"a number from 0 to {last}, {FIRST} or {LAST}",
-            advice=f"ls {asked.layout.weights}",
+            advice=f"ls {word(asked.layout.weights)}",
         )
-    return int(word)
+    return int(text)
 
 
 def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> dict[int, list[str]]:
@@ -228,5 +228,5 @@ def not_published(layout: RunLayout, version: int) -> UserError:
         f"weights version {version} is not there: {why}",
         where=layout.weights,
         expected=f"one of {', '.join(map(str, models))}" if models else "a run that has published weights",
-        advice=wait or f"mrt-hpc status {layout.root}",
+        advice=wait or f"mrt-hpc status {layout.word}",
     )

@@ -35,7 +35,7 @@ def extended_recipe(layout: RunLayout, iterations: int) -> Recipe:
             value=iterations,
             where="--iterations",
             expected=f"the number of all iterations, more than {planned}",
-            advice=f"mrt-hpc extend {layout.root} --iterations {2 * planned}",
+            advice=f"mrt-hpc extend {layout.word} --iterations {2 * planned}",
         )
     recipe = changed_recipe(layout.recipe_lock, locked, (f"{ITERATIONS}={iterations}",))
     kept = kept_recipe(layout, recipe, lambda _: None)
@@ -46,7 +46,7 @@ def extended_recipe(layout: RunLayout, iterations: int) -> Recipe:
             value=iterations,
             where=layout.root,
             expected="a run with training.schedule: constant, or one that has not begun to train",
-            advice=f"mrt-hpc fork {layout.root} --at last --set {ITERATIONS}={left}, which begins a new run with the "
+            advice=f"mrt-hpc fork {layout.word} --at last --set {ITERATIONS}={left}, which begins a new run with the "
             "last weights, a new optimiser and a learning-rate schedule of its own",
         )
     return recipe

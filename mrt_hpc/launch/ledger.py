@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.site_file import SiteFile
 from mrt_hpc.recipe.user_code import import_from, named_modules, origin
@@ -141,7 +141,7 @@ def _number(path: Path) -> int:
 
 
 def _submission(path: Path) -> Submission:
-    advice = f"squeue --me shows whether that job is still queued; then rm -r {path}, and the same command again"
+    advice = f"squeue --me shows whether that job is still queued; then rm -r {word(path)}, and the same command again"
     return read_typed(path, Submission, "the record of a submitted job", advice=advice)
 
 
@@ -164,7 +164,7 @@ def last_site(layout: RunLayout) -> LastSite | None:
         UnreadableError: the record is damaged.
     """
     path = _last_site(layout)
-    advice = f"rm -r {path}, and the same command again with --site SITE"
+    advice = f"rm -r {word(path)}, and the same command again with --site SITE"
     try:
         return read_typed(path, LastSite, "the record of the run's site", advice=advice)
     except FileNotFoundError:
@@ -182,7 +182,7 @@ def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
         UserError: its kind is a class of the user's own that is not there any more, or that another user can change.
     """
     path = _site_file(layout, name)
-    advice = f"rm -r {path}, and the same submit command again, which writes it"
+    advice = f"rm -r {word(path)}, and the same submit command again, which writes it"
     try:
         entry = read_typed(path, SiteRecord, "the record of a site profile", advice=advice)
     except FileNotFoundError:
@@ -287,7 +287,7 @@ def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
     if not paths:
         return 0, None
     # where the newest is damaged, no earlier one is an answer: its process may run
-    advice = f"make sure that no process runs the run; then rm -r {paths[-1]}, and the same command again"
+    advice = f"make sure that no process runs the run; then rm -r {word(paths[-1])}, and the same command again"
     try:
         return _number(paths[-1]), read_typed(paths[-1], LocalProcess, "the record of a process", advice=advice)
     except FileNotFoundError as error:
@@ -317,7 +317,7 @@ def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:
     return UserError(
         f"this run is already running in process {other.pid} on {other.host}",
         where=layout.root,
-        advice=f"mrt-hpc status {layout.root}, or mrt-hpc cancel {layout.root}",
+        advice=f"mrt-hpc status {layout.word}, or mrt-hpc cancel {layout.word}",
     )
 
 

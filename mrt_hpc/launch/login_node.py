@@ -12,15 +12,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.filesystems import Filesystem, filesystem
 from mrt_hpc.launch.python_look import missing_here
-from mrt_hpc.launch.slurm.commands import run_slurm
+from mrt_hpc.launch.slurm.commands import SlurmRefusedError, run_slurm
 
 CONTAINER_COMMANDS = ("apptainer", "singularity")
 BUILDCFG_S = 10.0
 """Seconds that Apptainer may take to tell its configuration."""
-PING_S = 2.0
+PING_S = 10.0
 """Seconds that a Slurm controller may take to answer: a command that is to work on this machine waits for it."""
 PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
 """The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
@@ -74,13 +74,17 @@ def look_at_login_node() -> LoginNode:
 
 
 def controller_here() -> str | None:
-    """The answer of a Slurm controller that is reached from this machine; None where none is, or it takes too long."""
+    """The answer of a Slurm controller that is reached from this machine, or that it takes long, which a busy one does;
+    None where there is none.
+    """
     if shutil.which("scontrol") is None:
         return None
     try:
         printed = run_slurm(("scontrol", "ping"), PING_S)
+    except SlurmRefusedError as refusal:
+        printed = refusal.reason  # a second controller may answer where the first does not
     except UserError as error:
-        printed = str(error.value or "")  # a second controller may answer where the first does not
+        return error.what if error.exit_code is ExitCode.RETRYABLE else None
     return next((line.strip() for line in printed.splitlines() if line.split()[-1:] == ["UP"]), None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch.fork_data import forked_data
 from mrt_hpc.recipe.begun import differences
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
@@ -55,7 +55,7 @@ class Origin:
             raise UserError(
                 f"weights version {self.record.version} was removed, or is damaged: {error}",
                 where=self.weights,
-                advice=f"ls {self.weights.parent} shows the versions that are there; name another with --at",
+                advice=f"ls {word(self.weights.parent)} shows the versions that are there; name another with --at",
             ) from error
         if digest != self.record.digest:
             raise UserError(
@@ -151,7 +151,7 @@ def _recipe(layout: RunLayout, *, trust: bool) -> Recipe:
             "this is the directory of an evaluation on its own, which trains nothing",
             where=layout.root,
             expected="a directory that `mrt-hpc submit` made",
-            advice=f"mrt-hpc status {layout.root}",
+            advice=f"mrt-hpc status {layout.word}",
         )
     return recipe
 
@@ -174,6 +174,6 @@ def version_at(layout: RunLayout, at: str) -> int:
             value=at,
             where=layout.weights,
             expected=f"{FIRST}, {LAST}, or one of those that are there: {found}",
-            advice=f"mrt-hpc fork {layout.root} --at {LAST}" if there else f"mrt-hpc status {layout.root}",
+            advice=f"mrt-hpc fork {layout.word} --at {LAST}" if there else f"mrt-hpc status {layout.word}",
         )
     return version

@@ -238,7 +238,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
         UserError: there is nothing to cancel, a queue cannot be asked, the process does not end, or another user can
             change which process and which jobs the run says are its own.
     """
-    refuse_changeable(layout.jobs, "nothing is cancelled that this folder names")
+    refuse_changeable(layout.jobs, "nothing is cancelled that this folder names", "ask its owner to cancel the run")
     process, queues = local_process(layout), job_queues(layout, current_submissions(layout))
     if process is not None:
         _ask_to_stop(process)
@@ -251,7 +251,7 @@ def cancel_run(layout: RunLayout) -> Iterator[str]:
             reason=f"the end of process {process.pid}, which still runs",
             deadline_s=ENDS_WITHIN_S,
             where=layout.root,
-            advice=f"kill -9 {process.pid} ends it, and its tasks end with it; then mrt-hpc status {layout.root}",
+            advice=f"kill -9 {process.pid} ends it, and its tasks end with it; then mrt-hpc status {layout.word}",
         )
         yield f"process {process.pid} has ended, and its tasks with it"
     if released := _released(layout):
@@ -288,13 +288,13 @@ def nothing_to_cancel(layout: RunLayout) -> UserError:
     """The error of a cancellation that finds no job, and no process on this machine."""
     if (other := process_elsewhere(layout)) is None:
         return UserError(
-            "no job and no process of this run is running", where=layout.root, advice=f"mrt-hpc status {layout.root}"
+            "no job and no process of this run is running", where=layout.root, advice=f"mrt-hpc status {layout.word}"
         )
     return UserError(
         f"this run was last started on another machine, as process {other.pid}",
         where=layout.root,
         value=other.host,
-        advice=f"on that machine: mrt-hpc cancel {layout.root}",
+        advice=f"on that machine: mrt-hpc cancel {layout.word}",
     )
 
 

@@ -80,7 +80,7 @@ def regrade_run(layout: RunLayout, tell: Callable[[str], None]) -> list[Regraded
         refuse_live_jobs(
             layout,
             "tasks of the run are queued or running",
-            f"wait for their end (mrt-hpc status {layout.root}), or mrt-hpc cancel {layout.root}",
+            f"wait for their end (mrt-hpc status {layout.word}), or mrt-hpc cancel {layout.word}",
         )
         found = [_regrade(layout, experiment, *unit, tell) for unit in finished(layout, experiment)]
     return [one for one in found if one is not None]

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.collect import as_ranges, is_evaluated
+from mrt_hpc.errors import word
 from mrt_hpc.launch.changes import PROMPT_LIMITS, Change, changes, returning
 from mrt_hpc.launch.create import check_length, problems_of
 from mrt_hpc.plan.compile import evaluated_versions
@@ -236,7 +237,7 @@ def _journal(layout: RunLayout) -> Journal:
     Raises:
         UnreadableError: the journal is damaged.
     """
-    advice = f"rm -r {layout.renewal}, and the same submit command again, which compares the recipe with the run anew"
+    advice = f"rm -r {word(layout.renewal)}, and the same submit command again, which compares the recipe with the run"
     try:
         return read_typed(layout.renewal, Journal, "the record of an interrupted submission", advice=advice)
     except FileNotFoundError:

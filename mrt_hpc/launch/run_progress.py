@@ -189,11 +189,11 @@ def failed(plan: Plan, layout: RunLayout) -> UserError:
     """The error of a run with failed tasks, with the cause."""
     broken = failures(plan, layout)
     if not broken:
-        return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.root}")
+        return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.word}")
     job, index, record = broken[0]
     return UserError(
         f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
         where=layout.logs,
-        advice=f"mrt-hpc logs {layout.root} {job.role}; the same submit command continues the run",
+        advice=f"mrt-hpc logs {layout.word} {job.role}; the same submit command continues the run",
         exit_code=ExitCode.RETRYABLE,
     )

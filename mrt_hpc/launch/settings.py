@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.base import NAME, Section
 from mrt_hpc.recipe.find import configuration, expanded
 from mrt_hpc.recipe.ownership import is_written_by_others, refuse_changeable
@@ -65,11 +65,12 @@ def read_settings() -> Settings:
     """
     path = settings_file()
     without = f"--site SITE or {VARIABLE}=SITE goes without the settings"
-    if not os.path.exists(path):  # noqa: PTH110 - no error where the folder cannot be looked into
+    if not os.path.lexists(path):  # a link that leads nowhere is an error below
         return Settings()
     try:
-        refuse_changeable(path, f"the settings are not read ({without})")
-        source = read_source(path, advice=f"correct it, or rm -r {path}; {without}")
+        instead = f"mv {word(path)} {word(path)}.other, and mrt-hpc init; {without}"
+        refuse_changeable(path, f"the settings are not read ({without})", instead)
+        source = read_source(path, advice=f"correct it, or rm -r {word(path)}; {without}")
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"the settings cannot be read: {reason}", where=path, advice=without) from error

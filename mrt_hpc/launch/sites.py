@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mrt_hpc.errors import UserError
+import mrt_hpc
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch.backend import Site
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.settings import default_site
@@ -24,17 +25,38 @@ def find_site(name: str | None) -> Site:
             that the command was typed in, which another user can change.
     """
     if name is not None:
-        return _named(name, typed=True)
+        return _named(name)
     default = default_site()
-    return LocalSite() if default is None else _named(default.name, typed=False)
-
-
-def _named(name: str, *, typed: bool) -> Site:
-    if name == LOCAL:
+    if default is None or default.name == LOCAL:
         return LocalSite()
-    path = find(SITES, name, typed=typed)
-    if path.is_relative_to(Path.cwd()) and not expanded(name).is_file():
-        refuse_changeable(path, "this site profile, whose commands your jobs would run, is not taken from this folder")
+    try:
+        path = find(SITES, default.name, typed=False)
+    except UserError as error:
+        raise UserError(
+            f"{error.what} as the default site",
+            value=default.name,
+            where=default.source,
+            expected=error.expected,
+            advice=f"set another one there (mrt-hpc init writes a profile), or the same command with --site {LOCAL}",
+        ) from error
+    return _taken(path, default.name)
+
+
+def _named(name: str) -> Site:
+    return LocalSite() if name == LOCAL else _taken(find(SITES, name), name)
+
+
+def _taken(path: Path, name: str) -> Site:
+    """The site of a profile. One that a name alone has found is taken only where no other user can change it; those
+    that come with the package are as safe as the package.
+    """
+    by_path = expanded(name).is_absolute() or expanded(name).is_file()
+    if not by_path and not path.is_relative_to(Path(mrt_hpc.__file__).parents[1]):
+        refuse_changeable(
+            path,
+            "this site profile, whose commands your jobs would run, is not taken by its name",
+            f"read what is there; then --site {word(path)}, which takes it as it is",
+        )
     return site_of_file(path)
 
 

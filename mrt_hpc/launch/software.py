@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import mrt_hpc
+from mrt_hpc.errors import word
 from mrt_hpc.recipe.lock import recorded_versions, versions
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import read_typed
@@ -92,7 +93,7 @@ def _recorded_image(layout: RunLayout) -> ImageRecord | None:
     Raises:
         UnreadableError: the record is damaged.
     """
-    advice = f"rm -r {layout.image_lock}, and the same command again, which writes it"
+    advice = f"rm -r {word(layout.image_lock)}, and the same command again, which writes it"
     try:
         return read_typed(layout.image_lock, ImageRecord, "the record of the image", advice=advice)
     except FileNotFoundError:

@@ -117,7 +117,7 @@ def foreseen(layout: RunLayout, recipe: Recipe, plan: Plan) -> Iterator[tuple[bo
     if queued:
         yield True, queued_otherwise(layout, queued).message()
     if (process := local_process(layout)) is not None:
-        yield True, f"process {process.pid} runs it now: first mrt-hpc cancel {layout.root}"
+        yield True, f"process {process.pid} runs it now: first mrt-hpc cancel {layout.word}"
 
 
 def objections_to(recipe: Experiment, plan: Plan, backend: Backend) -> Objections:
@@ -186,7 +186,7 @@ def start(
             raise half_way(error, sent.jobs, sent.missing) from error
     if backend.queue is not None:
         listener.tell(f"{len(sent.jobs)} job(s) submitted, {len(left.queued)} queued before, {len(left.done)} done")
-        listener.tell(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.root}")
+        listener.tell(f"run directory: {layout.root}\nfollow it with: mrt-hpc status {layout.word}")
 
 
 def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: Backend) -> None:
@@ -203,7 +203,7 @@ def refuse_other_queue(layout: RunLayout, live: Mapping[str, LiveJob], backend: 
         f"{len(others)} job(s) of this run are in another queue: {queues}",
         value=", ".join(job_ids_of(others.values())),
         where=layout.root,
-        advice=f"the same command without --site, which goes there, or first mrt-hpc cancel {layout.root}",
+        advice=f"the same command without --site, which goes there, or first mrt-hpc cancel {layout.word}",
     )
 
 
@@ -354,7 +354,7 @@ def queued_otherwise(layout: RunLayout, queued: Collection[str]) -> UserError:
         "jobs of this run are queued with other values",
         value=", ".join(sorted(queued)),
         where=layout.root,
-        advice=f"submit as before, or first mrt-hpc cancel {layout.root}",
+        advice=f"submit as before, or first mrt-hpc cancel {layout.word}",
     )
 
 

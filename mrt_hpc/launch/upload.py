@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.launch.ledger import claimed
 from mrt_hpc.launch.queued_jobs import refuse_live_jobs
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -97,7 +97,7 @@ def _attach_report(layout: RunLayout, recipe: Recipe, tell: Callable[[str], None
 def _attached(record: Path) -> dict[str, str]:
     """The checksums of what is in the W&B run already; none where the record cannot be read: it is attached again."""
     try:
-        return read_typed(record, dict[str, str], "the record of what was attached", advice=f"rm -r {record}")
+        return read_typed(record, dict[str, str], "the record of what was attached", advice=f"rm -r {word(record)}")
     except (FileNotFoundError, UnreadableError):
         return {}
 
@@ -113,14 +113,14 @@ def _not_uploaded(layout: RunLayout, what: str) -> UserError:
         what,
         where=layout.offline_runs,
         expected="a machine with network access that is logged in to W&B (wandb login)",
-        advice=f"mrt-hpc sync {layout.root} again: it uploads what is left; the run itself needs nothing of it",
+        advice=f"mrt-hpc sync {layout.word} again: it uploads what is left; the run itself needs nothing of it",
         exit_code=ExitCode.RETRYABLE,
     )
 
 
 def _no_tracking(layout: RunLayout, recipe: Recipe) -> UserError:
     if recipe.tracking.wandb:
-        what, advice = "the run has logged nothing for W&B yet", f"mrt-hpc status {layout.root}"
+        what, advice = "the run has logged nothing for W&B yet", f"mrt-hpc status {layout.word}"
     else:
         what, advice = "this run does not track with W&B", "submit it again with --set tracking.wandb=true"
     return UserError(what, where=layout.root, expected="tracking.wandb: true in its recipe", advice=advice)
@@ -130,5 +130,5 @@ def _refuse_live(layout: RunLayout) -> None:
     refuse_live_jobs(
         layout,
         "tasks of the run are queued or running, and may still write what would be uploaded",
-        f"mrt-hpc sync {layout.root} when they have ended (mrt-hpc status {layout.root})",
+        f"mrt-hpc sync {layout.word} when they have ended (mrt-hpc status {layout.word})",
     )

@@ -49,10 +49,14 @@ NumberFormat = Literal["float32", "bfloat16", "float16"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 OPTION = r"^[a-z][a-z0-9-]*$"
+PARTITION = r"^[^\s,]+(,[^\s,]+)*$"
+GPU_TYPE = r"^[A-Za-z0-9][\w.+-]*$"
 PATTERNS = {
     NAME: "letters, digits, dots, underscores and hyphens: 64 at most, the first a letter or a digit",
     VARIABLE: "letters, digits and underscores, the first no digit",
     OPTION: "small letters, digits and hyphens, the first a letter: an option of sbatch without its two hyphens",
+    PARTITION: "characters without a line break or a blank, with commas between several names",
+    GPU_TYPE: "letters, digits, dots, underscores, hyphens and pluses, as sinfo shows a type of GPU, without its count",
 }
 """The patterns that texts are checked with, in words."""
 Name = Annotated[str, Field(pattern=NAME)]

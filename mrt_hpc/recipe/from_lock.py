@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.overrides import apply
 from mrt_hpc.recipe.paths import with_absolute_paths
 from mrt_hpc.recipe.schema import Recipe
@@ -31,7 +31,7 @@ def changed_recipe(lock: Path, recipe: Recipe, overrides: Sequence[str]) -> Reci
     Raises:
         UserError: an option is none, or the changed recipe is wrong.
     """
-    read = read_source(lock, advice=f"mrt-hpc status {lock.parent}")
+    read = read_source(lock, advice=f"mrt-hpc status {word(lock.parent)}")
     source = replace(read, data=recipe.model_dump(mode="json"), below=("recipe",))
     for override in overrides:
         if override.partition("=")[0].strip() == SUITE:

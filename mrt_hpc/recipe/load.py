@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mrt_hpc.errors import word
 from mrt_hpc.recipe.extends import read_recipe_source
 from mrt_hpc.recipe.hub_models import with_cached_models
 from mrt_hpc.recipe.overrides import apply
@@ -36,11 +37,11 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         UserError: the first thing wrong, and how many more there are; or a class would be imported from beside the
             file, where another user can change it.
     """
-    source = read_recipe_source(path, advice=f"mrt-hpc plan {path}")
+    source = read_recipe_source(path, advice=f"mrt-hpc plan {word(path)}")
     for override in overrides:
         apply(source, override)
     absolute = replace(source, data=with_absolute_paths(source.data, path.parent.absolute()))
-    whole = with_suite(absolute, advice=f"mrt-hpc plan {path}")
+    whole = with_suite(absolute, advice=f"mrt-hpc plan {word(path)}")
     data = with_cached_models(with_open_forced_texts(whole.data))
     import_from(path.parent, data)
     return validate(replace(whole, data=data), Recipe, data)

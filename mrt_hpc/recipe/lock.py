@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ruamel.yaml import YAML
 
 import mrt_hpc
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.ownership import refuse_changeable
@@ -52,7 +52,7 @@ def read_recipe_lock(path: Path, *, looking: bool = False) -> Recipe:
         "this is the directory of an evaluation on its own, not that of a training run",
         where=path.parent,
         expected="a directory that `mrt-hpc submit` made",
-        advice=f"mrt-hpc status {path.parent}",
+        advice=f"mrt-hpc status {word(path.parent)}",
     )
 
 
@@ -86,7 +86,7 @@ def look_at_lock(path: Path) -> Experiment:
 
 
 def _content(path: Path) -> Source:
-    source = read_source(path, advice=f"mrt-hpc status {path.parent}")
+    source = read_source(path, advice=f"mrt-hpc status {word(path.parent)}")
     if not isinstance(source.data.get("recipe"), dict):
         raise UserError(
             "the lock holds no recipe",
@@ -128,7 +128,7 @@ def recorded_versions(path: Path) -> dict[str, str]:
     Raises:
         UserError: the lock is no YAML.
     """
-    told = read_source(path, advice=f"mrt-hpc status {path.parent}").data
+    told = read_source(path, advice=f"mrt-hpc status {word(path.parent)}").data
     packages = told.get("packages")
     found = {"mrt-hpc": told.get("mrt_hpc"), **(packages if isinstance(packages, dict) else {})}
     return {name: str(version) for name, version in found.items() if version is not None}

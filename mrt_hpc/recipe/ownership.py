@@ -19,7 +19,11 @@ REACHED_BY_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 """Without these rights of a folder no other user reaches what is in it, whatever rights that has."""
 
 
-def refuse_changeable(path: Path, what: str) -> None:
+CODE = "read what is there; then copy it to a folder of your own, or add --trust where the command has it"
+"""What to do about code of another user."""
+
+
+def refuse_changeable(path: Path, what: str, instead: str = CODE) -> None:
     """Refuse a file or a folder that another user owns, may write to, or may put another one in the place of.
 
     Folders that lie higher than the one that holds it are not looked at: who can exchange those can exchange all that
@@ -28,6 +32,7 @@ def refuse_changeable(path: Path, what: str) -> None:
     Args:
         path: what is there; links are followed.
         what: what is refused, a sentence about it.
+        instead: what to do where another user owns it.
 
     Raises:
         UserError: naming the place, its owner and its mode.
@@ -38,7 +43,7 @@ def refuse_changeable(path: Path, what: str) -> None:
         status = each.stat()
         written = not sheltered and is_written_by_others(each) and (each == place or not status.st_mode & stat.S_ISVTX)
         if status.st_uid not in (os.geteuid(), ROOT) or written:
-            raise _changeable(each, what)
+            raise _changeable(each, what, instead)
 
 
 def is_written_by_others(path: Path) -> bool:
@@ -67,7 +72,7 @@ def _has_access_list(path: Path) -> bool:
         return False
 
 
-def _changeable(place: Path, what: str) -> UserError:
+def _changeable(place: Path, what: str, instead: str) -> UserError:
     status = place.stat()
     mine = status.st_uid in (os.geteuid(), ROOT)
     return UserError(
@@ -75,9 +80,7 @@ def _changeable(place: Path, what: str) -> UserError:
         where=place,
         value=f"owner {_name(status.st_uid)}, mode {stat.filemode(status.st_mode)}",
         expected="owner you or root, and no other user with the right to write",
-        advice=f"chmod go-w {shlex.quote(str(place))}"
-        if mine
-        else "read what is there; then copy it to a folder of your own, or add --trust where the command has it",
+        advice=f"chmod go-w {shlex.quote(str(place))}" if mine else instead,
     )
 
 

@@ -84,7 +84,7 @@ def _explain(error: ValidationError, source: Source, model: type[BaseModel], pre
             location = (*location, "type")
             value, expected = _value_at(source.data, location), _expected_tag(first["ctx"], at, model)
         case "string_type" if isinstance(value, int | float):
-            expected = f'"{yaml_text(value)}" with the quotes, which make it text: {_expected_value(kind, at, model)}'
+            expected = f"the same with quotes around it, which make it text: {_expected_value(kind, at, model)}"
         case _ if kind in OF_THE_LIBRARY:
             expected = _expected_value(kind, at, model)
     dotted = ".".join(map(str, location)) or "the file as a whole"

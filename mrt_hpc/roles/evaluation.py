@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.starts import WholeTraces
 from mrt_hpc.analysis.measures import few_answers, several_graders
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
@@ -162,8 +162,8 @@ class UnitEvaluation:
                     f"weights version {version}, which this task evaluates, is missing, and training has continued "
                     "without it",
                     where=layout.weights_version(version),
-                    advice=f"ls {layout.set_aside} shows what was moved away and why; "
-                    f"mrt-hpc report {layout.root} writes the report without it",
+                    advice=f"ls {word(layout.set_aside)} shows what was moved away and why; "
+                    f"mrt-hpc report {layout.word} writes the report without it",
                 )
             return version in published
 
@@ -184,7 +184,7 @@ class UnitEvaluation:
             f"model {recipe.models[version].name}, which this task evaluates, is missing from the run directory",
             where=layout.weights_version(version),
             advice="the same mrt-hpc eval command again, which takes the model over again; "
-            f"ls {layout.set_aside} shows what was moved away and why",
+            f"ls {word(layout.set_aside)} shows what was moved away and why",
         )
 
     def sample(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.domains.small_world.equations import Habits
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import UserError, nearest, word
 from mrt_hpc.recipe.batching import Precision
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.recipe.sections.model import HuggingFaceModel, SmallWorldModel
@@ -80,7 +80,7 @@ def publish_models(task: Task, recipe: EvaluationRecipe) -> None:
                 f"model {model.name} is not there",
                 value=model.path,
                 expected="a model directory; the run that was to publish it has ended without it, or removed it",
-                advice=f"mrt-hpc status {model.run}" if model.run else f"ls {Path(model.path).parent}",
+                advice=f"mrt-hpc status {model.run}" if model.run else f"ls {word(Path(model.path).parent)}",
             )
         publish_copy(task, number, Path(model.path), f"models.{number}.path", trained=False)
     release(recipe, task.layout)  # these weights are in this run now, and their training may remove them

@@ -65,7 +65,7 @@ def run(task: Task) -> None:
         raise UserError(
             f"the report is incomplete: {'; '.join(missing)}",
             where=task.layout.report,
-            advice=f"mrt-hpc status {task.layout.root}; the same submit command continues the run",
+            advice=f"mrt-hpc status {task.layout.word}; the same submit command continues the run",
         )
 
 
@@ -218,7 +218,7 @@ def evaluation_table(recipe: EvaluationRecipe) -> dict[str, str]:
 
 def packages_of(layout: RunLayout) -> dict[str, str]:
     """The versions of the packages that matter, by the lock."""
-    locked = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.root}").data
+    locked = read_source(layout.recipe_lock, advice=f"mrt-hpc status {layout.word}").data
     return {"mrt-hpc": locked["mrt_hpc"], **locked["packages"]}
 
 

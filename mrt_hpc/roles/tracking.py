@@ -237,7 +237,7 @@ class _Evaluations:
     def _read(self) -> LoggedRows:
         if self.record not in list_directory(self.record.parent):
             return LoggedRows()
-        advice = f"rm -r {self.record}, and mrt-hpc report {self.task.layout.root}: all evaluations are logged again"
+        advice = f"rm -r {self.record}, and mrt-hpc report {self.task.layout.word}: all evaluations are logged again"
         return read_typed(self.record, LoggedRows, "the record of logged evaluations", advice=advice)
 
     def _staged(self, rows: Sequence[dict[str, float]], first_step: int) -> Path:

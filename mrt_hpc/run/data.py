@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import UserError, nearest, word
 from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Gold, Problem
 from mrt_hpc.run.seeds import derive_seed
@@ -199,7 +199,7 @@ class LeftOut:
 
 def left_out(path: Path) -> dict[str, int]:
     """Tokens of the prompts of the problems that were left out of a file, by problem id."""
-    advice = f"rm -r {left_out_file(path)}: nothing but reports name these problems"
+    advice = f"rm -r {word(left_out_file(path))}: nothing but reports name these problems"
     try:
         return read_typed(left_out_file(path), LeftOut, "the list of problems left out", advice=advice).tokens
     except FileNotFoundError:

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mrt_hpc.errors import word
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 from mrt_hpc.run.atomic import write_json
@@ -143,7 +144,9 @@ def _digest(value: Any) -> str:
 
 
 def _unnamed(layout: RunLayout) -> dict[str, RecordedSettings]:
-    advice = f"restore it from a backup, or remove it and evaluate again: rm -r {layout.first_evaluation_settings}"
+    advice = (
+        f"restore it from a backup, or remove it and evaluate again: rm -r {word(layout.first_evaluation_settings)}"
+    )
     try:
         known = dict[str, RecordedSettings]
         return read_typed(layout.first_evaluation_settings, known, "the settings of evaluations", advice=advice)
@@ -187,7 +190,7 @@ class PassedOver:
 
 def passed_over(layout: RunLayout) -> list[int]:
     """Versions that had been pruned when an evaluation of them was asked for, and that are not there."""
-    advice = f"rm -r {layout.versions_passed_over}, and the same submit command again, which writes it"
+    advice = f"rm -r {word(layout.versions_passed_over)}, and the same submit command again, which writes it"
     try:
         passed = read_typed(layout.versions_passed_over, PassedOver, "the list of removed versions", advice=advice)
     except FileNotFoundError:

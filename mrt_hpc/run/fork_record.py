@@ -80,7 +80,7 @@ def read_fork(layout: RunLayout) -> ForkRecord | None:
     Raises:
         UnreadableError: the record is damaged.
     """
-    advice = f"restore it from a backup, or remove it: mrt-hpc status {layout.root} works without it"
+    advice = f"restore it from a backup, or remove it: mrt-hpc status {layout.word} works without it"
     try:
         return read_typed(layout.forked_from, ForkRecord, "the record of the fork", advice=advice)
     except FileNotFoundError:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +47,11 @@ class RunLayout:
     """The paths of one run directory."""
 
     root: Path
+
+    @property
+    def word(self) -> str:
+        """The directory as a word of a command that a user is told to type."""
+        return word(self.root)
 
     # -- identity and plan
     @property

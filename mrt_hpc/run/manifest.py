@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.run.access import share_as_directory
 from mrt_hpc.run.atomic import (
     checksum,
@@ -76,7 +76,7 @@ def unreadable(path: Path, error: Exception) -> UserError:
     return UserError(
         f"the file cannot be read at the moment: {error!r}",
         where=path,
-        advice=f"nothing, if the filesystem recovers; otherwise: mv {path} {path}.unreadable",
+        advice=f"nothing, if the filesystem recovers; otherwise: mv {word(path)} {word(path)}.unreadable",
         exit_code=ExitCode.RETRYABLE,
     )
 

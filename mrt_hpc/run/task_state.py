@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import ExitCode
+from mrt_hpc.errors import ExitCode, word
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, UnreadableError, Whole, read_typed
@@ -132,7 +132,7 @@ def read_task(layout: RunLayout, job: str, index: int) -> TaskRecord:
     """
     path = task_file(layout, job, index)
     try:
-        advice = f"rm -r {path}: the task runs again, and its finished results stay"
+        advice = f"rm -r {word(path)}: the task runs again, and its finished results stay"
         return read_typed(path, TaskRecord, "the state of a task", advice=advice)
     except FileNotFoundError:
         return TaskRecord(TaskState.WAITING)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.batching import Batching, Precision
 from mrt_hpc.recipe.model_files import INDEX, SINGLE_FILE, context_length, no_weights, uneven_heads
 from mrt_hpc.run.safetensors_file import SafetensorsFile
@@ -256,7 +256,7 @@ def model_config(directory: Path) -> PretrainedConfig:
             "the directory holds no model: config.json is missing",
             where=directory,
             expected="config.json and *.safetensors",
-            advice=f"ls {directory} shows what is there; name a model with --set model.path=DIRECTORY",
+            advice=f"ls {word(directory)} shows what is there; name a model with --set model.path=DIRECTORY",
         )
     try:
         return cast("PretrainedConfig", AutoConfig.from_pretrained(directory))

@@ -220,14 +220,24 @@ def test_archives_of_other_versions_and_those_beyond_the_number_are_removed(
     code = on_node("a")
     folder.mkdir(mode=0o700)
     mine = code.archive.name.removesuffix(code.archive.name.rpartition("-")[2])
-    days = {"vllm-0.1-old.zip": 8, "vllm-0.1-used.zip": 6, ".x.tmp-0": 8}
-    days |= {f"{mine}{number}.zip": 10 + number for number in range(compiled_code.MOST_ARCHIVES)}
+    days = {f"vllm-0.1-{1:016x}.zip": 8, f"vllm-0.1-{2:016x}.zip": 6, f".vllm-0.1-{3:016x}.zip.tmp-0": 8}
+    days |= {f"{mine}{number:016x}.zip": 10 + number for number in range(compiled_code.MOST_ARCHIVES)}
+    others = {"results.csv", "vllm-0.1-notes.zip", *(f"thesis-{number}.tex" for number in range(20))}
+    days |= dict.fromkeys(others, 30)
+    (folder / f"vllm-0.1-{4:016x}.zip").symlink_to("gone")
     for name, age in days.items():
         (folder / name).touch()
         os.utime(folder / name, (time.time() - age * 86400,) * 2)
     started(code)
     kept = {path.name for path in folder.iterdir()}
-    assert kept == {code.archive.name, "vllm-0.1-used.zip", *(f"{mine}{number}.zip" for number in range(6))}
+    archives = {code.archive.name, *(f"{mine}{number:016x}.zip" for number in range(6))}
+    assert kept == {*archives, *(f"vllm-0.1-{number:016x}.zip" for number in (2, 4)), *others}
+
+
+def test_the_folder_is_named_by_an_absolute_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiled_code.VARIABLE, "~/compiled")
+    with pytest.raises(UserError, match="no absolute path"):
+        compiled_code.kept_by_all_runs()
 
 
 BASE = ServerSettings(Path("model"), max_model_len=512, extra_args=("--enable-chunked-prefill",))

@@ -353,9 +353,25 @@ def test_a_site_profile_is_not_taken_by_its_name_from_a_folder_of_another_user(
     profile.write_text("type: slurm\nname: planted\nsetup: ['touch pwned']\n")
     monkeypatch.chdir(shared)
     profile.chmod(0o666)
-    with pytest.raises(UserError, match="is not taken from this folder, because another user can change it"):
+    with pytest.raises(UserError, match="is not taken by its name, because another user can change it"):
         find_site("planted")
     assert find_site(str(profile)).name == "planted"  # its path is named
+
+
+def test_a_site_profile_of_the_users_own_folder_is_not_taken_by_its_name_where_all_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    tmp_path.chmod(0o755)
+    profile = tmp_path / "mrt-hpc" / "sites" / "box.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("type: slurm\nname: box\n")
+    assert find_site("box").name == "box"
+    profile.chmod(0o666)
+    monkeypatch.setattr("mrt_hpc.recipe.ownership.REACHED_BY_OTHERS", 0o777)  # pytest's folder is this user's alone
+    with pytest.raises(UserError, match="is not taken by its name") as refused:
+        find_site("box")
+    assert str(refused.value.advice).startswith("chmod go-w")
 
 
 def test_functions_of_pythons_own_library_are_no_verifiers() -> None:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch.slurm.cluster_limits import minutes_of
 from mrt_hpc.launch.slurm.commands import run_slurm
 from mrt_hpc.launch.slurm.parameters import mebibytes
@@ -123,6 +123,6 @@ def queued_otherwise(jobs: Sequence[Job], ids: Mapping[str, str], site: SlurmSit
             found = list(differences(alike[0], site, queued_fields(ids[alike[0].name])))
         except UserError as error:
             return [*told, f"whether Slurm has queued the jobs as they were planned is not known: {error.what}"]
-        again = f"what is queued changes with mrt-hpc cancel {root} and the same submit command"
+        again = f"what is queued changes with mrt-hpc cancel {word(root)} and the same submit command"
         told += [f"Slurm has queued {names} with {one.sentence}\n  next:     {one.advice}; {again}" for one in found]
     return told

@@ -14,7 +14,7 @@ from mrt_hpc.launch.backend import Site
 from mrt_hpc.launch.gpus import NO_SLICES, is_slice
 from mrt_hpc.launch.images.build import checksum_file
 from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
-from mrt_hpc.recipe.base import OPTION, Line, NotNegative, Queued, Section, WholeMinutes
+from mrt_hpc.recipe.base import GPU_TYPE, OPTION, PARTITION, Line, NotNegative, Queued, Section, WholeMinutes
 from mrt_hpc.recipe.site import SiteLimits
 from mrt_hpc.run.atomic import checksum
 
@@ -50,6 +50,14 @@ def _whole_gpu(name: str) -> str:
     if is_slice(name):
         raise PydanticCustomError("slice", "the type of {whole}", {"whole": NO_SLICES})
     return name
+
+
+def _on_each_node(path: str) -> str:
+    if not path.startswith(("/", "$")):
+        raise PydanticCustomError(
+            "relative", "a path that begins with / or with a variable of the nodes, as in $SCRATCH: no shell reads a ~"
+        )
+    return path
 
 
 def _whole_gpus(options: dict[str, str | Literal[True]]) -> dict[str, str | Literal[True]]:
@@ -111,9 +119,9 @@ class Container(Section):
 class Partitions(Section):
     """Slurm partitions by kind of job; null leaves the choice to the cluster's default."""
 
-    cpu: Line | None = None
+    cpu: Annotated[str, Field(pattern=PARTITION)] | None = None
     """The partition of jobs without GPUs."""
-    gpu: Line | None = None
+    gpu: Annotated[str, Field(pattern=PARTITION)] | None = None
     """The partition of jobs with GPUs."""
 
 
@@ -129,7 +137,7 @@ class SlurmSite(Site):
     """The partitions that jobs go to."""
     gpu_request: GpuRequest = GpuRequest.GRES
     """The sbatch option that asks for GPUs."""
-    gpu_type: Annotated[Line, AfterValidator(_whole_gpu)] | None = None
+    gpu_type: Annotated[str, Field(pattern=GPU_TYPE), AfterValidator(_whole_gpu)] | None = None
     """The GPU model in the request, as in ``a100`` or ``"3090"``; parts of GPUs (MIG, ``1g.10gb``) are refused."""
     setup: tuple[str, ...] = ()
     """Shell lines that run before each task, as in ``module load gcc``. The job script contains them unchanged. No CUDA
@@ -139,7 +147,7 @@ class SlurmSite(Site):
     """The Python that runs the tasks; null takes the Python that runs this command."""
     container: Container | None = None
     """The Apptainer image that tasks run in; null runs them on the node itself."""
-    scratch: Line | None = None
+    scratch: Annotated[Line, AfterValidator(_on_each_node)] | None = None
     """A folder on each node for sockets, temporary files and what vLLM, Triton and torch compile; null takes the node's
     own folder for temporary files.
     """

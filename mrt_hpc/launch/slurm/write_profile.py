@@ -83,7 +83,14 @@ def write_profile(path: Path, survey: Survey, node: LoginNode, wishes: Wishes, *
         "Change it as you like; `mrt-hpc fields site` lists every field, and `mrt-hpc doctor` checks the values.",
     )
     text = profile_text(entries(survey, node, wishes), head)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"there is no place for the profile: {error.strerror or error}",
+            where=path.parent,
+            advice=f"mrt-hpc init {wishes.name} --output FILE, a file in a folder of your own",
+        ) from error
     if force:
         with replacing(path) as temporary:
             _write_checked(temporary, text)
@@ -101,4 +108,13 @@ def _write_checked(temporary: Path, text: str) -> None:
         UserError: the profile is wrong.
     """
     temporary.write_text(text)
-    load_site(temporary)
+    try:
+        load_site(temporary)
+    except UserError as error:
+        raise UserError(
+            f"the profile would be wrong: {error.what}",
+            value=error.value,
+            where="the options of mrt-hpc init, or what Slurm told",
+            expected=error.expected,
+            advice="the same command with another value (mrt-hpc init --help lists the options)",
+        ) from error

@@ -79,7 +79,7 @@ def explain_run(look: RunLook, history: RunHistory) -> Finding:
     if look.state is RunState.FINISHED:
         done = sum(job.tasks for job in look.plan.jobs)
         sentence = f"The run is finished: all {done} tasks are done."
-        return Finding(sentence, f"mrt-hpc report {look.layout.root}", tuple(warned))
+        return Finding(sentence, f"mrt-hpc report {look.layout.word}", tuple(warned))
     found = [explained(look, job, index) for job, index, record in look.tasks() if record.state is not TaskState.DONE]
     groups = grouped(found)
     first = groups[0]

@@ -93,7 +93,7 @@ def explained(look: RunLook, job: Job, index: int) -> Explanation:
     if job.name in look.queues.ids and job.name not in look.queues.tasks:
         ids = ", ".join(look.queues.ids[job.name])
         sentence = f"was submitted as job {ids}, and the queue was not reached"
-        return Explanation(job.name, index, Cause.QUEUED, sentence, f"mrt-hpc explain {look.layout.root}, later")
+        return Explanation(job.name, index, Cause.QUEUED, sentence, f"mrt-hpc explain {look.layout.word}, later")
     return _unqueued(look, job, index, record)
 
 
@@ -102,7 +102,7 @@ def _failed(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanat
         cause, sentence = Cause.FAILED_WITH, f"has failed because it waits for {', '.join(record.awaited)}"
     else:
         cause, sentence = Cause.FAILED, f"has failed: {_first_line(record)}"
-    advised = _advised(record) or f"mrt-hpc logs {look.layout.root} {job.role} -n 100"
+    advised = _advised(record) or f"mrt-hpc logs {look.layout.word} {job.role} -n 100"
     command = advised if "submit" in advised else f"{advised}; then {SUBMIT_AGAIN}"
     return Explanation(job.name, index, cause, sentence, command, failed_at=record.time)
 
@@ -118,9 +118,9 @@ def _running(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explana
         return Explanation(job.name, index, Cause.FULL_DISK, f"runs{where}, {waits}", advice, f"runs, {waits}")
     if away := _peers_away(look, job):
         waits = f"and waits for {', '.join(away)}, of which no task runs"
-        command = f"mrt-hpc explain {look.layout.root} {away[0]}"
+        command = f"mrt-hpc explain {look.layout.word} {away[0]}"
         return Explanation(job.name, index, Cause.WAITS, f"runs{where}{since}, {waits}", command, f"runs, {waits}")
-    watch = f"mrt-hpc status {look.layout.root} --watch"
+    watch = f"mrt-hpc status {look.layout.word} --watch"
     return Explanation(job.name, index, Cause.RUNS, f"runs{where}{since}", watch, "runs")
 
 
@@ -151,7 +151,7 @@ def _queued(look: RunLook, job: Job, index: int, record: TaskRecord, queued: Que
         return Explanation(job.name, index, Cause.QUEUED, f"{start}{why}", "nothing: it starts by itself")
     stuck = meaning.hold in (Hold.USER, Hold.ADMINISTRATOR, Hold.NEVER)
     cause = Cause.STUCK if stuck else Cause.AGAIN if before else Cause.QUEUED
-    command = meaning.next.format(id=queued.task_id, run=look.layout.root)
+    command = meaning.next.format(id=queued.task_id, run=look.layout.word)
     sentence = f"{start}, because {meaning.means} ({queued.reason or 'no reason given'})"
     return Explanation(job.name, index, cause, sentence, command)
 
@@ -160,7 +160,7 @@ def _after_dependency(look: RunLook, job: Job, queued: QueuedTask) -> str:
     """What to type next for a task that waits for other jobs."""
     failed = [wait.job for wait in job.after if _has_failed(look, wait.job) and wait.kind is DependencyKind.AFTEROK]
     if failed:
-        return f"mrt-hpc explain {look.layout.root} {failed[0]}"
+        return f"mrt-hpc explain {look.layout.word} {failed[0]}"
     if not _awaited(look, job):
         return f"nothing: it starts by itself; `scontrol show job {queued.task_id}` names these jobs"
     return "nothing: it starts by itself"

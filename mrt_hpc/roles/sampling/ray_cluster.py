@@ -270,7 +270,7 @@ def _all_nodes(node: RayNode, task: Task, deadline_s: float) -> tuple[str, ...]:
 def _advice(task: Task) -> str:
     """What to do where a rank or its node does not come in time."""
     return (
-        f"mrt-hpc logs {task.layout.root} {task.job.role} shows what the ranks did; where they only need more time: "
+        f"mrt-hpc logs {task.layout.word} {task.job.role} shows what the ranks did; where they only need more time: "
         "--set serving.start_limit_s=SECONDS; else ask the administrators whether compute nodes reach each other's "
         "ports"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
 from mrt_hpc.run.manifest import DamagedError, verify
@@ -42,7 +42,7 @@ def verified_weights(task: Task, version: int, local: LocalWeights | None = None
             raise UserError(
                 f"weights version 0 is damaged: {damage.what}",
                 where=damage.where,
-                advice=f"rm -r {directory} {layout.root / 'tasks/prepare'}, and the same command again",
+                advice=f"rm -r {word(directory)} {word(layout.root / 'tasks/prepare')}, and the same command again",
             ) from damage
         _set_aside_damaged(task, version, damage, before)
         raise

@@ -61,7 +61,7 @@ class PeersAwayError(UserError):
         super().__init__(
             f"gave the nodes back: {peers.names} {why}",
             advice="nothing: the task is queued again by itself, and continues when one of those tasks runs; "
-            f"mrt-hpc status {peers.layout.root} shows why they do not run",
+            f"mrt-hpc status {peers.layout.word} shows why they do not run",
             exit_code=ExitCode.GIVE_BACK,
         )
         self.awaited = tuple(job.name for job in peers.jobs)
@@ -145,7 +145,7 @@ class PeerWait:
                 minutes = (now - self._began) / 60
                 raise UserError(
                     f"gave the nodes back: {self.peers.names} has not produced {self.reason} in {minutes:.1f} minutes",
-                    advice=f"nothing: the task is queued again by itself; mrt-hpc status {self.peers.layout.root}",
+                    advice=f"nothing: the task is queued again by itself; mrt-hpc status {self.peers.layout.word}",
                     exit_code=ExitCode.GIVE_BACK,
                 )
             return
@@ -153,7 +153,7 @@ class PeerWait:
         self._give_up(lives, now - self._none_running_since)
 
     def _give_up(self, lives: set[PeerStatus], waited_s: float) -> None:
-        status = f"mrt-hpc status {self.peers.layout.root}"
+        status = f"mrt-hpc status {self.peers.layout.word}"
         if lives == {PeerStatus.FAILED}:
             raise PeersFailedError(self.reason, self.peers, status)
         if lives <= {PeerStatus.DONE, PeerStatus.FAILED} and waited_s > self.limits.heartbeat_limit_s:

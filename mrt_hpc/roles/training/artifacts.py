@@ -173,7 +173,7 @@ class TrainingArtifacts:
             raise self._too_many_skipped(iteration, skipped, path)
 
     def _too_many_skipped(self, iteration: int, skipped: SkippedStep, path: Path) -> UserError:
-        run = self.task.layout.root
+        run = self.task.layout.word
         return UserError(
             f"{self.engine.skipped_in_a_row} optimiser steps in a row were skipped, the last one in iteration "
             f"{iteration}: {skipped}",
@@ -201,7 +201,7 @@ class TrainingArtifacts:
                 "another attempt of this task has started, because this attempt seemed to be lost",
                 value=now.attempt,
                 expected=self.task.attempt,
-                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.root} shows it",
+                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.word} shows it",
                 exit_code=ExitCode.RETRYABLE,
             )
 
@@ -215,7 +215,7 @@ class TrainingArtifacts:
             raise UserError(
                 "another attempt of this task has written this, because this attempt seemed to be lost",
                 where=path,
-                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.root} shows it",
+                advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.word} shows it",
                 exit_code=ExitCode.RETRYABLE,
             )
 

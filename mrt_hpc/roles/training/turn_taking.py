@@ -63,5 +63,5 @@ class TurnTaking:
             deadline_s=REGAIN_DEADLINE_S,
             where=self.task.turn.path if self.task.companion is None else self.task.companion.log,
             advice="nothing: the task runs again from its last checkpoint; "
-            f"mrt-hpc status {self.task.layout.root} shows it",
+            f"mrt-hpc status {self.task.layout.word} shows it",
         )

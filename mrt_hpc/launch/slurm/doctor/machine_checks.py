@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import mrt_hpc
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.verifiers import verifiers_of
+from mrt_hpc.errors import word
 from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.launch.filesystems import GIB, filesystem, scratch_problems
 from mrt_hpc.launch.gpus import OLDEST_DRIVER
@@ -69,7 +70,7 @@ def image(situation: Situation) -> Iterator[Result]:
         )
         return
     if not os.access(container.image, os.R_OK):
-        yield fails(f"{container.image} cannot be read by you", f"chmod +r {container.image}, as its owner")
+        yield fails(f"{container.image} cannot be read by you", f"chmod +r {word(Path(container.image))}, as its owner")
         return
     if shutil.which(container.executable) is None:
         yield doubtful(
