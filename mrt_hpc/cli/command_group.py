@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -26,6 +28,7 @@ class CommandGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a UserError becomes its text and exit code."""
         _forget_no_width()
+        _print_any_text()
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -59,6 +62,13 @@ def _forget_no_width() -> None:
     width = os.environ.get("COLUMNS", "")
     if not width.isdecimal() or int(width) == 0:
         os.environ.pop("COLUMNS", None)
+
+
+def _print_any_text() -> None:
+    """Print characters that the terminal's encoding lacks by their numbers: what sites and problems say holds any."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def full_disk(error: OSError) -> UserError:

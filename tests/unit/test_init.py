@@ -60,6 +60,15 @@ def test_the_profile_is_read_back_with_the_clusters_values(monkeypatch: pytest.M
     assert [line for line in values if " # " not in line] == [], "each value has its reason"
 
 
+def test_a_cluster_of_parts_of_gpus_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    profile = tmp_path / "box.yaml"
+    parts = RecordedSlurm(changes={"nodes": [("gpu:2", "gpu:1g.10gb:2(S:0)")]})
+    assert init(monkeypatch, parts, "box", "--yes", "--output", str(profile)).exit_code == 0
+    assert "parts of GPUs (MIG) only in your partitions: 1g.10gb" in profile.read_text()
+    wrong = init(monkeypatch, parts, "box", "--yes", "--output", str(tmp_path / "two.yaml"), "--gpu-type", "1g.10gb")
+    assert (wrong.exit_code, "the options of mrt-hpc init" in wrong.output, ".tmp-" in wrong.output) == (2, True, False)
+
+
 def test_the_profile_becomes_the_site_of_all_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = tmp_path / "config" / "mrt-hpc" / "settings.yaml"
     settings.parent.mkdir(parents=True)

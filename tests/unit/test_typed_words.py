@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,3 +111,11 @@ def test_a_profile_holds_what_sbatch_and_shells_can_use(tmp_path: Path, line: st
 
 def typed(*words: str) -> Result:
     return CliRunner().invoke(main, list(words))
+
+
+def test_a_terminal_that_lacks_a_character_ends_no_command(tmp_path: Path) -> None:
+    (folder := tmp_path / "noch–da").mkdir()
+    command = [sys.executable, "-m", "mrt_hpc.cli.main", "runs", str(folder)]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (asked.returncode, "noch\\u2013da" in asked.stdout) == (0, True), asked.stderr

@@ -119,6 +119,8 @@ def _chosen(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
 
 def _gpus(survey: Survey, wishes: Wishes) -> Iterator[Entry]:
     kinds = gpu_types(survey, wishes)
+    slices = sorted({kind for one in _chosen(survey, wishes) for kind in one.slice_types})
+    parts = f"sinfo shows parts of GPUs (MIG) only in your partitions: {', '.join(slices)}" if slices else ""
     with_gpus = [one for one in _chosen(survey, wishes) if one.gpu_nodes]
     if with_gpus or survey.partitions is None:
         reason = f"sinfo: nodes of {with_gpus[-1].name} have GRES gpu" if with_gpus else "not seen: the usual way"
@@ -126,13 +128,15 @@ def _gpus(survey: Survey, wishes: Wishes) -> Iterator[Entry]:
     elif survey.settings is not None and survey.settings.select_type == "select/linear":
         yield Entry("gpu_request", GpuRequest.NONE.value, "scontrol show config: select/linear allocates whole nodes")
     else:
-        yield Entry("gpu_request", GpuRequest.GRES.value, "the usual way; sinfo shows no GRES gpu in your partitions")
+        yield Entry(
+            "gpu_request", GpuRequest.GRES.value, parts or "the usual way; sinfo shows no GRES gpu in your partitions"
+        )
     if wishes.gpu_type is not None:
         yield Entry("gpu_type", wishes.gpu_type, f"chosen; sinfo shows {', '.join(kinds) or 'no type'}")
     elif kinds:
         yield Entry("gpu_type", kinds[0], "sinfo: the only type in that partition")
     else:
-        yield Entry("gpu_type", None, _unknown(survey, NODES, "sinfo: the GRES has no type"))
+        yield Entry("gpu_type", None, _unknown(survey, NODES, parts or "sinfo: the GRES has no type"))
 
 
 def _memory(survey: Survey) -> Entry:
