@@ -138,19 +138,19 @@ def spends(run_dir: str, job_name: str, _index: int) -> None:
 
 
 def _spend(task: Task) -> None:
-    """Sample something for 20 s, wait for 10 s, and go on for 40 s. The first attempt of task 0 of a job named
+    """Sample something for 12 s, wait for 10 s, and go on for 16 s. The first attempt of task 0 of a job named
     ``requeued`` goes on until it is told to end.
     """
     _note(str(task.layout.root), "start", task.job.name)
     task.spend(Use.GENERATING)
-    time.sleep(20)
+    time.sleep(12)
     task.events.emit(EventKind.SHARD_COMMITTED, rollout_tokens=30, branch_tokens=10)
     task.spend(Use.WAITING)
     time.sleep(10)
     task.spend(Use.GENERATING)
     _note(str(task.layout.root), "goes on", task.job.name)
     until_told = task.job.name == "requeued" and task.index == 0 and _starts(task) == 1
-    time.sleep(600 if until_told else 40)
+    time.sleep(600 if until_told else 16)
     task.spend(Use.ENDING)
 
 

@@ -60,8 +60,8 @@ def test_the_hours_are_those_of_accounting(cluster: Cluster) -> None:
     assert alone.gpu_hours == pytest.approx(accounted, abs=ATTEMPTS_GPUS * LONGEST_END_S / 3600)
     for spent in (uses(told["by_role_and_use"]), uses(map(asdict, alone.rows))):
         assert spent[Use.WAITING] == pytest.approx(30, abs=2)
-        assert spent[Use.GENERATING] == pytest.approx((3 * 20 + 2 * 40) * 0.75, abs=4)
-        assert spent[Use.BRANCHING] == pytest.approx((3 * 20 + 2 * 40) * 0.25, abs=4)
+        assert spent[Use.GENERATING] == pytest.approx((3 * 12 + 2 * 16) * 0.75, abs=4)
+        assert spent[Use.BRANCHING] == pytest.approx((3 * 12 + 2 * 16) * 0.25, abs=4)
         assert spent[Use.LOST] > 0
         assert Use.UNACCOUNTED not in spent
 
