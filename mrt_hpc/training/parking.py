@@ -45,6 +45,7 @@ def unpark(parked: list[Parked]) -> None:
 
 
 def _parked(storage: torch.UntypedStorage) -> Parked:
+    # not pinned: torch rounds pinned memory up to a power of two and keeps it, which could be twice the trainer's state
     content = torch.UntypedStorage(storage.nbytes())
     content.copy_(storage)
     storage.resize_(0)
