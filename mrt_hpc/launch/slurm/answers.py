@@ -58,7 +58,7 @@ def submitted_id(printed: str, command: Sequence[str]) -> tuple[str, list[str]]:
         if found:
             break
     raise UserError(
-        f"sbatch ended well and printed {'several ids' if found else 'no id'} of a job; it may be queued all the same",
+        f"sbatch ended well and printed {'several ids of jobs' if found else 'no id of a job'}; one may be queued",
         value=printed.strip() or "(nothing)",
         where=shlex.join(command),
         expected="a line with the id, as `sbatch --parsable` prints it",
