@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.launch.slurm.site import SlurmSite
+from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.waiting import wait_until
 
@@ -95,7 +96,7 @@ class Cluster:
         }
         return subprocess.run(
             [sys.executable, str(ONEHOST), "run", *command],
-            env={**os.environ, **self.settings, **own},
+            env={**_without_caches(), **self.settings, **own},
             cwd=self.home,
             capture_output=True,
             text=True,
@@ -160,6 +161,11 @@ class Cluster:
         done = self.submit(plan, run_dir, function, **options)
         assert done.returncode == 0, done.stderr
         return recorded_ids(done.stdout)
+
+
+def _without_caches() -> dict[str, str]:
+    """The environment of this process, without the folders of root's caches that torch names in it once it compiles."""
+    return {name: value for name, value in os.environ.items() if name not in CACHES}
 
 
 def recorded_ids(printed: str) -> dict[str, str]:
