@@ -47,7 +47,7 @@ RECIPES = ("recipes/quickstart.yaml", "recipes/mrt_online.yaml", "recipes/backtr
 HEAVY = "torch, transformers, vllm, deepspeed, math_verify, httpx, wandb, ray"
 SLURM_PROGRAMS = {
     "sbatch": "echo $(( $(date +%s%N) / 1000 % 100000000 ))",
-    "squeue": "",
+    "squeue": 'for word; do case "$word" in --format=*) echo "${word#--format=}" ;; esac; done',  # the header alone
     "sacct": "",
     "scontrol": "",
     "scancel": "",
