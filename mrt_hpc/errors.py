@@ -71,6 +71,13 @@ class UserError(Exception):
             lines.append(f"  next:     {self.advice}")
         return "\n".join(lines)
 
+    def told_as(self, what: str, *, where: object = None, advice: str | None = None) -> UserError:
+        """The same error in other words, with its value, what would have been right, and its exit code."""
+        where, advice = self.where if where is None else where, self.advice if advice is None else advice
+        return UserError(
+            what, value=self.value, where=where, expected=self.expected, advice=advice, exit_code=self.exit_code
+        )
+
     def __reduce__(self) -> tuple[object, ...]:
         """Return what pickle needs to rebuild the error, keyword arguments included, for process pools."""
         return _rebuild, (self.what, self.value, self.where, self.expected, self.advice, int(self.exit_code))

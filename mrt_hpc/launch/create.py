@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import shutil
 import stat
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch.changes import refuse_other_recipe
 from mrt_hpc.recipe.benchmark_sampling import benchmark_sampling
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
@@ -135,7 +134,7 @@ def refuse_writable_by_others(root: Path) -> None:
             value=f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}",
             where=root,
             expected=f"owner {os.geteuid()}, and no other user with the right to write",
-            advice=f"chmod go-w {shlex.quote(str(root))}; where the filesystem knows no owners: --run DIR on another",
+            advice=f"chmod go-w {word(root)}; where the filesystem knows no owners: --run DIR on another",
         )
 
 

@@ -13,6 +13,7 @@ import socket
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from mrt_hpc.errors import UserError, word
 from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.site_file import SiteFile
 from mrt_hpc.recipe.user_code import import_from, named_modules, origin
-from mrt_hpc.run.atomic import create_next, creating, write_json
+from mrt_hpc.run.atomic import creating, write_json
 from mrt_hpc.run.heartbeats import NO_BEAT, Heart, read_beat
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_typed, readable
@@ -113,7 +114,11 @@ def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks
     some = {} if tasks is None else {"tasks": list(tasks)}
     entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
     newest = max(map(_number, _submitted(layout)), default=0)
-    create_next(lambda number: layout.jobs / f"queued-{number:06d}.json", newest + 1, json.dumps(entry))
+    for number in count(newest + 1):
+        with creating(layout.jobs / f"queued-{number:06d}.json") as file:
+            file.temporary.write_text(json.dumps(entry))
+        if file.won:
+            return
 
 
 def submissions(layout: RunLayout) -> list[Submission]:

@@ -9,7 +9,7 @@ from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch.backend import Site
 from mrt_hpc.launch.local.site import LocalSite
 from mrt_hpc.launch.settings import default_site
-from mrt_hpc.recipe.find import SITES, expanded, find
+from mrt_hpc.recipe.find import SITES, expanded, find, installed_folders
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.recipe.ownership import refuse_changeable
 
@@ -32,11 +32,9 @@ def find_site(name: str | None) -> Site:
     try:
         path = find(SITES, default.name, typed=False)
     except UserError as error:
-        raise UserError(
+        raise error.told_as(
             f"{error.what} as the default site",
-            value=default.name,
             where=default.source,
-            expected=error.expected,
             advice=f"set another one there (mrt-hpc init writes a profile), or the same command with --site {LOCAL}",
         ) from error
     return _taken(path, default.name)
@@ -51,7 +49,8 @@ def _taken(path: Path, name: str) -> Site:
     that come with the package are as safe as the package.
     """
     by_path = expanded(name).is_absolute() or expanded(name).is_file()
-    if not by_path and not path.is_relative_to(Path(mrt_hpc.__file__).parents[1]):
+    of_the_package = (Path(mrt_hpc.__file__).resolve().parents[1], *installed_folders())
+    if not by_path and not any(path.is_relative_to(folder) for folder in of_the_package):
         refuse_changeable(
             path,
             "this site profile, whose commands your jobs would run, is not taken by its name",

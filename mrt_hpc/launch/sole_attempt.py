@@ -36,14 +36,14 @@ _OVER = ""
 """The content of a claim whose attempt has ended by itself; before, it is the attempt's name."""
 
 
-class Claim(NamedTuple):
+class TaskClaim(NamedTuple):
     """A claim on a task."""
 
     number: int
     attempt: str
 
 
-NO_CLAIM = Claim(0, _OVER)
+NO_CLAIM = TaskClaim(0, _OVER)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def sole_attempt(task: Task) -> Iterator[None]:
             _end(mine, limit_s)
 
 
-def finished_claim(heart: Path, attempt: str, limit_s: float) -> Claim | None:
+def finished_claim(heart: Path, attempt: str, limit_s: float) -> TaskClaim | None:
     """The newest claim on the task of a heart, which holds the task no longer: its attempt is over, its heart has stood
     still for ``limit_s``, or it is of the same job; None where an attempt of another job works, and goes on for longer.
 
@@ -90,9 +90,9 @@ def finished_claim(heart: Path, attempt: str, limit_s: float) -> Claim | None:
         time.sleep(LOOK_EVERY_S)
 
 
-def _newest_claim(heart: Path) -> Claim:
+def _newest_claim(heart: Path) -> TaskClaim:
     path = _newest_path(heart)
-    return NO_CLAIM if path is None else Claim(_number(path), retrying(path.read_text, "the claim on the task"))
+    return NO_CLAIM if path is None else TaskClaim(_number(path), retrying(path.read_text, "the claim on the task"))
 
 
 def _newest_path(heart: Path) -> Path | None:

@@ -363,11 +363,7 @@ def half_way(error: UserError, new: Sequence[tuple[str, str]], left: Sequence[st
     if not new:
         return error
     submitted = ", ".join(f"{name} as job {job_id}" for name, job_id in new)
-    return UserError(
+    return error.told_as(
         f"{error.what}\n  submitted before it, and queued: {submitted}\n  left: {', '.join(left)}",
-        value=error.value,
-        where=error.where,
-        expected=error.expected,
         advice=f"{error.advice or 'type the same submit command again'}; that submits the jobs that are left",
-        exit_code=error.exit_code,
     )

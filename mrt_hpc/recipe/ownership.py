@@ -5,11 +5,10 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import shlex
 import stat
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +79,7 @@ def _changeable(place: Path, what: str, instead: str) -> UserError:
         where=place,
         value=f"owner {_name(status.st_uid)}, mode {stat.filemode(status.st_mode)}",
         expected="owner you or root, and no other user with the right to write",
-        advice=f"chmod go-w {shlex.quote(str(place))}" if mine else instead,
+        advice=f"chmod go-w {word(place)}" if mine else instead,
     )
 
 

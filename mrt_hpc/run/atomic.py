@@ -21,7 +21,7 @@ from mrt_hpc.run.layout import IDENTITY, LOCK
 from mrt_hpc.run.retries import list_directory, retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 TEMPORARY_MARK = ".tmp-"
 """The mark in the name of every unfinished file or directory; readers skip such names."""
@@ -150,22 +150,6 @@ class Commit:
     def __init__(self, temporary: Path) -> None:
         self.temporary = temporary
         self.won = False
-
-
-def create_next(path: Callable[[int], Path], number: int, text: str) -> Path:
-    """Create the first of numbered files that is not there yet: several writers get numbers of their own.
-
-    Args:
-        path: of the file with a number.
-        number: to begin with.
-        text: the content.
-    """
-    while True:
-        with creating(path(number)) as file:
-            file.temporary.write_text(text)
-        if file.won:
-            return path(number)
-        number += 1
 
 
 def _link_if_absent(temporary: Path, path: Path) -> bool:

@@ -4,10 +4,10 @@ alone.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mrt_hpc.errors import word
 from mrt_hpc.run.retries import list_directory
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def upload(layout: RunLayout) -> Upload | None:
     waiting = waiting_directories(layout)
     if not waiting:
         return None
-    return Upload(len(waiting), f"wandb sync {shlex.quote(str(layout.offline_runs.absolute()))}/{OFFLINE}")
+    return Upload(len(waiting), f"wandb sync {word(layout.offline_runs.absolute())}/{OFFLINE}")
 
 
 def _is_uploaded(path: Path) -> bool:

@@ -374,6 +374,20 @@ def test_a_site_profile_of_the_users_own_folder_is_not_taken_by_its_name_where_a
     assert str(refused.value.advice).startswith("chmod go-w")
 
 
+def test_a_site_profile_of_the_package_is_as_safe_as_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation that a group shares belongs to one of its members."""
+    profile = tmp_path / "sites" / "shipped.yaml"
+    profile.parent.mkdir()
+    profile.write_text("type: slurm\nname: shipped\n")
+    profile.chmod(0o666)
+    monkeypatch.setattr("mrt_hpc.recipe.ownership.REACHED_BY_OTHERS", 0o777)
+    for module in ("mrt_hpc.recipe.find", "mrt_hpc.launch.sites"):
+        monkeypatch.setattr(f"{module}.installed_folders", lambda: [tmp_path])
+    assert find_site("shipped").name == "shipped"
+
+
 def test_functions_of_pythons_own_library_are_no_verifiers() -> None:
     """`pty:spawn` takes two texts, and would run the first as a program."""
     with pytest.raises(UserError, match="a class of kind verifier"):

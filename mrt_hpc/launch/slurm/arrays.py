@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode, UserError, word
 from mrt_hpc.launch.slurm.answers import remark, submitted_id
 from mrt_hpc.launch.slurm.call import RUN_TASK, TaskCall
 from mrt_hpc.launch.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable
@@ -308,6 +307,6 @@ def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
         value=refusal.reason,
         where=str(script),
         expected="a request that the site's partitions, account and limits allow",
-        advice=f"try `sbatch --test-only {shlex.quote(str(script))}`, correct the site profile, and submit again",
+        advice=f"try `sbatch --test-only {word(script)}`, correct the site profile, and submit again",
         exit_code=ExitCode.FATAL,
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 import socket
 from typing import TYPE_CHECKING
 
 import mrt_hpc
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, word
 from mrt_hpc.launch.sites import LOCAL
 from mrt_hpc.launch.slurm.profile_text import profile_text
 from mrt_hpc.launch.slurm.proposal import entries
@@ -60,8 +59,7 @@ def refuse_existing(path: Path) -> None:
         raise UserError(
             "a site profile of this name exists",
             where=path,
-            advice=f"mrt-hpc doctor --site {shlex.quote(str(path))} checks it; --force replaces it, --output FILE "
-            "writes another",
+            advice=f"mrt-hpc doctor --site {word(path)} checks it; --force replaces it, --output FILE writes another",
         )
 
 
@@ -111,10 +109,8 @@ def _write_checked(temporary: Path, text: str) -> None:
     try:
         load_site(temporary)
     except UserError as error:
-        raise UserError(
+        raise error.told_as(
             f"the profile would be wrong: {error.what}",
-            value=error.value,
             where="the options of mrt-hpc init, or what Slurm told",
-            expected=error.expected,
             advice="the same command with another value (mrt-hpc init --help lists the options)",
         ) from error
