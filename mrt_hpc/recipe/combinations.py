@@ -112,16 +112,6 @@ def evaluation_fits(recipe: Experiment) -> None:
         )
 
 
-def grading_fits(recipe: Recipe) -> None:
-    """Refuse verdicts under which no answer of the model could be right."""
-    if getattr(recipe.model, "answer_forms", 1) > 1 and recipe.grading.strict:
-        raise misfit(
-            "grading.strict",
-            "false where model.answer_forms is above 1: its answers, as 8-1, are left to be evaluated",
-            "false",
-        )
-
-
 def training_fits(recipe: Recipe) -> None:
     """Refuse settings that the trainer cannot apply."""
     if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:

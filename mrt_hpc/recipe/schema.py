@@ -18,7 +18,6 @@ from mrt_hpc.recipe.combinations import (
     data_fit,
     evaluation_fits,
     extraction_fits,
-    grading_fits,
     prompt_fits,
     prover_fits,
     sampling_fits,
@@ -107,7 +106,6 @@ class Recipe(Section):
         extraction_fits(self)
         evaluation_fits(self)
         self.algorithm.check(self)
-        grading_fits(self)
         sampling_fits(self)
         serving_fits(self)
         training_fits(self)

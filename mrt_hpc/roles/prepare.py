@@ -1,22 +1,18 @@
-"""The first job: it makes weights version 0, from the small world or from a Hugging Face directory."""
+"""The first job: it publishes weights version 0, the small world's model or a Hugging Face directory of the user."""
 
 from __future__ import annotations
 
 import json
 import logging
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from mrt_hpc.domains.small_world.equations import Habits
-from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
-from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.errors import UserError, nearest, word
 from mrt_hpc.recipe.batching import Precision
 from mrt_hpc.recipe.evaluation_recipe import EvaluationRecipe
-from mrt_hpc.recipe.sections.model import HuggingFaceModel, SmallWorldModel
+from mrt_hpc.recipe.sections.model import HuggingFaceModel
 from mrt_hpc.roles.preparation.gold_answers import name_unreadable
 from mrt_hpc.roles.preparation.prompt_lengths import check_prompts
 from mrt_hpc.roles.preparation.tokenizer_check import check_tokenizer
@@ -24,13 +20,10 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.pins import release
 from mrt_hpc.run.safetensors_file import refuse_not_finite
-from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.run.uses import Use
 from mrt_hpc.run.weights import publish, refuse_delta, take_over
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.roles.task.context import Task
 
@@ -56,12 +49,8 @@ def run(task: Task) -> None:
     if isinstance(model, HuggingFaceModel):
         publish_copy(task, 0, Path(model.path), "model.path")
         return
-    check_small_world_prompts(task)
-    task.retrying(
-        lambda: publish(task.layout, 0, lambda directory: _warm_start(task, directory), source="small_world"),
-        "weights version 0",
-    )
-    task.events.emit(EventKind.PUBLISHED, version=0)
+    check_prompts(task, STARTING_MODEL)
+    publish_checked(task, 0, STARTING_MODEL, "small_world")
 
 
 def publish_models(task: Task, recipe: EvaluationRecipe) -> None:
@@ -108,29 +97,20 @@ def publish_copy(task: Task, version: int, source: Path, field: str, *, trained:
         check_training(source, field, task.recipe)
     check_tokenizer(task.experiment, source, field)
     check_prompts(task, source)
+    publish_checked(task, version, source, str(source))
+
+
+def publish_checked(task: Task, version: int, source: Path, name: str) -> None:
+    """Publish a model directory, whose files and prompts were checked, under the source's ``name``.
+
+    Raises:
+        UserError: its weights are not finite.
+    """
     task.retrying(
-        lambda: publish(task.layout, version, lambda directory: copy_model(source, directory), source=str(source)),
+        lambda: publish(task.layout, version, lambda directory: copy_model(source, directory), source=name),
         f"weights version {version}",
     )
     task.events.emit(EventKind.PUBLISHED, version=version)
-
-
-def check_small_world_prompts(task: Task) -> None:
-    """Check the prompts before the embedded model is made: its tokenizer is the same at every start.
-
-    Raises:
-        UserError: a prompt is too long; or too few problems are left.
-    """
-    with small_world_tokenizer() as directory:
-        check_prompts(task, directory)
-
-
-@contextmanager
-def small_world_tokenizer() -> Iterator[Path]:
-    """A directory with the tokenizer of the embedded model, for the length of the block."""
-    with TemporaryDirectory() as directory:
-        build_tokenizer().save_pretrained(directory)
-        yield Path(directory)
 
 
 def check_prover_model(task: Task) -> None:
@@ -233,15 +213,3 @@ def check_finite(directory: Path, source: Path) -> None:
             expected="weights that are finite numbers",
             advice="fetch the model again (mrt-hpc model fetch NAME), or take another one",
         ) from damage
-
-
-def _warm_start(task: Task, directory: Path) -> None:
-    model = task.recipe.model
-    assert isinstance(model, SmallWorldModel)  # the caller has checked that
-    habits = Habits(answer_forms=model.answer_forms)
-    settings = WarmStartSettings(seed=derive_seed(task.recipe.seed, "warm_start"), habits=habits)
-    if model.warm_start_steps is not None:
-        settings = replace(settings, steps=model.warm_start_steps)
-    report = warm_start(settings, directory, log.info)
-    refuse_not_finite(directory)
-    log.info("warm start: %s", report)

@@ -150,7 +150,6 @@ def main() -> None:
         micro_batch_rows=options.trl_rows,
         threads=options.threads,
         steps=options.turns + 1,
-        warm_start=options.warm_start,
     )
     turns = measure(load, options.trl)
     quiet = [t for t in turns if t.others <= options.quiet]
@@ -173,7 +172,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=160, help="the most tokens of a rollout")
     parser.add_argument("--trl-rows", type=int, default=32, help="sequences of a micro-batch of TRL")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each side's computation")
-    parser.add_argument("--warm-start", type=int, default=700, help="supervised steps of the model before")
     parser.add_argument("--quiet", type=float, default=0.2, help="cores that others may use in a quiet turn")
     parser.add_argument("--output", type=Path, help="the folder for table.md")
     return parser.parse_args()

@@ -25,8 +25,8 @@ from mrt_hpc.algorithms.starts import WholeTraces, trace_settings
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.domains.math.verifier import MathVerifier
 from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.equations import Split, problems
-from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutSampler
@@ -191,14 +191,12 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--into", type=Path, default=RESULTS / "branch-cost", help="where the table goes")
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "branch-cost", help="where the model goes")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "branch-cost", help="where the logs go")
     parser.add_argument("--run", type=Path, help="a finished run: tells what share of an iteration generation is")
-    parser.add_argument("--model", type=Path, help="a warm-started model, instead of making one")
+    parser.add_argument("--model", type=Path, help="another model than that of the small world")
     arguments = parser.parse_args()
-    model = arguments.model or arguments.work / "model"
+    model = arguments.model or STARTING_MODEL
     arguments.work.mkdir(parents=True, exist_ok=True)
-    if not (model / "config.json").exists():
-        warm_start(WarmStartSettings(seed=0), model, print)
     lines = []
     for caching in (True, False):
         switch = () if caching else ("--no-enable-prefix-caching",)

@@ -28,7 +28,6 @@ from mrt_hpc.run.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SHRUNK = (
-    "model.warm_start_steps=30",
     "schedule.iterations=1",
     "schedule.iterations_per_job=1",
     "evaluation.benchmarks=[]",

@@ -49,7 +49,6 @@ def make_run(root: Path, load: Load) -> RunLayout:
     changes = {
         "name": "against-trl",
         "algorithm.type": "step_worker:BriefAnswers",
-        "model.warm_start_steps": load.warm_start,
         "sampling.problems_per_iteration": load.problems,
         "sampling.rollouts_per_problem": load.rollouts,
         "sampling.max_tokens": load.max_tokens,

@@ -46,8 +46,6 @@ class Load:
     """The sequences of a micro-batch of TRL."""
     threads: int = 2
     steps: int = 10
-    warm_start: int = 700
-    """The steps of supervised training of the small world's model before the comparison."""
 
     @property
     def traces(self) -> int:

@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[2]
 RECIPE = "recipes/quickstart.yaml"
 ITERATIONS = 6
 SHRUNK = {
-    "model.warm_start_steps": 30,
     "sampling.problems_per_iteration": 6,
     "sampling.rollouts_per_problem": 4,
     "schedule.iterations": ITERATIONS,

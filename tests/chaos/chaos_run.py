@@ -109,15 +109,19 @@ def run_under_faults(seed: int, count: int, kinds: Sequence[FaultKind], run: Run
     """A run from its beginning to its end, with ``count`` faults on the way, each kind before any comes twice."""
     rng = random.Random(seed)
     schedule = _schedule(rng, kinds, count)
+    due = False
 
     def next_hit() -> Hit | None:
-        if not schedule or not _moment_has_come(rng, run):
+        nonlocal due
+        due = due or (bool(schedule) and _moment_has_come(rng, run))
+        if not due:
             return None
         kind, before = schedule.pop(0), time.time()
         hit = strike(kind, run.target(), rng)
         if hit is None:
-            schedule.append(kind)  # nothing to hit just now
+            schedule.append(kind)  # nothing to hit just now, and the moment stays: a run that waits for none may end
             return None
+        due = False
         return Hit(kind, hit, _felt(kind, before))
 
     return _run_through(seed, run, next_hit)

@@ -17,7 +17,6 @@ from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
 CHANGES = [
-    "model.warm_start_steps=30",
     "schedule={iterations: 2, iterations_per_job: 1, coupling: sequential}",
     "serving.dtype=bfloat16",
     "training.precision=bf16",

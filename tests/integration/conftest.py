@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
 
 
 @pytest.fixture(scope="module")
-def warm_server(quickstart: RunLayout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A vLLM server of `mrt-hpc serve`, as the value of ``serving.attach``: runs that use it start no server."""
     folder = tmp_path_factory.mktemp("warm_server")
     longest = ROOT / "recipes/small_world/backtracking.yaml"  # it has the longest sequences
     command = [sys.executable, "-m", "mrt_hpc.cli.main", "serve", str(longest), "--set", "serving.kv_cache_gib=0.5"]
-    command += ["--model", str(quickstart.weights_version(0)), "--key-file", str(folder / "key")]
+    command += ["--model", str(STARTING_MODEL), "--key-file", str(folder / "key")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*command, "--log", str(folder / "log")], env=environment, stdout=subprocess.PIPE, text=True

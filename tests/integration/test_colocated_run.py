@@ -54,7 +54,6 @@ SMALL = (
     f"sampling.problems_per_iteration={GROUPS}",
     "sampling.rollouts_per_problem=4",
     "sampling.max_tokens=64",
-    "model.warm_start_steps=1",
     "serving.kv_cache_gib=0.25",
     "evaluation.benchmarks=[]",
 )

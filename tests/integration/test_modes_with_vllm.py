@@ -1,4 +1,4 @@
-"""Every way of evaluating through a real vLLM server, with the small world's model after a short warm start."""
+"""Every way of evaluating through a real vLLM server, with the small world's model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mrt_hpc.algorithms.starts import WholeTraces
 from mrt_hpc.analysis.curves import valued_traces
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.domains.pool import GraderPool
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.equations import FORCED_TEXT, Split, problems
-from mrt_hpc.domains.small_world.warm_start import WarmStartSettings, warm_start
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.client import SamplingSettings, connect
 from mrt_hpc.inference.prompting import Prompter
@@ -75,17 +75,9 @@ def recipe_with(mode: str) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that writes traces of the right form, and seldom right ones."""
-    directory = tmp_path_factory.mktemp("modes") / "model"
-    warm_start(WarmStartSettings(steps=150), directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     settings = ServerSettings(
-        model, max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32, cpu_threads=1
+        STARTING_MODEL, max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32, cpu_threads=1
     )
     with VllmServer(settings, tmp_path_factory.mktemp("logs") / "server.log") as server:
         yield server
@@ -116,10 +108,10 @@ class Evaluated:
         return [trace.rollout for trace in self.graded]
 
 
-def evaluate(server: VllmServer, model: Path, mode: str, *, prover: bool = False) -> Evaluated:
+def evaluate(server: VllmServer, mode: str, *, prover: bool = False) -> Evaluated:
     """As the evaluation's task does it."""
     recipe = recipe_with(mode)
-    prompter = Prompter.of(model, recipe.prompt)
+    prompter = Prompter.of(STARTING_MODEL, recipe.prompt)
     settings = SamplingSettings(BASE, 1.0, stop_token_ids=prompter.stop_token_ids)
     groups = [WholeTraces(prompter, SAMPLES, settings, 64).group(p) for p in problems(Split.HELD_OUT, PROBLEMS)]
     way = recipe.evaluation.benchmarks[0].mode
@@ -151,12 +143,12 @@ def evaluate(server: VllmServer, model: Path, mode: str, *, prover: bool = False
     return Evaluated(found, told)
 
 
-def text(model: Path, ids: Sequence[int]) -> str:
-    return TokenBytes(Prompter.of(model, recipe_with("null").prompt).tokenizer).text(ids)
+def text(ids: Sequence[int]) -> str:
+    return TokenBytes(Prompter.of(STARTING_MODEL, recipe_with("null").prompt).tokenizer).text(ids)
 
 
-def inserted(model: Path, rollout: Rollout) -> list[str]:
-    return [text(model, rollout.token_ids[at : at + length]) for at, length in rollout.inserted]
+def inserted(rollout: Rollout) -> list[str]:
+    return [text(rollout.token_ids[at : at + length]) for at, length in rollout.inserted]
 
 
 def assert_found_in_cache(evaluated: Evaluated) -> None:
@@ -202,15 +194,15 @@ MODES = {
 
 
 @pytest.fixture(scope="module")
-def evaluated(server: VllmServer, model: Path) -> dict[str, Evaluated]:
-    return {name: evaluate(server, model, mode) for name, mode in MODES.items()}
+def evaluated(
+    server: VllmServer,
+) -> dict[str, Evaluated]:
+    return {name: evaluate(server, mode) for name, mode in MODES.items()}
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_the_same_seed_gives_the_same_tokens(
-    server: VllmServer, model: Path, evaluated: dict[str, Evaluated], name: str
-) -> None:
-    again = evaluate(server, model, MODES[name])
+def test_the_same_seed_gives_the_same_tokens(server: VllmServer, evaluated: dict[str, Evaluated], name: str) -> None:
+    again = evaluate(server, MODES[name])
     assert [r.token_ids for r in again.rollouts] == [r.token_ids for r in evaluated[name].rollouts]
     assert len({tuple(r.token_ids) for r in again.rollouts}) > PROBLEMS, "samples differ"
 
@@ -226,14 +218,14 @@ def test_what_is_continued_is_in_the_prefix_cache(evaluated: dict[str, Evaluated
     assert_found_in_cache(evaluated[name])
 
 
-def test_the_second_attempts_prompt_holds_the_first(model: Path, evaluated: dict[str, Evaluated]) -> None:
+def test_the_second_attempts_prompt_holds_the_first(evaluated: dict[str, Evaluated]) -> None:
     rollouts = evaluated["history_conditioned"].rollouts
     for first, second in zip(rollouts[::2], rollouts[1::2], strict=True):
         assert (first.stage, second.stage, second.counts) == (0, 1, True)
         assert len(first.token_ids) <= 48
         shown = first.token_ids[:-1] if first.finish_reason is FinishReason.STOP else first.token_ids
         assert second.prompt_ids[: len(first.prompt_ids) + len(shown)] == [*first.prompt_ids, *shown]
-        assert text(model, second.prompt_ids).endswith("<|end|>\nWait\n<think>\n")
+        assert text(second.prompt_ids).endswith("<|end|>\nWait\n<think>\n")
 
 
 def test_a_first_attempt_is_the_direct_trace_of_its_seed(evaluated: dict[str, Evaluated]) -> None:
@@ -244,11 +236,11 @@ def test_a_first_attempt_is_the_direct_trace_of_its_seed(evaluated: dict[str, Ev
         assert one.token_ids == other.token_ids[: len(one.token_ids)]
 
 
-def test_prompts_hold_a_sliding_window_of_attempts(model: Path, evaluated: dict[str, Evaluated]) -> None:
+def test_prompts_hold_a_sliding_window_of_attempts(evaluated: dict[str, Evaluated]) -> None:
     rollouts = evaluated["linearised"].rollouts
     for sample in range(PROBLEMS * SAMPLES):
         rounds = rollouts[4 * sample : 4 * sample + 4]
-        turns = [turn(model, r) for r in rounds]
+        turns = [turn(r) for r in rounds]
         prompt = rounds[0].prompt_ids
         assert [r.stage for r in rounds] == [0, 1, 2, 3]
         assert rounds[1].prompt_ids == [*prompt, *turns[0]]
@@ -256,16 +248,16 @@ def test_prompts_hold_a_sliding_window_of_attempts(model: Path, evaluated: dict[
         assert rounds[3].prompt_ids == [*prompt, *turns[1], *turns[2]]
 
 
-def turn(model: Path, attempt: Rollout) -> list[int]:
+def turn(attempt: Rollout) -> list[int]:
     """An attempt as the next prompt shows it: without its end token, or with its thought closed, and the sentence."""
-    prompter = Prompter.of(model, recipe_with("null").prompt)
+    prompter = Prompter.of(STARTING_MODEL, recipe_with("null").prompt)
     stopped = attempt.finish_reason is FinishReason.STOP
     shown = attempt.token_ids[:-1] if stopped else attempt.token_ids
-    closing = "" if stopped or "</think>" in text(model, shown) else "</think>"
+    closing = "" if stopped or "</think>" in text(shown) else "</think>"
     return [*shown, *prompter.ids(f"{closing}<|end|>\nWait\n<think>\n")]
 
 
-def test_budgets_cut_one_thought(model: Path, evaluated: dict[str, Evaluated]) -> None:
+def test_budgets_cut_one_thought(evaluated: dict[str, Evaluated]) -> None:
     rollouts = evaluated["budget_forcing"].rollouts
     for sample in range(PROBLEMS * SAMPLES):
         stages = rollouts[3 * sample : 3 * sample + 3]
@@ -273,20 +265,18 @@ def test_budgets_cut_one_thought(model: Path, evaluated: dict[str, Evaluated]) -
             cut = rollout.boundaries[-1]
             assert cut <= budget
             assert rollout.token_ids[:cut] == stages[-1].token_ids[:cut]
-            assert inserted(model, rollout) in ([FORCED_TEXT], [])
+            assert inserted(rollout) in ([FORCED_TEXT], [])
             assert cut == budget or not rollout.inserted, "a thought that ended before the budget answers by itself"
         assert stages[-1].boundaries == sorted({0, *(r.boundaries[-1] for r in stages)})
 
 
-def test_extended_thoughts_reach_the_budget_past_the_limit_of_a_completion(
-    model: Path, evaluated: dict[str, Evaluated]
-) -> None:
+def test_extended_thoughts_reach_the_budget_past_the_limit_of_a_completion(evaluated: dict[str, Evaluated]) -> None:
     words = 0
     for rollout in evaluated["budget_forcing_extended"].rollouts[2::3]:
         assert BASE < 128 - 2 <= rollout.boundaries[-1] <= 128
-        gaps = [gap for gap in inserted(model, rollout) if gap != FORCED_TEXT]
+        gaps = [gap for gap in inserted(rollout) if gap != FORCED_TEXT]
         assert {gap.strip("\n") for gap in gaps} <= {"Wait"}
-        thought = text(model, rollout.token_ids[: rollout.boundaries[-1]])
+        thought = text(rollout.token_ids[: rollout.boundaries[-1]])
         assert "</think>" not in thought
         words += len(gaps)
     assert words
@@ -303,34 +293,38 @@ def test_extrapolation_goes_past_the_limit_of_a_completion(evaluated: dict[str, 
     assert longer
 
 
-def test_each_extension_continues_the_trace_with_its_word(model: Path, evaluated: dict[str, Evaluated]) -> None:
+def test_each_extension_continues_the_trace_with_its_word(evaluated: dict[str, Evaluated]) -> None:
     by_seed = {request.seeds[0]: request.prompt_ids for request, _ in evaluated["extrapolation"].told}
     for rollout in evaluated["extrapolation"].rollouts:
         before = len(rollout.prompt_ids)
         for extension, word in enumerate(("Wait", "First", "Wait", "First"), start=1):
             asked = by_seed[derive_seed(3, "extension", 0, rollout.problem_id, rollout.sample, extension)]
-            assert text(model, asked).endswith(f"\n\n{word}")
+            assert text(asked).endswith(f"\n\n{word}")
             kept = common(asked, [*rollout.prompt_ids, *rollout.token_ids])
             assert len(asked) - kept <= 1, "all but a word that was dropped with its paragraph stands in the trace"
             assert len(asked) > before
             before = kept
 
 
-def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(server: VllmServer, model: Path) -> None:
-    extended = evaluate(server, model, EXTRAPOLATION, prover=True)
+def test_values_are_asked_for_at_the_boundaries_of_the_result_alone(
+    server: VllmServer,
+) -> None:
+    extended = evaluate(server, EXTRAPOLATION, prover=True)
     for trace in extended.graded:
         assert [value.boundary for value in trace.values] == [0, 1, 2, 3]
         for branch in trace.branches:
             asked = len(trace.rollout.prompt_ids) + trace.rollout.boundaries[branch.boundary]
-            assert branch.prompt_tokens == asked + len(Prompter.of(model, recipe_with("null").prompt).ids(FORCED_TEXT))
-    revised = evaluate(server, model, MODES["history_conditioned"], prover=True)
+            assert branch.prompt_tokens == asked + len(
+                Prompter.of(STARTING_MODEL, recipe_with("null").prompt).ids(FORCED_TEXT)
+            )
+    revised = evaluate(server, MODES["history_conditioned"], prover=True)
     assert [bool(trace.values) for trace in revised.graded] == [False, True] * (PROBLEMS * SAMPLES)
 
 
-def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(model: Path, tmp_path: Path) -> None:
+def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(tmp_path: Path) -> None:
     recipe = recipe_with(MODES["budget_forcing"])
     layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()))
-    publish(layout, 0, lambda directory: shutil.copytree(model, directory, dirs_exist_ok=True) and None)
+    publish(layout, 0, lambda directory: shutil.copytree(STARTING_MODEL, directory, dirs_exist_ok=True) and None)
     task = load_task(layout, evaluation_job(recipe), 0, Placement(0, 1, 0, "a"))
     run(task)
     summary = EvaluationSummary.read(layout.evaluation_summary(0, "b"))

@@ -1,7 +1,6 @@
 """Every recipe of the small world, shrunk, from its plan to its report; and what is particular to each algorithm.
 
-Most leave out their evaluations, which other tests run. They start from the quickstart's warm-started model, so that
-traces are right often enough to select from.
+Most leave out their evaluations, which other tests run.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.cli.main import main
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -51,7 +51,6 @@ SHRUNK = {
     "schedule.iterations_per_job": ITERATIONS,
     "evaluation.benchmarks": "[]",
     "serving.kv_cache_gib": 0.25,
-    "model": "",
 }
 SAMPLING = {"sampling.problems_per_iteration": 8, "sampling.rollouts_per_problem": 4}
 FORCED = 'forced_text: "Time is up.\\n\\n</think>\\n\\n\\\\boxed{", temperature: 1.0'
@@ -76,7 +75,13 @@ PARTICULAR = {
         **DELTAS,
         "schedule.length_curriculum": "[{first_iteration: 0, max_tokens: 24}, {first_iteration: 1, max_tokens: 48}]",
     },
-    "dr_grpo": {**SAMPLING, **IN_FLIGHT, **DELTAS, "schedule.weight_swap": "keep"},
+    "dr_grpo": {
+        "model": f"{{type: hugging_face, path: {STARTING_MODEL}}}",
+        **SAMPLING,
+        **IN_FLIGHT,
+        **DELTAS,
+        "schedule.weight_swap": "keep",
+    },
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
     "mrt": {**SAMPLING, **COLLECTING, **REFRESHING},
     "mrt_online_train_branches": SAMPLING,
@@ -97,20 +102,17 @@ PROVERS = {
 """Of mrt_online, beside those that have a recipe."""
 
 
-def options(name: str, quickstart: RunLayout, attach: str, **changed: object) -> list[str]:
+def options(name: str, attach: str, **changed: object) -> list[str]:
     """The options of a submission of a recipe, with a prover behind the word with."""
     recipe, _, prover = name.partition(" with ")
-    model = f"{{type: hugging_face, path: {quickstart.weights_version(0)}}}"
-    changes = {**SHRUNK, "model": model, "serving.attach": attach, **PARTICULAR.get(recipe, SAMPLING), **changed}
+    changes = {**SHRUNK, "serving.attach": attach, **PARTICULAR.get(recipe, SAMPLING), **changed}
     if prover:
-        changes["prover"] = PROVERS[prover].replace("MODEL", str(quickstart.weights_version(0)))
+        changes["prover"] = PROVERS[prover].replace("MODEL", str(STARTING_MODEL))
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
 
 @pytest.fixture(scope="module")
-def run(
-    quickstart: RunLayout, warm_server: str, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], RunLayout]:
+def run(warm_server: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunLayout]:
     """Finished runs of recipes by their names, each made once. They sample through one server, one after the other."""
     finished: dict[str, RunLayout] = {}
 
@@ -118,7 +120,7 @@ def run(
         if name not in finished:
             recipe = name.partition(" with ")[0]
             directory = tmp_path_factory.mktemp(recipe) / "run"
-            chosen = options(name, quickstart, warm_server)
+            chosen = options(name, warm_server)
             with ThreadPoolExecutor(1) as pool:
                 copied = pool.submit(copy_of_delta, RunLayout(directory)) if has_deltas(name) else None
                 submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", directory, *chosen)
@@ -351,7 +353,7 @@ def test_an_evaluation_with_a_prover_measures_regret(run: Callable[[str], RunLay
 
 
 def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(
-    run: Callable[[str], RunLayout], quickstart: RunLayout, warm_server: str, tmp_path: Path
+    run: Callable[[str], RunLayout], warm_server: str, tmp_path: Path
 ) -> None:
     finished, layout = run("grpo"), RunLayout(tmp_path / "run")
     shutil.copytree(finished.root, layout.root)
@@ -359,9 +361,7 @@ def test_a_finished_run_gets_a_benchmark_and_an_iteration_more(
     before = [path.stat().st_mtime for path in shards]
     both = EVALUATED["evaluation.benchmarks"][:-1] + ", {name: more, problems: {type: small_world, problems: 4}}]"
     changed = {"evaluation.benchmarks": both, "schedule.iterations": ITERATIONS + 1}
-    said = submit(
-        ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", quickstart, warm_server, **changed)
-    )
+    said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", warm_server, **changed))
     assert f"schedule.iterations was {ITERATIONS} and is {ITERATIONS + 1}" in said
     for version in (0, ITERATIONS):
         assert read_manifest(layout.weights_version(version)) == read_manifest(finished.weights_version(version))

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 3
 SHRUNK = (
-    "model.warm_start_steps=30",
     "sampling.problems_per_iteration=6",
     "sampling.rollouts_per_problem=4",
     f"schedule.iterations={ITERATIONS}",

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SMALLEST = {
-    "model.warm_start_steps": 40,
     "schedule.iterations": 1,
     "schedule.iterations_per_job": 1,
     "sampling.problems_per_iteration": 4,

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
     from mrt_hpc.run.groups import Group
 
-pytestmark = pytest.mark.timeout(2400)  # the warm start alone takes a quarter of an hour on a slow machine
+pytestmark = pytest.mark.timeout(1800)
 CHANGES = {
-    "model": "{type: small_world, warm_start_steps: 400}",
     "prompt": '{instruction: "", thought_start: "", thought_end: ""}',
     "prover.forced_text": r'"Time is up.\n\nSo \\boxed{"',
     "sampling.problems_per_iteration": "8",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.equations import (
     ANSWER_START,
     END_THINK,
@@ -22,6 +27,7 @@ from mrt_hpc.domains.small_world.equations import (
     example,
     problems,
 )
+from mrt_hpc.domains.small_world.network import fresh_model
 from mrt_hpc.domains.small_world.tokenizer import NUMBERS, build_tokenizer
 from mrt_hpc.domains.small_world.warm_start import (
     IGNORED,
@@ -29,12 +35,17 @@ from mrt_hpc.domains.small_world.warm_start import (
     WarmStartReport,
     WarmStartSettings,
     batches,
+    make_optimisers,
     pack,
     packed_loss,
     place,
+    schedule,
+    token_weights,
     tokenise,
+    update,
     warm_start,
 )
+from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,6 +171,51 @@ def test_batches_are_full_and_the_same_for_the_same_seed(tokenizer: PreTrainedTo
     assert sum((b.examples >= 0).float().mean().item() for b in first) / len(first) > 0.75
     other = next(iter(batches(tokenizer, replace(SHORT, seed=1))))
     assert not torch.equal(first[0].inputs, other.inputs)
+
+
+# -- the starting model that comes with the package -------------------------------------------------------------------
+
+FIRST_LOSSES = [6.11931, 6.05629, 5.90911, 5.7343, 5.50173]
+"""Of the first steps of its training, in nats a token."""
+
+
+def test_the_first_steps_are_those_that_made_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    settings = WarmStartSettings()
+    model = fresh_model(settings.size, tokenizer, derive_seed(settings.seed, "world", "weights"))
+    optimisers, weights = make_optimisers(model, settings), token_weights(tokenizer, settings)
+    for step, batch in enumerate(islice(batches(tokenizer, settings), len(FIRST_LOSSES))):
+        loss = packed_loss(model, batch, weights)
+        assert loss.item() == pytest.approx(FIRST_LOSSES[step], rel=1e-3), step
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        for optimiser in optimisers:
+            update(optimiser, schedule(step, settings))
+
+
+def test_the_starting_model_has_the_tokenizer_and_the_shape_of_today(
+    trained: tuple[Path, WarmStartReport, list[str]],
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (STARTING_MODEL / name).read_bytes() == (trained[0] / name).read_bytes(), name
+    shipped, fresh = (
+        {
+            key: value
+            for key, value in json.loads((directory / "config.json").read_text()).items()
+            if key != "transformers_version"
+        }
+        for directory in (STARTING_MODEL, trained[0])
+    )
+    assert shipped == fresh
+
+
+@pytest.mark.skipif("MRT_HPC_TEST_WARM_START" not in os.environ, reason="MRT_HPC_TEST_WARM_START is not set")
+def test_the_whole_warm_start_makes_the_starting_model_again(tmp_path: Path) -> None:
+    warm_start(WarmStartSettings(), tmp_path, print)
+    shipped, made = (load_file(directory / "model.safetensors") for directory in (STARTING_MODEL, tmp_path))
+    assert {name: tensor.shape for name, tensor in shipped.items()} == {n: t.shape for n, t in made.items()}
+    different = [name for name, tensor in shipped.items() if not torch.equal(tensor, made[name])]
+    print(f"{len(different)} of {len(shipped)} tensors differ in a bit: another machine adds in another order")
+    assert all(torch.corrcoef(torch.stack([shipped[n].flatten(), made[n].flatten()]))[0, 1] > 0.9 for n in different)
 
 
 # -- warm start -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from slurm_cluster import Cluster
 
 SHRUNK = {
-    "model.warm_start_steps": 5,
     "sampling.problems_per_iteration": 4,
     "sampling.rollouts_per_problem": 4,
     "prover.branches": 2,

@@ -34,7 +34,6 @@ CHANGES = {
     **SHRUNK,
     "data.verifier": "slurm_verifier:same_text_noted",
     "evaluation.benchmarks": "[]",
-    "model.warm_start_steps": 40,  # a model that answers; only answers are judged
     "grading.time_limit_s": HELD_S,
     "sampling.problems_per_iteration": 6,
     "serving.kv_cache_gib": 0.25,

@@ -30,7 +30,7 @@ from mrt_hpc.run.task_state import TaskState, read_task
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 EXAMPLE = ROOT / "tests" / "examples" / "my_queue.py"
-SMALL = ("model.warm_start_steps=1", "resources.inference.tasks=2", "data.problems=40", "resilience.retries=1")
+SMALL = ("resources.inference.tasks=2", "data.problems=40", "resilience.retries=1")
 TRAINER = "segment-000.trainer"
 JOBS = ("prepare", "segment-000.inference", TRAINER, "segment-000.evaluation", "report")
 

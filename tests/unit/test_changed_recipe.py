@@ -15,6 +15,7 @@ from mrt_hpc.analysis.collect import read_measurements
 from mrt_hpc.analysis.evaluation_summary import summarise_evaluation
 from mrt_hpc.analysis.spending import resources_of
 from mrt_hpc.cli.main import main
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch import renewal
 from mrt_hpc.launch.create import create_or_open
@@ -31,7 +32,6 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.sections.evaluation import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation, run
 from mrt_hpc.roles.preparation.prompt_lengths import check_benchmark
-from mrt_hpc.roles.prepare import small_world_tokenizer
 from mrt_hpc.run.data import left_out, left_out_file, read_problems, write_problems
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind, read_events
@@ -491,8 +491,7 @@ def test_a_benchmark_that_was_added_has_its_prompts_checked_by_its_evaluation(tm
     problems = read_problems(path)
     write_problems(path, [replace(problems[0], problem="and so on " * 40), *problems[1:]])
     task = load_task(layout, "segment-000.evaluation", 1, Placement(0, 1, 0, "a"))
-    with small_world_tokenizer() as directory:
-        check_benchmark(task, "more", directory)
+    check_benchmark(task, "more", STARTING_MODEL)
     assert read_problems(path) == problems[1:]
     assert list(left_out(path)) == [problems[0].id]
 

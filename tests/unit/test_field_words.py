@@ -98,8 +98,8 @@ def test_a_wrong_value_is_refused_in_words(setting: str, words: str) -> None:
             "a whole number from 1 to 1,024: The number of grader processes of an array task, on each of its nodes.",
         ),
         (
-            "model.warm_start_steps=1000001",
-            "a whole number from 1 to 1,000,000, or null: The number of optimiser steps of",
+            "training.warmup_steps=1000001",
+            "a whole number from 0 to 1,000,000, or null: The number of optimiser steps of that rise",
         ),
         ("training={}", "a number from 1e-12 to 1: The peak learning rate of AdamW."),
         ("training.learning_rate=-1", "a number from 1e-12 to 1: The peak learning rate of AdamW."),

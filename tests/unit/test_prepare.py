@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, Qwen3NextConfig
 
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.small_world.tokenizer import build_tokenizer
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
@@ -141,14 +142,12 @@ def make_lossy(model: Path) -> None:
 
 
 def lengths(task: Task, path: Path) -> list[int]:
-    with prepare.small_world_tokenizer() as directory:
-        prompter = Prompter.of(directory, task.recipe.prompt)
+    prompter = Prompter.of(STARTING_MODEL, task.recipe.prompt)
     return sorted(len(prompter.encoded(p.problem)) for p in read_problems(path))
 
 
 def check_tokenized_prompts(task: Task) -> None:
-    with prepare.small_world_tokenizer() as directory:
-        check_prompts(task, directory)
+    check_prompts(task, STARTING_MODEL)
 
 
 def make_long(path: Path, count: int) -> None:

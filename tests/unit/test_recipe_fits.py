@@ -47,7 +47,6 @@ SMALL_WORLD = Path(__file__).parents[2] / "recipes" / "small_world"
         ),
         ("grpo", ["prover={type: forced_answer}"], "prover", "makes no use of a prover"),
         ("star", ["prover={type: forced_answer}"], "prover", "makes no use of a prover"),
-        ("grpo", ["model.answer_forms=10"], "grading.strict", "left to be evaluated"),
         ("mrt_online", ["prover=null"], "prover", "needs a prover: add `prover: {type: forced_answer}`"),
         ("backtracking", ["prover=null"], "prover", "add `prover: {type: continuation}`"),
         ("backtracking", ["prover={type: forced_answer}"], "prover.type", "a rollout that gave the step its value"),

@@ -1,6 +1,12 @@
-"""The embedded small world: a task, a tokenizer and a model that are made anywhere, offline, in a minute or two.
+"""The embedded small world: a task, a tokenizer and a model of half a million parameters, for runs without a network.
 
-It exists so that the whole method runs on a laptop and in tests with real parts. :mod:`task` (no torch) owns the
-problems and how traces look; :mod:`tokenizer` and :mod:`model` make the Hugging Face parts; :mod:`warm_start` trains
-them to a policy with room to learn.
+It exists so that the whole method runs on a laptop and in tests with real parts. :mod:`equations` (no torch) owns the
+problems and how traces look; :mod:`tokenizer` and :mod:`network` make the Hugging Face parts; :mod:`warm_start` trains
+them to a policy that calculates well and thinks badly, so that it has something to learn. Its result comes with the
+package.
 """
+
+from pathlib import Path
+
+STARTING_MODEL = Path(__file__).parent / "starting_model"
+"""The Hugging Face directory of the model after the warm start, float32: the starting policy of every run."""

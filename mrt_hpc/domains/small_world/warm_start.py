@@ -1,14 +1,19 @@
 """Supervised training of the small world's model, to a policy that calculates well and thinks badly.
 
-Every step sees fresh traces of training problems, padded to the longest of the batch; no example is seen twice on
-purpose. The same settings give the same model on the same machine.
+    python -m mrt_hpc.domains.small_world.warm_start FOLDER
+
+This command has made the starting model that comes with the package, in a minute or two. Every step sees fresh traces
+of training problems, padded to the longest of the batch; no example is seen twice on purpose. The same settings give
+the same model on the same machine.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +27,6 @@ from mrt_hpc.run.seeds import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -34,9 +38,9 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class WarmStartSettings:
-    """All numbers of the warm start; the defaults are those of the quickstart recipe."""
+    """All numbers of the warm start; the defaults have made the starting model."""
 
-    seed: int = 0
+    seed: int = derive_seed(0, "warm_start")
     steps: int = 700
     rows: int = 6
     """Rows a step."""
@@ -241,3 +245,7 @@ def tokenise(equation: Equation, habits: Habits, rng: random.Random, tokenizer: 
         ids += piece
         labels += piece if span.trained else [IGNORED] * len(piece)
     return Example([*ids, int(tokenizer.eos_token_id)], [*labels, int(tokenizer.eos_token_id)])
+
+
+if __name__ == "__main__":
+    print(warm_start(WarmStartSettings(), Path(sys.argv[1]), print))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mrt_hpc.recipe.base import Count, PathText, Section
+from mrt_hpc.recipe.base import PathText, Section
 
 
 class HuggingFaceModel(Section):
@@ -21,15 +21,9 @@ class HuggingFaceModel(Section):
 
 
 class SmallWorldModel(Section):
-    """The embedded small model, made and warm-started by the run's first job; needs neither network nor GPU."""
+    """The small model that comes with the package; needs neither network nor GPU."""
 
     type: Literal["small_world"] = "small_world"
-    warm_start_steps: Count | None = None
-    """The number of optimiser steps of the supervised warm start; null takes the small world's own number."""
-    answer_forms: Count = 1
-    """The number of ways in which the model learns to write an answer (7, 8-1, 9-2, ...). With more than one, only a
-    verifier knows which texts are right.
-    """
 
 
 Model = Annotated[HuggingFaceModel | SmallWorldModel, Field(discriminator="type")]
