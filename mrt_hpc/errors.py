@@ -71,6 +71,18 @@ class UserError(Exception):
             lines.append(f"  next:     {self.advice}")
         return "\n".join(lines)
 
+    @property
+    def evidence(self) -> str:
+        """What the error says, on one line, without its advice."""
+        said = [self.what]
+        if self.value is not None:
+            said.append(f"found {self.value}")
+        if self.where is not None:
+            said.append(f"in {self.where}")
+        if self.expected is not None:
+            said.append(f"expected {self.expected}")
+        return "; ".join(said)
+
     def told_as(self, what: str, *, where: object = None, advice: str | None = None) -> UserError:
         """The same error in other words, with its value, what would have been right, and its exit code."""
         where, advice = self.where if where is None else where, self.advice if advice is None else advice

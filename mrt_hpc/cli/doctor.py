@@ -87,10 +87,10 @@ def doctor(
 
 def _of_choice(chosen: ChosenSite) -> Iterator[Finding]:
     """Why the tasks may not run on this machine, where nothing names it."""
-    from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict, evidence_of
+    from mrt_hpc.launch.slurm.doctor.findings import Finding, Verdict
 
     if (error := chosen.refusal()) is not None:
-        yield Finding("site", Verdict.FAILS, evidence_of(error), str(error.advice))
+        yield Finding("site", Verdict.FAILS, error.evidence, str(error.advice))
 
 
 def _situation(profile: Site, recipe: Recipe | None, root: Path) -> Situation:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from mrt_hpc.datasets.answers import unreadable_answers
 from mrt_hpc.datasets.findings import CheckReport, Finding, FindingKind
 from mrt_hpc.datasets.loaded import load
 from mrt_hpc.datasets.repeats import ProblemIndex, repeated_ids
 from mrt_hpc.domains.base import Verifier
+from mrt_hpc.domains.verifiers import unreadable_answers
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.token_pieces import StoredTokens
 from mrt_hpc.recipe.base import as_kind

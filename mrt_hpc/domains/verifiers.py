@@ -12,6 +12,10 @@ from mrt_hpc.recipe.extraction import DEFAULT_EXTRACTION
 from mrt_hpc.recipe.sections.data import ProblemSource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from mrt_hpc.domains.pool import GraderPool
     from mrt_hpc.errors import UserError
     from mrt_hpc.recipe.evaluation_recipe import Experiment
     from mrt_hpc.recipe.sections.grading import Grading
@@ -39,3 +43,26 @@ def refusals(recipe: Experiment) -> list[UserError]:
     """The reasons why answers to problems of a recipe cannot be judged on this machine; most have none."""
     found = (verifier.refusal() for verifier in verifiers_of(recipe))
     return [refusal for refusal in found if refusal is not None]
+
+
+def unreadable_answers(
+    answers: Sequence[str], verifier: Verifier, open_pool: Callable[[], AbstractContextManager[GraderPool]]
+) -> set[str]:
+    """The answers that the verifier cannot read.
+
+    Where all answers can be read at once, as numbers can, no grader process is started.
+
+    Args:
+        answers: gold answers.
+        verifier: that of the pool.
+        open_pool: starts the grader processes, which are killed when an answer hangs.
+
+    Raises:
+        UserError: the grader processes cannot be started.
+    """
+    known = {answer: verifier.reads(answer) for answer in answers}
+    unknown = [answer for answer, readable in known.items() if readable is None]
+    if unknown:
+        with open_pool() as pool:
+            known |= dict(zip(unknown, pool.readable_all(unknown), strict=True))
+    return {answer for answer, readable in known.items() if not readable}

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mrt_hpc.errors import UserError
@@ -311,6 +312,9 @@ class Backend(Protocol):
 class Site(SiteSettings):
     """A site profile: the fields of its kind, and the back end that it describes."""
 
+    back_end: ClassVar[str]
+    """The class of the back end as ``module:Class``; it takes the site profile."""
+
     def image_digest(self) -> str | None:
         """SHA-256 of the container image that tasks run in; None where they run in none."""
         return None
@@ -319,6 +323,8 @@ class Site(SiteSettings):
         """The file of that image, if it is one: a run asks for the digest again only when the file has changed."""
         return None
 
-    @abstractmethod
     def backend(self) -> Backend:
-        """The back end of this site. What is slow to load is imported here, so that ``plan`` answers at once."""
+        """The back end of this site; its module is imported here, so that ``plan`` answers at once."""
+        module, _, name = self.back_end.partition(":")
+        made: Backend = getattr(import_module(module), name)(self)
+        return made

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mrt_hpc.datasets.named import fetch_command
 from mrt_hpc.domains.small_world.equations import Split, problems
 from mrt_hpc.domains.small_world.supervised_samples import supervised_samples
 from mrt_hpc.errors import UserError, word
@@ -214,17 +213,18 @@ def problems_of(source: JsonlProblems | SmallWorldProblems) -> list[Problem]:
 
 
 def refuse_unfetched_data(path: Path) -> None:
-    """Refuse a data file that is not there and has the name of a known data set, with the command that fetches it.
+    """Refuse a data file that is not there.
 
     Raises:
-        UserError: the file is not there. One of another name is refused where it is read.
+        UserError: the file is not there.
     """
-    if (command := fetch_command(path)) is not None and not path.is_file():
+    if not path.is_file():
         raise UserError(
             "no such data file",
             value=str(path),
             expected="a file of JSON lines",
-            advice=f"on a node with network access: {command}",
+            advice=f"correct the path; or, for a known data set, on a node with network access: mrt-hpc data fetch "
+            f"{path.stem} {word(path)}",
         )
 
 

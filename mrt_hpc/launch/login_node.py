@@ -12,16 +12,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.launch.filesystems import Filesystem, filesystem
 from mrt_hpc.launch.python_look import missing_here
-from mrt_hpc.launch.slurm.commands import SlurmRefusedError, run_slurm
 
 CONTAINER_COMMANDS = ("apptainer", "singularity")
 BUILDCFG_S = 10.0
 """Seconds that Apptainer may take to tell its configuration."""
-PING_S = 10.0
-"""Seconds that a Slurm controller may take to answer: a command that is to work on this machine waits for it."""
 PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
 """The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
@@ -71,21 +67,6 @@ def look_at_login_node() -> LoginNode:
         kernel_mounts_images=None if container is None else mounts_by_kernel(container),
         filesystems=tuple(_filesystems()),
     )
-
-
-def controller_here() -> str | None:
-    """The answer of a Slurm controller that is reached from this machine, or that it takes long, which a busy one does;
-    None where there is none.
-    """
-    if shutil.which("scontrol") is None:
-        return None
-    try:
-        printed = run_slurm(("scontrol", "ping"), PING_S)
-    except SlurmRefusedError as refusal:
-        printed = refusal.reason  # a second controller may answer where the first does not
-    except UserError as error:
-        return error.what if error.exit_code is ExitCode.RETRYABLE else None
-    return next((line.strip() for line in printed.splitlines() if line.split()[-1:] == ["UP"]), None)
 
 
 def mounts_by_kernel(container: str) -> bool | None:

@@ -10,9 +10,9 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.backend import Site
 from mrt_hpc.launch.ledger import last_site, recorded_site
 from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.login_node import controller_here
 from mrt_hpc.launch.settings import default_site
 from mrt_hpc.launch.sites import LOCAL, find_site, site_of_file
+from mrt_hpc.launch.slurm.commands import controller_here
 from mrt_hpc.recipe.find import SITES, folders, names_in
 from mrt_hpc.recipe.ownership import refuse_changeable
 

@@ -10,14 +10,14 @@ before they are compressed, so that the high ones, nearly all zero, take no room
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-"""The bytes of an array, flat."""
+if TYPE_CHECKING:
+    from mrt_hpc.run.safetensors_file import Bytes
 
 CODEC = "zstd"
 LEVEL = 1

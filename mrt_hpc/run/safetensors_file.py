@@ -10,9 +10,10 @@ import json
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from mrt_hpc.recipe.model_files import LONGEST_HEADER
 from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mrt_hpc.run.bit_changes import Bytes
 
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+"""The bytes of an array, flat."""
 SUFFIX = ".safetensors"
 WIDTHS = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,

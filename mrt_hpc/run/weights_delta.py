@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from mrt_hpc.run.bit_changes import Bytes
     from mrt_hpc.run.layout import RunLayout
+    from mrt_hpc.run.safetensors_file import Bytes
 
 LARGEST_SHARE = 0.5
 """A delta that takes more than this share of the whole is not worth its chain: the version is published in full."""

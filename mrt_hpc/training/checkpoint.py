@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from mrt_hpc.run.bit_changes import Bytes
+    from mrt_hpc.run.safetensors_file import Bytes
     from mrt_hpc.training.engine import TrainerEngine
 
 STATE = "state.json"

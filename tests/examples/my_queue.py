@@ -40,15 +40,12 @@ MUST_END_WELL = """[ "$(cat {awaited}.ended)" = 0 ] || {{ echo 1 > {mark}.ended;
 class ScriptSite(Site):
     """A host that starts every script that it finds in a folder."""
 
+    back_end: ClassVar[str] = f"{__name__}:ScriptBackend"
     type: str
     folder: str
     """Folder that holds the scripts, and how each has ended."""
     most_scripts: int | None = None
     """Number of scripts that one run may have; null is no limit."""
-
-    def backend(self) -> Backend:
-        """Writes scripts."""
-        return ScriptBackend(self)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import mrt_hpc
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
-from mrt_hpc.launch.images.build import ARGUMENTS, KINDS, ImageAsked, build_command, build_image, checksum_file
+from mrt_hpc.launch.images.build import ARGUMENTS, KINDS, ImageAsked, build_command, build_image
 from mrt_hpc.launch.images.check import check_image, image_contents
 from mrt_hpc.launch.images.tree import BuildFiles
 from mrt_hpc.launch.local.site import LocalSite
@@ -23,7 +23,7 @@ from mrt_hpc.launch.python_look import PythonLook
 from mrt_hpc.launch.slurm import site as site_module
 from mrt_hpc.launch.slurm.image_on_node import srun_command
 from mrt_hpc.launch.slurm.parameters import python_command
-from mrt_hpc.launch.slurm.site import Container, SlurmSite
+from mrt_hpc.launch.slurm.site import Container, SlurmSite, checksum_file
 from mrt_hpc.launch.software import noticed_changes
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe

@@ -17,10 +17,10 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import create_or_open
 from mrt_hpc.launch.ledger import record_site, remember_site
 from mrt_hpc.launch.local.site import LocalSite
-from mrt_hpc.launch.login_node import controller_here
 from mrt_hpc.launch.run_site import chosen_site
 from mrt_hpc.launch.settings import VARIABLE
 from mrt_hpc.launch.sites import find_site
+from mrt_hpc.launch.slurm.commands import controller_here
 from mrt_hpc.launch.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe

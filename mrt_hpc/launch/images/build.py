@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.images.tree import BuildFiles
+from mrt_hpc.launch.slurm.site import checksum_file
 from mrt_hpc.run.atomic import checksum, write_text
 
 if TYPE_CHECKING:
@@ -57,11 +58,6 @@ class ImageAsked:
     def checksum_file(self) -> Path:
         """The file with the checksum, in the form of sha256sum."""
         return checksum_file(self.image)
-
-
-def checksum_file(image: Path) -> Path:
-    """The file beside an image that holds its checksum."""
-    return image.with_name(f"{image.name}.sha256")
 
 
 def build_image(asked: ImageAsked, tell: Callable[[str], None]) -> str:

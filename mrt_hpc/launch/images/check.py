@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mrt_hpc
-from mrt_hpc.launch.images.build import checksum_file, require_apptainer
+from mrt_hpc.launch.images.build import require_apptainer
 from mrt_hpc.launch.python_look import PythonLookError, look_at_python
+from mrt_hpc.launch.slurm.site import checksum_file
 from mrt_hpc.run.atomic import checksum
 
 if TYPE_CHECKING:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 from mrt_hpc.launch.backend import Site
 from mrt_hpc.recipe.base import Cores, Gpus, Name
-
-if TYPE_CHECKING:
-    from mrt_hpc.launch.backend import Backend
 
 
 class LocalSite(Site):
     """This machine, without a queue."""
 
+    back_end: ClassVar[str] = "mrt_hpc.launch.local.backend:LocalBackend"
     type: Literal["local"] = "local"
     name: Name = "local"
     """The name of the profile."""
@@ -23,9 +21,3 @@ class LocalSite(Site):
     """
     gpus: Gpus | None = None
     """The number of GPU slots for tasks; null takes the GPUs that the machine has."""
-
-    def backend(self) -> Backend:
-        """Runs tasks as processes of the submitting command."""
-        from mrt_hpc.launch.local.backend import LocalBackend
-
-        return LocalBackend(self)

@@ -6,8 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from mrt_hpc.launch.backend import QueuedAttempt
-from mrt_hpc.launch.slurm.answers import JOB_ID, TASK_ID, matching_lines
-from mrt_hpc.launch.slurm.cluster_texts import count_of
+from mrt_hpc.launch.slurm.answers import JOB_ID, TASK_ID, count_of, matching_lines
 from mrt_hpc.launch.slurm.commands import SlurmRefusedError, ask_slurm
 from mrt_hpc.launch.slurm.queue import NO_ACCOUNTING, queue_state
 

@@ -25,6 +25,7 @@ _SPOKEN_ID = re.compile(rf"Submitted batch job ({JOB_ID.pattern})(?: on cluster 
 MARKS = _BEGIN, _BETWEEN, _END = "mrt-hpc(|", "|:|", "|)mrt-hpc"
 """They stand before, in and after the records that squeue is asked for."""
 _RECORD = re.compile(rf"{re.escape(_BEGIN)}((?:(?!{re.escape(_BEGIN)}).)*?){re.escape(_END)}", re.DOTALL)
+_COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
 _CLUSTER = re.compile(r"CLUSTER: \S+")
 """The line with which squeue and sinfo begin the answer of each of several clusters."""
 _SETTING = re.compile(r"(\w+)\s*= (.*)")
@@ -128,3 +129,9 @@ def _lines(printed: str) -> list[str]:
 def _passed_over(command: str, lines: Sequence[str]) -> None:
     if lines:
         remark(f"{command} also printed what is no answer of Slurm: {' / '.join(lines)[:LONGEST_SHOWN]}")
+
+
+def count_of(text: str) -> int | None:
+    """The count of a GRES, as ``4`` or ``4K``; None for what is no count."""
+    match = _COUNT.fullmatch(text)
+    return None if match is None else int(match[1]) * 1024 ** " KMGTP".index(match[2].upper() or " ")

@@ -17,7 +17,6 @@ NO_VALUES = ("", "N/A", "(null)", "NONE", "None")
 _NODES = re.compile(r"([^|\s]+)\|(.*)\|(\d+)\|(\d+)\+?\|(\d+)\+?")
 _ASSOCIATION = re.compile(r"([^|\s]+)\|([^|\s]*)\|([^|\s]*)\|([^|\s]*)\|(\d*)\|([\d:-]*)")
 _QOS = re.compile(r"([^|\s]+)\|([\d:-]*)\|(\d*)\|([\d:-]*)\|([^|\s]*)\|([^|\s]*)")
-_COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
@@ -95,16 +94,10 @@ def gpus_of_node(gres: str) -> dict[str, int]:
         name, *words = one.partition("(")[0].strip().split(":")
         if name == "gpu":
             kind = [word for word in words if word != "no_consume"]
-            count = count_of(kind[-1]) if kind else None
+            count = answers.count_of(kind[-1]) if kind else None
             key = ":".join(kind if count is None else kind[:-1])
             found[key] = found.get(key, 0) + (1 if count is None else count)
     return {key: count for key, count in found.items() if count}
-
-
-def count_of(text: str) -> int | None:
-    """The count of a GRES, as ``4`` or ``4K``; None for what is no count."""
-    match = _COUNT.fullmatch(text)
-    return None if match is None else int(match[1]) * 1024 ** " KMGTP".index(match[2].upper() or " ")
 
 
 def parse_associations(text: str) -> Iterator[Association]:

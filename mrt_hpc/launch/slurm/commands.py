@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +33,8 @@ _FORMS = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 """Slurm prints times in seconds since the epoch, which do not depend on the time zone or on summer time, and lists of
 the tasks of an array as long as they are.
 """
+PING_S = 10.0
+"""Seconds that a Slurm controller may take to answer: a command that is to work on this machine waits for it."""
 TIMEOUT_S = 120.0
 """The time-out of one command: a controller under load answers in tens of seconds; a longer wait means that it is
 down."""
@@ -208,3 +211,18 @@ def _environment() -> dict[str, str]:
 def ignored_options() -> list[str]:
     """The options of sbatch that the user's environment sets and that no job gets, as ``NAME=value``."""
     return sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("SBATCH_"))
+
+
+def controller_here() -> str | None:
+    """The answer of a Slurm controller that is reached from this machine, or that it takes long, which a busy one does;
+    None where there is none.
+    """
+    if shutil.which("scontrol") is None:
+        return None
+    try:
+        printed = run_slurm(("scontrol", "ping"), PING_S)
+    except SlurmRefusedError as refusal:
+        printed = refusal.reason  # a second controller may answer where the first does not
+    except UserError as error:
+        return error.what if error.exit_code is ExitCode.RETRYABLE else None
+    return next((line.strip() for line in printed.splitlines() if line.split()[-1:] == ["UP"]), None)

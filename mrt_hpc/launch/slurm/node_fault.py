@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.launch.filesystems import trial_folder
 from mrt_hpc.launch.gpus import look, verdict
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def node_fault(resources: JobResources) -> str:
 
 def _scratch_fault(temporary: Path) -> str:
     try:
-        with trial_folder(temporary) as folder:
-            (folder / "trial").write_bytes(bytes(TRIAL_BYTES))
+        with TemporaryDirectory(prefix=".mrt-hpc-trial-", dir=temporary, ignore_cleanup_errors=True) as folder:
+            Path(folder, "trial").write_bytes(bytes(TRIAL_BYTES))
     except OSError as error:
         return f"{temporary} takes no file there ({error.strerror or error})"
     return ""

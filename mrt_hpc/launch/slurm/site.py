@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -12,14 +12,10 @@ from pydantic_core import PydanticCustomError
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.launch.backend import Site
 from mrt_hpc.launch.gpus import NO_SLICES, is_slice
-from mrt_hpc.launch.images.build import checksum_file
 from mrt_hpc.launch.slurm.sbatch_options import OF_THE_PLAN, OPTIONS
 from mrt_hpc.recipe.base import GPU_TYPE, OPTION, PARTITION, Line, NotNegative, Queued, Section, WholeMinutes
 from mrt_hpc.recipe.site import SiteLimits
 from mrt_hpc.run.atomic import checksum
-
-if TYPE_CHECKING:
-    from mrt_hpc.launch.backend import Backend
 
 
 def _not_of_the_plan(option: str) -> str:
@@ -128,6 +124,7 @@ class Partitions(Section):
 class SlurmSite(Site):
     """A Slurm cluster."""
 
+    back_end: ClassVar[str] = "mrt_hpc.launch.slurm.backend:SlurmBackend"
     type: Literal["slurm"] = "slurm"
     account: Line | None = None
     """The account that jobs are charged to."""
@@ -201,11 +198,10 @@ class SlurmSite(Site):
         image = None if self.container is None else Path(self.container.image)
         return image if image is not None and image.is_file() else None
 
-    def backend(self) -> Backend:
-        """Submits jobs with sbatch."""
-        from mrt_hpc.launch.slurm.backend import SlurmBackend
 
-        return SlurmBackend(self)
+def checksum_file(image: Path) -> Path:
+    """The file beside an image that holds its checksum."""
+    return image.with_name(f"{image.name}.sha256")
 
 
 def required(site: Site) -> SlurmSite:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mrt_hpc.datasets.answers import unreadable_answers
-from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.domains.verifiers import unreadable_answers, verifier_of
 from mrt_hpc.roles.preparation.prompt_lengths import problem_files
 from mrt_hpc.roles.sampling.grader_processes import grader_pool
 from mrt_hpc.run.data import read_problems

@@ -66,23 +66,11 @@ class Check:
         try:
             results = list(self.look(situation))
         except UserError as error:
-            results = [fails(evidence_of(error), error.advice or "correct this, and type the same command again")]
+            results = [fails(error.evidence, error.advice or "correct this, and type the same command again")]
         except OSError as error:
             place = f" ({error.filename})" if error.filename else ""
             results = [fails(f"{error.strerror or error}{place}", "correct this, and type the same command again")]
         return [Finding(f"{self.name} {r.about}".strip(), r.verdict, r.evidence, r.remedy) for r in results]
-
-
-def evidence_of(error: UserError) -> str:
-    """What an error says, on one line, without its advice."""
-    said = [error.what]
-    if error.value is not None:
-        said.append(f"found {error.value}")
-    if error.where is not None:
-        said.append(f"in {error.where}")
-    if error.expected is not None:
-        said.append(f"expected {error.expected}")
-    return "; ".join(said)
 
 
 def ok(evidence: str, *, about: str = "") -> Result:

@@ -10,7 +10,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.launch.create import check_model, given_samples, problems_of, refuse_repeated_problems
 from mrt_hpc.launch.filesystems import filesystem
 from mrt_hpc.launch.slurm.containers import folders_read
-from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, ok
+from mrt_hpc.launch.slurm.doctor.findings import doubtful, fails, ok
 from mrt_hpc.recipe.sections.data import JsonlProblems, SmallWorldProblems
 from mrt_hpc.recipe.sections.model import HuggingFaceModel
 
@@ -57,7 +57,7 @@ def _read(about: str, source: object, read: Callable[[], str]) -> Result:
     try:
         return ok(read(), about=about)
     except UserError as error:
-        return fails(evidence_of(error), error.advice or "correct the file", about=about)
+        return fails(error.evidence, error.advice or "correct the file", about=about)
 
 
 def _problems(source: JsonlProblems | SmallWorldProblems) -> str:

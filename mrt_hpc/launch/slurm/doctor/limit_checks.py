@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.slurm.cluster_limits import beyond
-from mrt_hpc.launch.slurm.doctor.findings import ADMINISTRATORS, Result, doubtful, evidence_of, fails, ok, or_null
+from mrt_hpc.launch.slurm.doctor.findings import ADMINISTRATORS, Result, doubtful, fails, ok, or_null
 from mrt_hpc.launch.slurm.site import GpuRequest
 from mrt_hpc.launch.slurm.user_limits import submit_limits, time_limits
 from mrt_hpc.plan.compile import compile_plan
@@ -30,7 +30,7 @@ def plan_fits(situation: Situation) -> Iterator[Result]:
     try:
         plan = compile_plan(situation.recipe, situation.site)
     except UserError as error:
-        yield fails(f"mrt-hpc plan: {evidence_of(error)}", error.advice or "change the recipe")
+        yield fails(f"mrt-hpc plan: {error.evidence}", error.advice or "change the recipe")
         return
     site, cluster = situation.slurm, situation.cluster
     refused = [] if site is None or cluster is None else beyond(plan, site, cluster.limits)

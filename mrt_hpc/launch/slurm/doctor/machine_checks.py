@@ -18,7 +18,7 @@ from mrt_hpc.inference.socket_paths import LONGEST_SOCKET_FOLDER
 from mrt_hpc.launch.filesystems import GIB, filesystem, scratch_problems
 from mrt_hpc.launch.gpus import OLDEST_DRIVER
 from mrt_hpc.launch.python_look import PythonLookError, look_at_python, no_sampling
-from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
+from mrt_hpc.launch.slurm.doctor.findings import doubtful, fails, not_checked, ok
 from mrt_hpc.launch.slurm.doctor.node_half import LIMITS
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _asked(situation: Situation, name: str, words: list[str], remedy: str) -> It
     elif has.errors:
         yield fails(f"{said}, without {', '.join(has.errors)}, which tasks need", remedy)
     elif has.needs_gpus and (recipe := situation.recipe) and (refusal := no_sampling(recipe, lambda: name)) is not None:
-        yield fails(evidence_of(refusal), refusal.advice or remedy)
+        yield fails(refusal.evidence, refusal.advice or remedy)
     elif situation.uses_gpus and has.cuda is None:
         result = fails if situation.recipe is not None else doubtful
         yield result(f"{said}; its torch is a build without CUDA, and jobs ask for GPUs", remedy)
@@ -190,7 +190,7 @@ def verifiers(situation: Situation) -> Iterator[Result]:
         if situation.slurm is not None:
             yield not_checked("answers are judged on compute nodes", "add --on-node", about=verifier.type)
         elif (refusal := verifier.refusal()) is not None:
-            yield fails(evidence_of(refusal), refusal.advice or "give it what it lacks", about=verifier.type)
+            yield fails(refusal.evidence, refusal.advice or "give it what it lacks", about=verifier.type)
         else:
             yield ok("answers can be judged here", about=verifier.type)
 

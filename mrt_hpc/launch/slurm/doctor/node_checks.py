@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import mrt_hpc
 from mrt_hpc.launch.filesystems import GIB, gigabytes
 from mrt_hpc.launch.gpus import verdict, view_of
-from mrt_hpc.launch.slurm.doctor.findings import doubtful, evidence_of, fails, not_checked, ok
+from mrt_hpc.launch.slurm.doctor.findings import doubtful, fails, not_checked, ok
 from mrt_hpc.launch.slurm.doctor.machine_checks import limit_results, scratch_results
 from mrt_hpc.launch.slurm.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS
 from mrt_hpc.launch.slurm.doctor.place_checks import CLOCK_S, OTHER_PLACE, models_on_node_bytes
@@ -243,5 +243,5 @@ def _gpu(situation: Situation, facts: NodeFacts) -> Result:
     if (error := verdict(view, ONE_GPU)) is None:
         return ok(f"{view.told()}; torch for CUDA {view.torch_cuda}", about=about)
     result = fails if situation.recipe is not None else doubtful
-    evidence = evidence_of(error).partition("; in node ")[0]
+    evidence = error.evidence.partition("; in node ")[0]
     return result(f"{evidence} (on {facts.node})", error.advice or "choose another partition", about=about)

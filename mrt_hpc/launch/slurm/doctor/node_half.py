@@ -33,7 +33,6 @@ from mrt_hpc.domains.base import Verifier
 from mrt_hpc.errors import UserError
 from mrt_hpc.launch.filesystems import OPERATIONS, scratch_problems, try_operations
 from mrt_hpc.launch.gpus import look
-from mrt_hpc.launch.slurm.doctor.findings import evidence_of
 from mrt_hpc.recipe.base import as_kind
 from mrt_hpc.recipe.registry import VERIFIERS
 from mrt_hpc.recipe.user_code import import_from
@@ -297,7 +296,7 @@ def refusals(order: Order) -> Iterator[tuple[str, tuple[str, str]]]:
             import_from(Path(folder), section)
         verifier = as_kind(reader.validate_json(json.dumps(section)), Verifier)
         if (refusal := verifier.refusal()) is not None:
-            yield verifier.type, (evidence_of(refusal), refusal.advice or "give it what it lacks")
+            yield verifier.type, (refusal.evidence, refusal.advice or "give it what it lacks")
 
 
 def _shared_memory() -> int | None:
